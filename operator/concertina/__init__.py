@@ -1,0 +1,1 @@
+"""A Kubernetes operator for elastic training jobs."""

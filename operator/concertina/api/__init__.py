@@ -1,0 +1,1 @@
+"""The TrainingJob as pydantic models, and the CRD made from them."""

@@ -1,0 +1,420 @@
+"""What the operator and the agents say to each other, and what an agent may be in.
+
+Standard library only and Python 3.9+: this file is imported by both sides and by the simulation.
+
+The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes. A connection carries one request;
+the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every BEAT_SECONDS.
+A line is {"v": VERSION, "kind": class name, "body": fields}; VERSION - 1 is understood, unknown fields are ignored.
+
+Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
+Assign, Drain and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
+
+The states of an agent; every arrow is one message or one event, and nothing else moves it:
+
+                    Prepare(N)                Assign(N)               all own workers exit 0
+      +-------+  ----------------> +----------+ ---------> +---------+ --------------------> +-----------+
+      | idle  |                    | prepared |            | running |                       | succeeded |
+      +-------+  <---------------- +----------+            +---------+                       +-----------+
+          ^        (never: only a     ^   ^                  |     |  a worker fails, or the lead is lost
+          |         higher Prepare)   |   |   Prepare(N+k)   |     v
+          |                           |   +------------------+  +--------+      Drain: workers stop after   +---------+
+          |                           +-------------------------| failed |      the same step, snapshot --> | drained |
+          |                               Prepare(N+k)          +--------+                                  +---------+
+          |                                                                          Prepare(N+k) leads out of it too
+          +-- start of the agent: a new instance id; the highest (round, claim) ever seen is read back from its volume
+
+Rules, each enforced by `concertina_agent.rounds` and asserted by the simulation:
+- Prepare or Assign of a round lower than the highest seen is refused, and so is the same round under another claim.
+- Prepare kills the workers of every older round before it is answered. The same Prepare again gets the same answer.
+- Assign is accepted only for the prepared (round, claim) and only if the instance id named for this agent is its own.
+  The same Assign again is acknowledged without starting anything twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union
+
+VERSION = 1
+PORT = 29400
+"""The agent's TCP port, where the pod does not say otherwise (CONCERTINA_PORT)."""
+MAX_LINE = 4 * 1024 * 1024
+BEAT_SECONDS = 0.5
+SILENCE_SECONDS = 3.0
+"""A stream without a line for this long is lost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotId:
+    """One state of the whole world: `shards` arenas, all of the same round, step and layout."""
+
+    round: int
+    step: int
+    layout: str
+    """Digest of names, dtypes, global shapes and how they are cut into shards."""
+    shards: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Shards of one snapshot that an agent holds complete and checked, its own or as a peer's copy."""
+
+    id: SnapshotId
+    shards: Tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Durable:
+    """What `LATEST` names in durable storage."""
+
+    uid: str
+    round: int
+    step: int
+    uri: str
+    """The checkpoint's own folder."""
+    complete: bool = False
+    """The run's last step: a re-created job with it is complete at once."""
+    at: float = 0.0
+    """Unix seconds when it became durable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """What an agent last learned about durable storage. `state` is Unknown until the first look, then Ready or Error.
+
+    None: the job has no checkpoint.uri, or runs a command of its own."""
+
+    state: str
+    latest: Optional[Durable] = None
+    message: str = ""
+    """With Error: a sentence that says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    replica: str
+    """Pod name, unique per attempt."""
+    address: str
+    """host:port of the agent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    replica: str
+    instance: str
+    address: str
+    first_rank: int
+    workers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Restore:
+    """Where the round's state comes from. source is Fresh, Memory or Storage.
+
+    With Memory, `holders` says for every shard which members hold it (the nearest is tried first by the agent, a bad
+    one is passed over); with Storage, `durable` names the checkpoint. (base_round, step) becomes the new round's base:
+    snapshots of lower rounds with a later step are void and dropped."""
+
+    source: str
+    step: int = 0
+    id: Optional[SnapshotId] = None
+    holders: Mapping[str, Tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Shard number, as a string, to replica names."""
+    durable: Optional[Durable] = None
+
+
+# --- requests and their answers -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepare:
+    """Operator to every candidate: stop what is older, say what you have. Answer: Prepared or Refused."""
+
+    uid: str
+    round: int
+    claim: str
+    candidates: Tuple[Candidate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    replica: str
+    instance: str
+    round: int
+    claim: str
+    workers: int
+    store: str
+    """host:port at which this agent would serve the c10d store of this round (already bound)."""
+    reachable: Tuple[str, ...]
+    """Candidates, itself included, that answered this agent's Ping."""
+    snapshots: Tuple[Held, ...] = ()
+    storage: Optional[Storage] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Assign:
+    """Operator to every member, after the commit. Answer: Accepted or Refused. members[0] is the lead."""
+
+    uid: str
+    round: int
+    claim: str
+    members: Tuple[Member, ...]
+    store: str
+    restore: Restore
+
+
+@dataclasses.dataclass(frozen=True)
+class Drain:
+    """Operator to the lead: stop after the same step. `durable`: a checkpoint must be in storage before `drained`."""
+
+    uid: str
+    round: int
+    claim: str
+    reason: str
+    durable: bool
+    grace_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    round: int
+    claim: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """`round` and `claim` are the highest this agent has seen."""
+
+    reason: str
+    round: int
+    claim: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Operator to any agent: a stream of Report, each one whole (the last one wins)."""
+
+    uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Join:
+    """Member to lead: opens the stream on which the member sends MemberState lines and the lead sends Drain,
+    DurableMoved and beats (MemberState of its own)."""
+
+    uid: str
+    round: int
+    claim: str
+    replica: str
+    instance: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DurableMoved:
+    """Lead to members: `LATEST` names this now; older parts of this job may be forgotten."""
+
+    durable: Durable
+
+
+@dataclasses.dataclass(frozen=True)
+class Ping:
+    """Agent to agent: answered with Accepted (its highest round and claim); proves reachability and the job's CA."""
+
+    uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """Agent to agent: the JSON header of one shard. Answer: ShardHeader or Refused."""
+
+    uid: str
+    id: SnapshotId
+    shard: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+    """Agent to agent: one shard of a snapshot. Answer: ShardHeader, then `size` raw bytes; or Refused.
+
+    With `id` None: the stream of a peer copy: the next snapshot of `shard` newer than `after_step` in `round` as soon
+    as it is committed, again and again; the copier sends Copied after each."""
+
+    uid: str
+    shard: int
+    id: Optional[SnapshotId] = None
+    round: int = 0
+    after_step: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardHeader:
+    id: SnapshotId
+    shard: int
+    size: int
+    checksum: int
+    """crc32 of the bytes that follow."""
+    header: str = ""
+    """With Index: the arena's safetensors header (JSON)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    id: SnapshotId
+    shard: int
+
+
+# --- what is reported -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a member failed. The first of a round is the cause; what follows from it (lost peers) has `secondary`."""
+
+    replica: str
+    reason: str
+    """WorkerFailed, WorkerSignaled, WorkerExitedEarly, StartFailed, MemberLost, LeadLost, RestoreFailed, BadInput."""
+    message: str
+    """A sentence, with the exit code or signal."""
+    last_lines: Tuple[str, ...] = ()
+    rank: int = -1
+    exit_code: int = 0
+    step: int = -1
+    permanent: bool = False
+    """Trying again can't help (BadInput: the worker exited 78, EX_CONFIG)."""
+    secondary: bool = False
+    at: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """From rank 0's worker."""
+
+    step: int
+    """Steps finished since the run began."""
+    steps: int
+    """The last step of the run; 0 where unknown."""
+    loss: float
+    tokens_per_second: float
+    step_seconds: float
+    position: int
+    """Samples consumed."""
+    phase: str
+    """starting, restoring, training, checkpointing, evaluating."""
+    at: float
+    first_step_at: float = 0.0
+    """Unix seconds at which this round's first step finished; 0 until then."""
+    snapshot_step: int = -1
+    """Newest snapshot complete on peers."""
+    checkpoint_seconds: float = 0.0
+    """Seconds this round's training has waited for snapshots and checkpoints."""
+    stalled_seconds: float = 0.0
+    """Seconds this round's training has waited for data."""
+    mfu: float = 0.0
+    timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of this round's start by part: start, group, build, restore, first_step."""
+    restored_step: int = -1
+    restored_from: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberState:
+    """One member as the lead knows it. state: starting, running, draining, drained, succeeded, failed."""
+
+    replica: str
+    instance: str
+    round: int
+    claim: str
+    state: str
+    step: int = -1
+    failure: Optional[Failure] = None
+    durable_parts: Tuple[Tuple[int, int], ...] = ()
+    """(step, shard) parts of this job that are in storage and not yet under `LATEST`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All that an agent knows, whole. Only a lead has `members`, `progress` and failures of others."""
+
+    replica: str
+    instance: str
+    ready: bool
+    """Warm: workers can start at once."""
+    round: int
+    claim: str
+    """The highest seen."""
+    state: str
+    """idle, prepared, running, draining, drained, succeeded, failed: of this agent."""
+    lead: bool = False
+    members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
+    failures: Tuple[Failure, ...] = ()
+    """Of the current round, in order of arrival."""
+    progress: Optional[Progress] = None
+    storage: Optional[Storage] = None
+    startup_error: str = ""
+    """Why this agent can never be ready, in a sentence."""
+
+
+Message = Union[
+    Prepare, Prepared, Assign, Drain, Accepted, Refused, Watch, Join, DurableMoved, Ping, Index, Pull, ShardHeader,
+    Copied, MemberState, Report,
+]  # fmt: skip
+KINDS: Dict[str, Type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+T = TypeVar("T")
+
+
+class ProtocolError(ValueError):
+    """A line that is not a message of this protocol."""
+
+
+def encode(message: Message) -> bytes:
+    """One line, newline included."""
+    body = dataclasses.asdict(message)
+    line = json.dumps({"v": VERSION, "kind": type(message).__name__, "body": body}, separators=(",", ":")).encode()
+    if len(line) >= MAX_LINE:
+        raise ProtocolError(f"a {type(message).__name__} of {len(line)} bytes is over the limit of {MAX_LINE}")
+    return line + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message in one line; raises ProtocolError with a sentence."""
+    try:
+        frame = json.loads(line)
+        version, kind, body = frame["v"], KINDS[frame["kind"]], frame["body"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"not a message of this protocol: {line[:80]!r}") from error
+    if version not in (VERSION, VERSION - 1):
+        raise ProtocolError(f"protocol version {version}, this side speaks {VERSION} and {VERSION - 1}")
+    return typing.cast(Message, from_json(kind, body))
+
+
+def from_json(kind: Type[T], value: Any) -> T:
+    """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
+    try:
+        return typing.cast(T, _convert(kind, value))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {error}") from error
+
+
+_HINTS: Dict[type, Dict[str, Any]] = {}
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Union:
+        return None if value is None else _convert(next(a for a in args if a is not type(None)), value)
+    if origin is tuple:
+        if args[-1] is Ellipsis:
+            return tuple(_convert(args[0], item) for item in value)
+        return tuple(_convert(a, item) for a, item in zip(args, value))
+    if origin is not None:  # Mapping[str, X]
+        return {str(key): _convert(args[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind))
+        return kind(**{name: _convert(hints[name], item) for name, item in value.items() if name in hints})
+    if kind is float:
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"{value!r} is not {kind.__name__}")
+    return value

@@ -1,0 +1,1 @@
+"""The bundled trainer. Importing this package is cheap: torch comes with its modules."""
