@@ -35,7 +35,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union
+from collections.abc import Mapping
+from typing import Any, Optional, TypeVar, Union
 
 VERSION = 1
 PORT = 29400
@@ -62,7 +63,7 @@ class Held:
     """Shards of one snapshot that an agent holds complete and checked, its own or as a peer's copy."""
 
     id: SnapshotId
-    shards: Tuple[int, ...]
+    shards: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Restore:
     source: str
     step: int = 0
     id: Optional[SnapshotId] = None
-    holders: Mapping[str, Tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    holders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Shard number, as a string, to replica names."""
     durable: Optional[Durable] = None
 
@@ -135,7 +136,7 @@ class Prepare:
     uid: str
     round: int
     claim: str
-    candidates: Tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +148,9 @@ class Prepared:
     workers: int
     store: str
     """host:port at which this agent would serve the c10d store of this round (already bound)."""
-    reachable: Tuple[str, ...]
+    reachable: tuple[str, ...]
     """Candidates, itself included, that answered this agent's Ping."""
-    snapshots: Tuple[Held, ...] = ()
+    snapshots: tuple[Held, ...] = ()
     storage: Optional[Storage] = None
 
 
@@ -160,7 +161,7 @@ class Assign:
     uid: str
     round: int
     claim: str
-    members: Tuple[Member, ...]
+    members: tuple[Member, ...]
     store: str
     restore: Restore
 
@@ -277,7 +278,7 @@ class Failure:
     """WorkerFailed, WorkerSignaled, WorkerExitedEarly, StartFailed, MemberLost, LeadLost, RestoreFailed, BadInput."""
     message: str
     """A sentence, with the exit code or signal."""
-    last_lines: Tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
     rank: int = -1
     exit_code: int = 0
     step: int = -1
@@ -329,7 +330,7 @@ class MemberState:
     state: str
     step: int = -1
     failure: Optional[Failure] = None
-    durable_parts: Tuple[Tuple[int, int], ...] = ()
+    durable_parts: tuple[tuple[int, int], ...] = ()
     """(step, shard) parts of this job that are in storage and not yet under `LATEST`."""
 
 
@@ -348,7 +349,7 @@ class Report:
     """idle, prepared, running, draining, drained, succeeded, failed: of this agent."""
     lead: bool = False
     members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
-    failures: Tuple[Failure, ...] = ()
+    failures: tuple[Failure, ...] = ()
     """Of the current round, in order of arrival."""
     progress: Optional[Progress] = None
     storage: Optional[Storage] = None
@@ -360,7 +361,7 @@ Message = Union[
     Prepare, Prepared, Assign, Drain, Accepted, Refused, Watch, Join, DurableMoved, Ping, Index, Pull, ShardHeader,
     Copied, MemberState, Report,
 ]  # fmt: skip
-KINDS: Dict[str, Type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 T = TypeVar("T")
 
 
@@ -389,7 +390,7 @@ def decode(line: bytes) -> Message:
     return typing.cast(Message, from_json(kind, body))
 
 
-def from_json(kind: Type[T], value: Any) -> T:
+def from_json(kind: type[T], value: Any) -> T:
     """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
     try:
         return typing.cast(T, _convert(kind, value))
@@ -397,7 +398,7 @@ def from_json(kind: Type[T], value: Any) -> T:
         raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {error}") from error
 
 
-_HINTS: Dict[type, Dict[str, Any]] = {}
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
 def _convert(kind: Any, value: Any) -> Any:
