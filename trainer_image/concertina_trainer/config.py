@@ -1,0 +1,144 @@
+"""The bundled trainer's configuration, `spec.trainer` of a TrainingJob. No torch here: the operator imports this.
+
+In YAML the names are camelCase, in Python snake_case; a name that is not here is an error. Sizes are counted in
+layers, elements, tokens or sequences, as each description says.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_enum_values=False
+    )
+
+
+class Precision(enum.StrEnum):
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class ModelConfig(_Section):
+    """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
+    dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
+    heads: int = Field(default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of it.")
+    kv_heads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Key and value heads; heads must be a multiple of it. Default: as heads.",
+    )
+    hidden_dim: int | None = Field(
+        default=None,
+        ge=8,
+        le=1048576,
+        description="Width of the feed-forward layer. Default: 8/3 dim, rounded up to 32.",
+    )
+    vocab_size: int = Field(default=256, ge=2, le=4194304, description="Token values 0 ... vocabSize-1; 256 for bytes.")
+    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens that one sequence predicts.")
+    tie_embeddings: bool = Field(True, description="Whether the output layer shares the embedding's weights.")
+    rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
+    norm_epsilon: float = Field(default=1e-5, ge=1e-12, le=0.1, description="Added to the mean square in RMSNorm.")
+
+    @property
+    def resolved_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def resolved_hidden_dim(self) -> int:
+        return self.hidden_dim or math.ceil(self.dim * 8 / 3 / 32) * 32
+
+    @model_validator(mode="after")
+    def _divisible(self) -> ModelConfig:
+        if self.dim % (2 * self.heads):
+            raise ValueError(f"model.dim ({self.dim}) must be an even multiple of model.heads ({self.heads})")
+        if self.heads % self.resolved_kv_heads:
+            raise ValueError(f"model.heads ({self.heads}) must be a multiple of model.kvHeads ({self.kv_heads})")
+        return self
+
+
+class DataConfig(_Section):
+    """Token shards and their manifest, as `python -m concertina_trainer.cli data build` writes them."""
+
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=r"^(s3://.+|file:///.+|/.+)$",
+        description="Folder of manifest.json and its shards: an absolute path, file:///... or s3://bucket/folder.",
+    )
+    cache_mebibytes: int = Field(
+        default=4096, ge=16, le=16777216, description="Most MiB of shards from s3:// kept on a node's disk."
+    )
+
+
+class OptimizerConfig(_Section):
+    """AdamW with a linear warm-up and a cosine down to minLearningRate at the last step."""
+
+    learning_rate: float = Field(
+        default=3e-4, ge=0.0, le=10.0, description="Highest learning rate, reached after the warm-up."
+    )
+    min_learning_rate: float = Field(default=3e-5, ge=0.0, le=10.0, description="Learning rate at the last step.")
+    warmup_steps: int = Field(default=100, ge=0, le=1000000000, description="Steps of linear warm-up from 0.")
+    weight_decay: float = Field(default=0.1, ge=0.0, le=10.0, description="Decoupled decay of matrices (not of norms).")
+    betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] = Field(
+        default=[0.9, 0.95], description="AdamW's two averaging factors."
+    )
+    epsilon: float = Field(default=1e-8, ge=1e-16, le=1.0, description="Added to the root of AdamW's second moment.")
+    gradient_clip: float = Field(default=1.0, ge=0.0, le=1e9, description="Largest gradient norm; 0 for no limit.")
+
+
+class SnapshotConfig(_Section):
+    """Copies of the state in node memory: what a crash falls back to."""
+
+    every_steps: int = Field(default=1, ge=1, le=1000000, description="Steps between snapshots.")
+
+
+class TrainerConfig(_Section):
+    """What the bundled trainer trains, on what, for how long."""
+
+    steps: int = Field(default=1000, ge=1, le=1000000000, description="Optimizer steps of the whole run.")
+    seed: int = Field(default=0, ge=0, le=2147483647, description="Decides initial weights and the order of the data.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
+    data: DataConfig = Field(description="The training data.")
+    global_batch_size: int = Field(
+        default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
+    )
+    micro_batch_size: int = Field(
+        default=8, ge=1, le=65536, description="Most sequences that a worker computes at once; more are accumulated."
+    )
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The optimizer and its schedule.")
+    precision: Precision = Field(
+        default=Precision.auto, description="auto: bfloat16 matrix products where the device has them, else float32."
+    )
+    snapshot: SnapshotConfig = Field(default_factory=SnapshotConfig, description="Snapshots in node memory.")
+    log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
+
+    def digest(self) -> str:
+        """Digest of what decides the numbers of a run (not of what may change between its rounds)."""
+        kept = self.model_dump(mode="json", exclude={"snapshot", "log_every_steps", "micro_batch_size"})
+        kept["data"].pop("cache_mebibytes")
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class CheckpointConfig(BaseModel):
+    """What the trainer reads of `spec.checkpoint` (the TrainingJob's own model checks it)."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    uri: str
+    every_steps: int | None = None
+    every_seconds: int | None = None
+    keep: int = 3
+    resume_from: str = ""
