@@ -48,7 +48,7 @@ class ModelConfig(_Section):
     )
     vocab_size: int = Field(default=256, ge=2, le=4194304, description="Token values 0 ... vocabSize-1; 256 for bytes.")
     sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens that one sequence predicts.")
-    tie_embeddings: bool = Field(True, description="Whether the output layer shares the embedding's weights.")
+    tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
     rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
     norm_epsilon: float = Field(default=1e-5, ge=1e-12, le=0.1, description="Added to the mean square in RMSNorm.")
 
@@ -110,7 +110,7 @@ class TrainerConfig(_Section):
 
     steps: int = Field(default=1000, ge=1, le=1000000000, description="Optimizer steps of the whole run.")
     seed: int = Field(default=0, ge=0, le=2147483647, description="Decides initial weights and the order of the data.")
-    model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
+    model: ModelConfig = Field(default=ModelConfig(), description="The model.")
     data: DataConfig = Field(description="The training data.")
     global_batch_size: int = Field(
         default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
@@ -118,11 +118,11 @@ class TrainerConfig(_Section):
     micro_batch_size: int = Field(
         default=8, ge=1, le=65536, description="Most sequences that a worker computes at once; more are accumulated."
     )
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The optimizer and its schedule.")
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="The optimizer and its schedule.")
     precision: Precision = Field(
         default=Precision.auto, description="auto: bfloat16 matrix products where the device has them, else float32."
     )
-    snapshot: SnapshotConfig = Field(default_factory=SnapshotConfig, description="Snapshots in node memory.")
+    snapshot: SnapshotConfig = Field(default=SnapshotConfig(), description="Snapshots in node memory.")
     log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
     def digest(self) -> str:

@@ -1,0 +1,74 @@
+"""The worker channel: both ends over a real unix socket, and every message through the wire and back."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from concertina_agent import protocol
+from concertina_agent import worker_channel as channel
+
+ID = protocol.SnapshotId(round=3, step=7, layout="abc", shards=2)
+RESTORE = protocol.Restore("Memory", 7, ID, {"0": ("a",), "1": ("a", "b")})
+STORAGE = protocol.Storage("Ready", protocol.Durable("u", 1, 2, "s3://b/x"))
+MESSAGES = [
+    channel.Hello(1, 2),
+    protocol.Progress(1, 2, 3.5, 4.0, 0.1, 5, "training", 6.0, timeline={"group": 0.1}),
+    channel.WantDurable(ID, 1, "/x", True),
+    channel.Start(RESTORE, 2, "u"),
+    channel.StorageState(STORAGE),
+    channel.Published(ID, None, "a sentence", True),
+    channel.Probe(),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_every_message_survives_the_wire(message):
+    assert channel.decode(channel.encode(message)) == message
+
+
+def test_a_foreign_line_is_refused_with_a_sentence():
+    with pytest.raises(protocol.ProtocolError, match="not a message of the worker channel"):
+        channel.decode(b'{"kind": "Nonsense", "body": {}}')
+
+
+def test_an_answer_is_found_behind_other_messages_and_the_end_is_noticed(tmp_path):
+    path = str(tmp_path / "socket")
+    heard = []
+
+    async def agent(ready: threading.Event) -> None:
+        finished = asyncio.Event()
+
+        async def serve(reader, writer):
+            end = channel.AgentEnd(reader, writer)
+            heard.append(await end.receive())
+            end.send(channel.CopiedUpTo(4))
+            end.send(channel.FetchedHeader(header="h" * 200_000))
+            end.send(channel.DrainRequest(durable=True))
+            heard.append(await end.receive())
+            end.close()
+            finished.set()
+
+        server = await asyncio.start_unix_server(serve, path, limit=protocol.MAX_LINE)
+        ready.set()
+        await finished.wait()
+        server.close()
+
+    ready = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(agent(ready)))
+    thread.start()
+    assert ready.wait(10)
+    worker = channel.WorkerEnd(path)
+    assert len(worker.request(channel.FetchHeader(ID, 0), channel.FetchedHeader).header) == 200_000
+    rest = worker.poll()
+    while len(rest) < 2:
+        time.sleep(0.001)
+        rest += worker.poll()
+    assert rest == [channel.CopiedUpTo(4), channel.DrainRequest(durable=True)]
+    worker.send(channel.Done("complete", 9))
+    with pytest.raises(channel.ChannelClosed):
+        worker.receive(channel.Start)
+    worker.close()
+    thread.join(10)
+    assert heard == [channel.FetchHeader(ID, 0), channel.Done("complete", 9)]
