@@ -320,6 +320,18 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+    """One shard of a snapshot that is in durable storage."""
+
+    id: SnapshotId
+    shard: int
+    key: str
+    size: int
+    checksum: int
+    """crc32 of the whole object."""
+
+
+@dataclasses.dataclass(frozen=True)
 class MemberState:
     """One member as the lead knows it. state: starting, running, draining, drained, succeeded, failed."""
 
@@ -330,8 +342,10 @@ class MemberState:
     state: str
     step: int = -1
     failure: Optional[Failure] = None
-    durable_parts: tuple[tuple[int, int], ...] = ()
-    """(step, shard) parts of this job that are in storage and not yet under `LATEST`."""
+    durable_parts: tuple[Part, ...] = ()
+    """Parts of this round that are in storage and not yet under `LATEST`; the lead publishes them once all are there."""
+    complete: bool = False
+    """durable_parts are those of the run's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,7 +360,8 @@ class Report:
     claim: str
     """The highest seen."""
     state: str
-    """idle, prepared, running, draining, drained, succeeded, failed: of this agent."""
+    """idle, prepared, running, draining, drained, succeeded, failed: of this agent. A lead's drained and succeeded
+    stand for the whole round: every member is, and the checkpoint that this asks for is under `LATEST`."""
     lead: bool = False
     members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
