@@ -1,1 +1,14 @@
-"""The TrainingJob as pydantic models, and the CRD made from them."""
+"""The TrainingJob as pydantic models, and the CRD made from them.
+
+`spec` and `status` are the models, `rules` what several fields together must obey, `parse` reads a manifest and says in
+sentences what is wrong with it, `crd` writes the CustomResourceDefinition.
+"""
+
+GROUP = "concertina.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "TrainingJob"
+PLURAL = "trainingjobs"
+
+TRAINER = "trainer"
+"""Name of the container that the workers run in."""

@@ -1,0 +1,88 @@
+"""A manifest, as the API server stores it, to a JobSpec; or what is wrong with it, in sentences.
+
+The API server refuses all of this itself; what gets here was stored under an older CRD, or by an older version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from concertina.api.rules import broken
+from concertina.api.spec import JobSpec
+
+
+class SpecError(ValueError):
+    """A spec that can't be run. `problems`: a sentence each, with the field's path and what to do."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
+    """The spec of a TrainingJob manifest; raises SpecError."""
+    if not isinstance(manifest.get("spec"), Mapping):
+        raise SpecError(("spec is missing: the manifest says nothing to run",))
+    try:
+        # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
+        spec = JobSpec.model_validate_json(json.dumps(manifest["spec"]), strict=True)
+    except ValidationError as error:
+        raise SpecError(tuple(dict.fromkeys(map(_sentence, error.errors(include_url=False))))) from error
+    if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec)):
+        raise SpecError(problems)
+    return spec
+
+
+SENTENCES = {
+    "missing": "is missing: add it",
+    "extra_forbidden": "is not a field that this version of concertina knows: remove it, or correct its name",
+    "int_type": "must be a whole number, not {value}",
+    "int_from_float": "must be a whole number, not {value}",
+    "float_type": "must be a number, not {value}",
+    "finite_number": "must be a finite number, not {value}",
+    "bool_type": "must be true or false, not {value}",
+    "string_type": "must be a string (in quotes where it looks like a number), not {value}",
+    "enum": "must be {expected}, not {value}",
+    "literal_error": "must be {expected}, not {value}",
+    "tuple_type": "must be a list, not {value}",
+    "list_type": "must be a list, not {value}",
+    "model_type": "must be a mapping of fields, not {value}",
+    "greater_than_equal": "must be at least {ge}, not {value}",
+    "greater_than": "must be more than {gt}, not {value}",
+    "less_than_equal": "must be at most {le}, not {value}",
+    "less_than": "must be less than {lt}, not {value}",
+    "multiple_of": "must be a multiple of {multiple_of}, not {value}",
+    "string_pattern_mismatch": "does not have the form {pattern}: {value}",
+    "string_too_short": "must not be empty",
+    "too_short": "has too few entries: at least {min_length}",
+    "too_long": "has too many entries: at most {max_length}",
+    "value_error": "{error}",
+}
+
+
+BRANCHES = ("constrained-int", "literal['auto']", "int")
+"""How pydantic names the alternatives of workersPerReplica, the API's only union."""
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    """One of pydantic's errors as `path what is wrong: what to do`."""
+    if detail["loc"][-1] in BRANCHES:
+        return f"{_path(detail['loc'])} must be auto or a whole number from 1 to 1024, not {_shown(detail['input'])}"
+    template = SENTENCES.get(detail["type"], detail["msg"].replace("{", "{{").replace("}", "}}"))
+    return f"{_path(detail['loc'])} {template.format(**{**detail.get('ctx', {}), 'value': _shown(detail['input'])})}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """('template', 'spec', 'containers', 0) as spec.template.spec.containers[0]; a union's branches are left out."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in BRANCHES]
+    return "spec" + "".join(parts)

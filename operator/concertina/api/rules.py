@@ -1,0 +1,148 @@
+"""What several fields of a TrainingJob must obey together: each rule twice, for the API server and for us.
+
+The API server evaluates `cel` (with `self`, and `oldSelf` in a rule about changes); `holds` says the same in Python for
+manifests that got past an older CRD. Rules about changes are the API server's alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from concertina.api.spec import JobSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    at: str
+    """Path of the object that the rule is about: '' is the TrainingJob."""
+    cel: str
+    message: str
+    field: str | None = None
+    """Path, below `at`, of the field to name in the refusal."""
+    message_cel: str | None = None
+    """CEL expression of a message that quotes values."""
+    holds: Callable[[JobSpec], bool] | None = None
+
+    def validation(self) -> dict[str, Any]:
+        """The rule as it stands in the CRD."""
+        entry = {"rule": self.cel, "message": self.message}
+        if self.message_cel:
+            entry["messageExpression"] = self.message_cel
+        if self.field:
+            entry["fieldPath"] = self.field
+        return entry
+
+    @property
+    def path(self) -> str:
+        """The field that a refusal names."""
+        return (self.at + (self.field or "")).lstrip(".")
+
+
+def _one_trainer(spec: JobSpec) -> bool:
+    return [container.name for container in spec.template.spec.containers].count("trainer") == 1
+
+
+def _no_command(spec: JobSpec) -> bool:
+    containers = [container for container in spec.template.spec.containers if container.name == "trainer"]
+    return not any(container.command or container.args for container in containers)
+
+
+def _command(spec: JobSpec) -> bool:
+    return all(container.command for container in spec.template.spec.containers if container.name == "trainer")
+
+
+def _while_suspended(field: str, *, optional: bool) -> Rule:
+    """A field that is part of every pod: replicas of one round must agree on it."""
+    same = f"self.{field} == oldSelf.{field}"
+    if optional:
+        same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+    return Rule(
+        at=".spec",
+        field=f".{field}",
+        cel=f"oldSelf.suspend || {same}",
+        message=f"{field} changes only while the job is suspended: set spec.suspend to true first, change it, "
+        "then set spec.suspend to false",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        at="",
+        cel="size(self.metadata.name) <= 50",
+        message="metadata.name is longer than 50 characters: pods are named after the job; choose a shorter name",
+    ),
+    Rule(
+        at=".spec",
+        field=".elastic.minReplicas",
+        cel="!has(self.elastic) || self.elastic.minReplicas <= self.replicas",
+        message="elastic.minReplicas is larger than replicas: lower it, or raise replicas",
+        message_cel="'elastic.minReplicas (' + string(self.elastic.minReplicas) + ') is larger than replicas (' + "
+        "string(self.replicas) + '): lower it, or raise replicas'",
+        holds=lambda spec: spec.min_replicas <= spec.replicas,
+    ),
+    Rule(
+        at=".spec",
+        field=".template.spec.containers",
+        cel="self.template.spec.containers.exists_one(c, c.name == 'trainer')",
+        message="no container is named trainer: name the one that the workers run in so",
+        holds=_one_trainer,
+    ),
+    Rule(
+        at=".spec",
+        field=".trainer",
+        cel="!has(self.trainer) || self.template.spec.containers.all(c, c.name != 'trainer' || "
+        "(!has(c.command) || size(c.command) == 0) && (!has(c.args) || size(c.args) == 0))",
+        message="trainer configures the bundled trainer, but the container trainer has a command of its own: remove "
+        "either spec.trainer, or command and args of the container",
+        holds=lambda spec: not spec.bundled or _no_command(spec),
+    ),
+    Rule(
+        at=".spec",
+        field=".template.spec.containers",
+        cel="has(self.trainer) || self.template.spec.containers.all(c, c.name != 'trainer' || "
+        "has(c.command) && size(c.command) > 0)",
+        message="the container trainer has no command: give it the one that each worker shall run (an image's own "
+        "entrypoint can't be seen), or configure the bundled trainer in spec.trainer",
+        holds=lambda spec: spec.bundled or _command(spec),
+    ),
+    Rule(
+        at=".spec",
+        field=".parallelism",
+        cel="!has(self.trainer) || self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1",
+        message="the bundled trainer only does data parallelism so far: remove parallelism, or bring a command of "
+        "your own",
+        holds=lambda spec: not spec.bundled or spec.parallelism.block == 1,
+    ),
+    Rule(
+        at=".spec.trainer.model",
+        cel="self.dim % (2 * self.heads) == 0",
+        message="dim must be an even multiple of heads: each head's width must be even",
+    ),
+    Rule(
+        at=".spec.trainer.model",
+        cel="!has(self.kvHeads) || self.heads % self.kvHeads == 0",
+        message="heads must be a multiple of kvHeads",
+    ),
+    Rule(
+        at=".spec.checkpoint.uri",
+        cel="self.matches('^(s3://[a-z0-9][a-z0-9.-]*/?.*|file:///.+)$')",
+        message="must be s3://bucket/folder or file:///folder",
+        holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.uri),
+    ),
+    _while_suspended("template", optional=False),
+    _while_suspended("trainer", optional=True),
+    _while_suspended("checkpoint", optional=True),
+    _while_suspended("workersPerReplica", optional=False),
+    _while_suspended("parallelism", optional=False),
+)
+
+
+def _stored(uri: str) -> bool:
+    return uri.startswith(("s3://", "file:///")) and uri not in ("s3://", "file:///")
+
+
+def broken(spec: JobSpec) -> tuple[Rule, ...]:
+    """The rules that a spec breaks."""
+    return tuple(rule for rule in RULES if rule.holds is not None and not rule.holds(spec))

@@ -1,0 +1,202 @@
+"""spec of a TrainingJob. What several fields together must obey is in `rules`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from concertina.api import TRAINER
+from concertina.api.model import Model, Verbatim
+from concertina_trainer.config import TrainerConfig
+
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+"""Resources of which `workersPerReplica: auto` starts one worker each."""
+
+Argument = Annotated[str, Field(max_length=131072)]
+
+
+class Container(Verbatim):
+    """A container; the one named 'trainer' is where the workers run."""
+
+    name: str = Field(min_length=1, max_length=63, description="The workers run in the container named 'trainer'.")
+    image: str | None = Field(default=None, max_length=1024, description="Container image.")
+    command: tuple[Argument, ...] = Field(
+        default=(),
+        max_length=256,
+        description="In 'trainer': the command that each worker runs, as under torchrun. Absent: the bundled trainer.",
+    )
+    args: tuple[Argument, ...] = Field(default=(), max_length=256, description="Arguments to the command.")
+
+
+class PodSpec(Verbatim):
+    """Specification of the pods; its fields are those of a pod's spec."""
+
+    containers: tuple[Container, ...] = Field(
+        min_length=1,
+        max_length=32,
+        description="Containers of each pod; one must be named 'trainer'.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+
+class TemplateMetadata(Verbatim):
+    """Labels and annotations of the pods."""
+
+
+class PodTemplate(Verbatim):
+    """A PodTemplateSpec."""
+
+    metadata: TemplateMetadata = Field(default=TemplateMetadata(), description="Labels and annotations of the pods.")
+    spec: PodSpec = Field(description="Specification of the pods; its fields are those of a pod's spec.")
+
+    @property
+    def trainer(self) -> Container:
+        """The container that the workers run in."""
+        return next(container for container in self.spec.containers if container.name == TRAINER)
+
+
+class Elastic(Model):
+    """How far the job may shrink, and how it grows back."""
+
+    min_replicas: int = Field(
+        ge=1, le=10000, description="Fewest replicas that the job goes on with; below, it waits for replacements."
+    )
+    grow_after_seconds: int = Field(
+        default=30,
+        ge=0,
+        le=86400,
+        description="Seconds for which no further replica has become ready before those that are ready join together.",
+    )
+
+
+class Parallelism(Model):
+    """Ranks that only work together: the job's size is a whole number of such blocks."""
+
+    tensor: int = Field(default=1, ge=1, le=1024, description="Ranks that share each layer (tensor parallelism).")
+    pipeline: int = Field(default=1, ge=1, le=1024, description="Stages of layers (pipeline parallelism).")
+    context: int = Field(default=1, ge=1, le=1024, description="Ranks that share each sequence (context parallelism).")
+
+    @property
+    def block(self) -> int:
+        """Ranks in a block."""
+        return self.tensor * self.pipeline * self.context
+
+
+class Checkpoint(Model):
+    """Where and how often the state goes to durable storage."""
+
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Folder of this job's checkpoints, s3://bucket/folder or file:///folder; no two live jobs share "
+        "one. A job finds the newest checkpoint in it and goes on from there.",
+    )
+    every_steps: int | None = Field(
+        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: by everySeconds alone."
+    )
+    every_seconds: int = Field(default=600, ge=1, le=31536000, description="Most seconds between checkpoints.")
+    keep: int = Field(default=5, ge=1, le=1000, description="Newest checkpoints that are kept.")
+    secret_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Secret of this namespace with the storage's access: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+        "AWS_REGION and AWS_ENDPOINT_URL as they apply. They become environment variables of the container 'trainer'.",
+    )
+
+
+class FailurePolicy(Model):
+    """When to give up."""
+
+    max_restarts: int = Field(
+        default=10, ge=0, le=1000, description="Failures within windowSeconds that are borne; one more fails the job."
+    )
+    window_seconds: int = Field(
+        default=3600, ge=1, le=31536000, description="Length in seconds of the window in which failures are counted."
+    )
+
+
+class JobSpec(Model):
+    """A training job that goes on when replicas are lost and grows back when they return."""
+
+    suspend: bool = Field(
+        default=False,
+        description="Stop after the current step, save, and release the pods; false goes on from there.",
+    )
+    replicas: int = Field(
+        default=1, ge=1, le=10000, description="Most replicas (pods) wanted. To stop a job, set suspend instead of 0."
+    )
+    elastic: Elastic | None = Field(
+        default=None, description="Lets the job go on with fewer replicas. Absent: it runs with all replicas or waits."
+    )
+    workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        default="auto",
+        description="Training processes in each pod: a number, or auto: one for each GPU that the container "
+        "'trainer' is limited to, and one without GPUs.",
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "type(self) == int ? self >= 1 && self <= 1024 : self == 'auto'",
+                    "message": "must be auto or a number from 1 to 1024",
+                }
+            ],
+        },
+    )
+    parallelism: Parallelism = Field(
+        default=Parallelism(),
+        description="How many ranks only work together: the job runs at sizes that are a whole number of such blocks. "
+        "For a command of your own; the bundled trainer only does data parallelism so far.",
+    )
+    template: PodTemplate = Field(description="Template of the pods. It changes only while the job is suspended.")
+    trainer: TrainerConfig | None = Field(
+        default=None,
+        description="Configuration of the bundled trainer. Absent: the container 'trainer' has a command of its own.",
+    )
+    checkpoint: Checkpoint | None = Field(
+        default=None, description="Durable checkpoints. Absent: state lives in the memory of nodes only."
+    )
+    failure_policy: FailurePolicy = Field(default=FailurePolicy(), description="When to give up.")
+    active_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=315360000,
+        description="Seconds from the job's start after which it fails, running or not. Time suspended counts not.",
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None,
+        ge=0,
+        le=315360000,
+        description="Seconds after its end when the job is deleted. Absent: never.",
+    )
+
+    @property
+    def min_replicas(self) -> int:
+        """Fewest replicas to go on with; a job that is not elastic needs all of them."""
+        return self.elastic.min_replicas if self.elastic else self.replicas
+
+    @property
+    def bundled(self) -> bool:
+        """Whether the bundled trainer runs, not a command of the user's own."""
+        return self.trainer is not None
+
+    @property
+    def workers(self) -> int:
+        """Training processes in each replica."""
+        if self.workers_per_replica != "auto":
+            return self.workers_per_replica
+        return _gpus(self.template.trainer) or 1
+
+    @property
+    def replica_step(self) -> int:
+        """Valid sizes, in replicas, are the multiples of this."""
+        return math.lcm(self.parallelism.block, self.workers) // self.workers
+
+
+def _gpus(container: Container) -> int:
+    """GPUs that a container is limited to (a request alone can't exceed or differ from the limit)."""
+    resources: dict[str, Any] = (container.model_extra or {}).get("resources") or {}
+    amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    return sum(int(amounts[name]) for name in GPU_RESOURCES if str(amounts.get(name, "")).isdigit())

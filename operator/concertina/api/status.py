@@ -1,0 +1,161 @@
+"""status of a TrainingJob, and its times: RFC 3339 strings in manifests, Unix seconds in Python."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from concertina.api.model import Observed
+
+Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
+Name = Annotated[str, Field(max_length=253)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+def rfc3339(seconds: float) -> str:
+    """Unix seconds as Kubernetes writes times, to the microsecond where there is a fraction."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
+
+
+def unix_seconds(timestamp: str) -> float:
+    """The reverse of `rfc3339`."""
+    return datetime.datetime.fromisoformat(timestamp).timestamp()
+
+
+class Claim(Observed):
+    """The highest round that the operator has claimed; written before anything of an older round is stopped."""
+
+    round: Count = Field(description="Number of the claimed round; only ever grows.")
+    claim_id: Name = Field(description="Which claim of this round it is: two operators never share one.")
+
+
+class Member(Observed):
+    """A replica that is part of the current round."""
+
+    replica: Name = Field(description="Name of its pod.")
+    uid: Name = Field(description="The pod's uid.")
+    instance: Name = Field(description="The agent's instance id, another one after each start of its container.")
+    node: Name = Field(default="", description="The pod's node.")
+    workers: Count = Field(description="Training processes in it.")
+
+
+class Base(Observed):
+    """Where the current round started from: snapshots of lower rounds beyond `step` are void."""
+
+    round: Count = Field(description="The round that was started from this step.")
+    step: Count = Field(description="Steps finished when the round started.")
+
+
+class World(Observed):
+    """The current round and who is in it."""
+
+    round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")
+    claim: Claim | None = Field(default=None, description="The highest round claimed.")
+    size: Annotated[str, Field(max_length=32)] = Field(
+        default="", description="Members of the current round and replicas wanted, as 6/8."
+    )
+    replicas: Count = Field(default=0, description="Members of the current round.")
+    workers: Count = Field(default=0, description="Training processes of the current round.")
+    lead: Name | None = Field(default=None, description="The member whose agent leads the round (it has rank 0).")
+    members: tuple[Member, ...] = Field(default=(), max_length=10000, description="In order of rank.")
+    base: Base | None = Field(default=None, description="Where the current round started from.")
+    since: Timestamp | None = Field(default=None, description="When the current round was committed.")
+
+
+class JobProgress(Observed):
+    """How far the run is."""
+
+    step: Count = Field(description="Steps finished since the run began.")
+    steps: Count | None = Field(default=None, description="Steps of the whole run, where known.")
+    percent: float | None = Field(default=None, ge=0, le=100, description="Share of steps that are finished.")
+    eta_seconds: Seconds | None = Field(default=None, description="Seconds to the end at the present speed.")
+    loss: float | None = Field(default=None, description="Mean loss of the last step's tokens.")
+    tokens_per_second: Seconds | None = Field(default=None, description="Tokens trained on per second, all workers.")
+    mfu: float | None = Field(default=None, description="Share of the devices' peak arithmetic that is used.")
+    at: Timestamp = Field(description="When this was so.")
+
+
+class SnapshotMark(Observed):
+    """The newest snapshot in node memory that is complete on peers."""
+
+    step: Count = Field(description="Its step.")
+    at: Timestamp = Field(description="When it was seen to be complete.")
+
+
+class CheckpointMark(Observed):
+    """The newest checkpoint in durable storage; it can be loaded."""
+
+    step: Count = Field(description="Its step.")
+    uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
+    at: Timestamp = Field(description="When it became durable.")
+
+
+class Restarts(Observed):
+    """Failures of the job's replicas."""
+
+    in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
+    budget: Count = Field(default=0, description="Failures that are still borne in this window.")
+    total: Count = Field(default=0, description="Failures since the job was created.")
+    recent: tuple[Timestamp, ...] = Field(
+        default=(), max_length=1001, description="Times of the failures within the window."
+    )
+
+
+class Goodput(Observed):
+    """Where the time since the job's start went. The seconds add up to the time between startTime and `at`."""
+
+    percent: float = Field(default=0.0, ge=0, le=100, description="Share of the time that was productive.")
+    productive_seconds: Seconds = Field(default=0.0, description="Training on samples for the first time.")
+    startup_seconds: Seconds = Field(default=0.0, description="From pods running to the first step of the first round.")
+    recovery_seconds: Seconds = Field(
+        default=0.0, description="From a failure or a change of members to the next new step, replayed steps included."
+    )
+    checkpoint_seconds: Seconds = Field(default=0.0, description="Training waited for snapshots and checkpoints.")
+    stalled_seconds: Seconds = Field(default=0.0, description="Training waited for data, or for a person to act.")
+    waiting_seconds: Seconds = Field(default=0.0, description="Waiting for pods, nodes or quota.")
+    at: Timestamp | None = Field(default=None, description="Counted up to this time.")
+
+
+class Condition(Observed):
+    """One aspect of the job's state. Types: Ready, Stalled, Running, Suspended, Complete, Failed."""
+
+    type: Annotated[str, Field(max_length=63)] = Field(description="Which aspect.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
+    message: Annotated[str, Field(max_length=32768)] = Field(default="", description="Why, and what to do.")
+    last_transition_time: Timestamp = Field(description="When status last changed.")
+    observed_generation: Count | None = Field(default=None, description="The generation that this speaks of.")
+
+
+class JobStatus(Observed):
+    """What the operator last saw. Ready's reason is the word in the column Status of `kubectl get`."""
+
+    observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        max_length=32,
+        description="Ready, Stalled, Running, Suspended, Complete, Failed.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    start_time: Timestamp | None = Field(default=None, description="When the job was first seen, and not suspended.")
+    completion_time: Timestamp | None = Field(default=None, description="When the job completed or failed.")
+    replicas: Count = Field(default=0, description="Pods of the job that are not finished (for the scale subresource).")
+    selector: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None, description="Label selector of the job's pods (for the scale subresource)."
+    )
+    world: World = Field(default=World(), description="The current round and who is in it.")
+    progress: JobProgress | None = Field(default=None, description="How far the run is.")
+    last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
+    last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
+    restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
+    rounds: Count = Field(default=0, description="Rounds that were committed.")
+    steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
+    goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's start went.")
+
+    def condition(self, type: str) -> Condition | None:
+        """The condition of that type, None where it was never set."""
+        return next((condition for condition in self.conditions if condition.type == type), None)
