@@ -1,0 +1,152 @@
+"""The peer of `recovery.py`: three torchrun agents (c10d rendezvous, nnodes 2:3) on one machine, and what dies.
+
+Used by `recovery.py`; alone: python benchmarks/recovery_torchrun.py --runs 1 --scenario node --tuned
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent / "scripts" / "elastic_ddp.py"
+TUNED = ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a worker's log."""
+
+    at: float
+    restart: int
+    world: int
+    rank: int
+    step: int
+    seconds: float
+    pid: int
+
+
+def steps(log: Path) -> list[Step]:
+    """All finished steps of all workers, in order of time."""
+    found = []
+    for path in log.glob("*.txt"):
+        for line in path.read_text().splitlines():
+            fields = line.split()
+            if len(fields) == 6:
+                at, restart, world, rank, step, seconds = fields
+                found.append(
+                    Step(float(at), int(restart), int(world), int(rank), int(step), float(seconds), int(path.stem))
+                )
+    return sorted(found, key=lambda s: s.at)
+
+
+@contextmanager
+def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """`count` torchrun agents in sessions of their own; the first hosts the rendezvous. All are killed at the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if tuned:
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"2:{count}", "--nproc-per-node", "1",
+               "--max-restarts", "100", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
+               "--rdzv-id", "bench", "--local-addr", "127.0.0.1", *(TUNED if tuned else []),
+               str(SCRIPT), "--trace", str(folder), "--checkpoint", str(folder / "model.pt")]  # fmt: skip
+    agents: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(count):
+            with (folder / f"agent-{number}.log").open("wb") as out:
+                agents.append(
+                    subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+                )
+            time.sleep(0.5 if number == 0 else 0)
+        yield agents
+    finally:
+        for agent in agents:
+            kill_tree(agent.pid)
+            agent.wait()
+
+
+def children(pid: int) -> list[int]:
+    """Pids of all descendants."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if Path(f"/proc/{pid}").exists() else []:
+        found += [int(child), *children(int(child))]
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and its descendants at once."""
+    for each in [pid, *children(pid)]:
+        try:
+            os.kill(each, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def wait_for_world(folder: Path, world: int, limit: float) -> list[Step]:
+    """Steps so far, once every rank of `world` has made five of them; else TimeoutError, with the logs' folder."""
+    give_up = time.monotonic() + limit
+    while time.monotonic() < give_up:
+        seen = steps(folder)
+        if sum(s.world == world for s in seen) >= 5 * world:
+            return seen
+        time.sleep(0.2)
+    raise TimeoutError(f"no world of {world} within {limit:.0f} s; logs are in {folder}")
+
+
+def measure(scenario: str, tuned: bool, limit: float) -> float:
+    """Seconds from the SIGKILL to the end of the first step of the next world; inf where there is none within `limit`.
+
+    scenario: `member` kills a worker other than rank 0; `lead` the torchrun that hosts the rendezvous and its worker;
+    `node` another torchrun with its worker."""
+    folder = Path(tempfile.mkdtemp(prefix="recovery-torchrun-"))
+    try:
+        with torchrun(3, tuned, folder) as agents:
+            seen = wait_for_world(folder, 3, 90 + limit)
+            last = seen[-1].step
+            worker = next(s.pid for s in reversed(seen) if s.rank == 1 and s.world == 3)
+            killed_at = time.time()
+            if scenario == "member":
+                os.kill(worker, signal.SIGKILL)
+            else:
+                kill_tree(agents[0 if scenario == "lead" else 1].pid)
+            while time.time() < killed_at + limit:
+                after = [
+                    s
+                    for s in steps(folder)
+                    if s.at > killed_at and s.pid not in {p.pid for p in seen} and s.step >= last - 1
+                ]
+                if after:
+                    return after[0].at - killed_at
+                time.sleep(0.1)
+            return float("inf")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """One scenario, from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenario", choices=["member", "lead", "node"], default="node")
+    parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=100)
+    options = parser.parse_args()
+    for _ in range(options.runs):
+        print(f"{options.scenario}: {measure(options.scenario, options.tuned, options.limit):.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

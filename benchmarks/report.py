@@ -1,0 +1,56 @@
+"""What every benchmark prints and writes: a table of medians and worsts, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+Samples = Mapping[str, Sequence[float]]
+"""Seconds (or the unit that the row's name gives) by row, a number a run; inf where a run never got there."""
+
+
+def summary(values: Sequence[float]) -> dict[str, float | int | None]:
+    """runs, median, worst and best; None where a figure is infinite (a run that never got there)."""
+
+    def finite(value: float) -> float | None:
+        return None if value == float("inf") else round(value, 4)
+
+    ordered = sorted(values)
+    return {
+        "runs": len(ordered),
+        "median": finite(statistics.median(ordered)),
+        "worst": finite(ordered[-1]),
+        "best": finite(ordered[0]),
+    }
+
+
+def show(title: str, samples: Samples, unit: str = "s") -> None:
+    """Print one row a name; `never` stands where the limit of a run was reached."""
+    table = Table("", "runs", f"median {unit}", f"best {unit}", f"worst {unit}", title=title)
+    for name, values in samples.items():
+        if not values:
+            continue
+        row = summary(values)
+        cells = ["never" if row[key] is None else f"{row[key]:.3g}" for key in ("median", "best", "worst")]
+        table.add_row(name, str(row["runs"]), *cells)
+    Console(width=120).print(table)
+
+
+def write(path: Path | None, name: str, samples: Samples, **facts: object) -> None:
+    """The same as JSON, with the machine it was measured on."""
+    if path is None:
+        return
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release()}
+    rows = {
+        row: {**summary(values), "all": [round(v, 4) for v in values if v != float("inf")]}
+        for row, values in samples.items()
+        if values
+    }
+    path.write_text(json.dumps({"benchmark": name, "machine": machine, "rows": rows, **facts}, indent=2) + "\n")
