@@ -31,6 +31,10 @@ class Claim(Observed):
 
     round: Count = Field(description="Number of the claimed round; only ever grows.")
     claim_id: Name = Field(description="Which claim of this round it is: two operators never share one.")
+    committed: bool = Field(default=False, description="Whether members were committed under it: that is done once.")
+    at: Timestamp | None = Field(default=None, description="When it was made.")
+    reason: Annotated[str, Field(max_length=128)] = Field(default="", description="Why, in one word.")
+    message: Annotated[str, Field(max_length=4096)] = Field(default="", description="Why, in a sentence.")
 
 
 class Member(Observed):
@@ -90,8 +94,21 @@ class CheckpointMark(Observed):
     """The newest checkpoint in durable storage; it can be loaded."""
 
     step: Count = Field(description="Its step.")
+    round: Count = Field(default=0, description="The round that wrote it.")
+    complete: bool = Field(default=False, description="Whether it is that of the run's last step.")
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
     at: Timestamp = Field(description="When it became durable.")
+
+
+class Restart(Observed):
+    """One failure that needed a new round."""
+
+    at: Timestamp = Field(description="When it was seen.")
+    replica: Name = Field(description="The replica that failed first.")
+    node: Name = Field(default="", description="Its node.")
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
+    step: Count = Field(default=0, description="Steps finished before it.")
+    counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
 
 
 class Restarts(Observed):
@@ -100,9 +117,7 @@ class Restarts(Observed):
     in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
     budget: Count = Field(default=0, description="Failures that are still borne in this window.")
     total: Count = Field(default=0, description="Failures since the job was created.")
-    recent: tuple[Timestamp, ...] = Field(
-        default=(), max_length=1001, description="Times of the failures within the window."
-    )
+    recent: tuple[Restart, ...] = Field(default=(), max_length=1001, description="The failures within the window.")
 
 
 class Goodput(Observed):
@@ -118,6 +133,9 @@ class Goodput(Observed):
     stalled_seconds: Seconds = Field(default=0.0, description="Training waited for data, or for a person to act.")
     waiting_seconds: Seconds = Field(default=0.0, description="Waiting for pods, nodes or quota.")
     at: Timestamp | None = Field(default=None, description="Counted up to this time.")
+    round: Count = Field(default=0, description="The round of the two numbers that follow.")
+    round_checkpoint_seconds: Seconds = Field(default=0.0, description="Of checkpointSeconds, those of this round.")
+    round_stalled_seconds: Seconds = Field(default=0.0, description="Of stalledSeconds, those of this round.")
 
 
 class Condition(Observed):
@@ -146,6 +164,9 @@ class JobStatus(Observed):
     replicas: Count = Field(default=0, description="Pods of the job that are not finished (for the scale subresource).")
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the job's pods (for the scale subresource)."
+    )
+    attempts: dict[str, int] = Field(
+        default={}, description="Attempt that each replica index is on, where it isn't the first (0)."
     )
     world: World = Field(default=World(), description="The current round and who is in it.")
     progress: JobProgress | None = Field(default=None, description="How far the run is.")

@@ -1,0 +1,177 @@
+"""What plan() is given and what it gives back. Data only.
+
+`Observed` is one consistent look at one job; `Plan` is everything that should follow from it. The shell
+(`concertina.operator`) applies a Plan in this order, and stops at the first step that loses its precondition (the job
+is then observed and planned again):
+  1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed;
+  2. the actions, in order (creates, deletes, and calls to agents, which run in the background);
+  3. the watch streams: those of `Plan.watch` are opened, all others of the job closed;
+  4. the events.
+So a claim is written before any Prepare of it is sent, and a commit before any Assign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus
+from concertina_agent import protocol
+
+
+@dataclass(frozen=True)
+class JobView:
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: float
+    """Unix seconds, as all times here."""
+    deleting: bool
+    spec: JobSpec | None
+    """None where the manifest is wrong; then `spec_error` says how."""
+    spec_error: str
+    status: JobStatus
+
+
+@dataclass(frozen=True)
+class PodView:
+    name: str
+    uid: str
+    index: int
+    attempt: int
+    created: float
+    phase: str
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    deleting: bool
+    node: str = ""
+    ip: str = ""
+    waiting: str = ""
+    """Why it does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerError ..."""
+    waiting_message: str = ""
+    exit_code: int | None = None
+    exit_reason: str = ""
+    """Of the trainer container, once it has ended: Error, OOMKilled, Evicted ..."""
+    exit_message: str = ""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    name: str
+    ready: bool
+    not_ready_since: float = 0.0
+    out_of_service: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to an agent. Neither reply nor error: under way."""
+
+    round: int
+    claim: str
+    sent_at: float
+    done_at: float = 0.0
+    reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """What is known from talking to one replica's agent. Forgotten when the operator restarts."""
+
+    connected: bool = False
+    """The watch stream is open and not silent."""
+    wanted_at: float = 0.0
+    """When this operator first wanted the stream; stays as it is while the stream is wanted."""
+    lost_at: float = 0.0
+    """When an open stream last broke or fell silent; 0 if it never did, or is open again."""
+    error: str = ""
+    """Why the last attempt to open the stream failed; empty while none has failed since it was wanted or lost."""
+    ready_at: float = 0.0
+    """When a report of this agent instance first said ready; 0 until then."""
+    report: protocol.Report | None = None
+    """The last one, of this stream or an earlier one."""
+    prepare: Call | None = None
+    """The latest of each kind."""
+    assign: Call | None = None
+    drain: Call | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    job: JobView
+    pods: tuple[PodView, ...]
+    """Owned by this job (by owner uid), in order of (index, attempt)."""
+    nodes: Mapping[str, NodeView]
+    agents: Mapping[str, AgentView]
+    """By pod name."""
+    fresh_claim: str
+    """A random id, for the case that the plan makes a claim."""
+    secret_made: bool = True
+    """False until this operator has seen the job's Secret created (a 409 counts)."""
+    create_error: str = ""
+    """The API server's sentence where it refused the last pod (quota, admission); empty once one was created."""
+    create_error_at: float = 0.0
+    uri_holder: str = ""
+    """namespace/name of an older live job with the same checkpoint.uri."""
+    progress_every: float = 2.0
+    """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
+
+
+@dataclass(frozen=True)
+class CreateSecret:
+    pass
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    index: int
+    attempt: int
+    avoid_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    name: str
+    uid: str
+    reason: str
+    force: bool = False
+    """Grace 0: the node is gone, or the pod is fenced out and unreachable."""
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    """TTL after the end has passed."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """A call to one agent. One of the same kind, round and claim that is under way or answered is not sent twice; one
+    that failed (Call.error) is sent again. The Call stands in the AgentView from the moment it is sent."""
+
+    replica: str
+    address: str
+    message: protocol.Prepare | protocol.Assign | protocol.Drain
+
+
+Action = CreateSecret | CreatePod | DeletePod | DeleteJob | Send
+
+
+@dataclass(frozen=True)
+class Event:
+    type: str
+    """Normal or Warning."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    status: JobStatus
+    actions: tuple[Action, ...] = ()
+    watch: Mapping[str, str] = field(default_factory=dict)
+    """Replica to address: the streams that should be open."""
+    events: tuple[Event, ...] = ()
+    recheck_after: float | None = None
+    """Seconds until the job must be planned again even if nothing happens."""
