@@ -165,8 +165,8 @@ class JobStatus(Observed):
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the job's pods (for the scale subresource)."
     )
-    attempts: dict[str, int] = Field(
-        default={}, description="Attempt that each replica index is on, where it isn't the first (0)."
+    attempts: tuple[int, ...] = Field(
+        default=(), max_length=10000, description="Attempt that each replica index is on; 0 beyond the list's end."
     )
     world: World = Field(default=World(), description="The current round and who is in it.")
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
