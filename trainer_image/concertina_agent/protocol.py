@@ -325,10 +325,8 @@ class Part:
 
     id: SnapshotId
     shard: int
-    key: str
-    size: int
-    checksum: int
-    """crc32 of the whole object."""
+    complete: bool = False
+    """Of the run's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,9 +341,7 @@ class MemberState:
     step: int = -1
     failure: Optional[Failure] = None
     durable_parts: tuple[Part, ...] = ()
-    """Parts of this round that are in storage and not yet under `LATEST`; the lead publishes them once all are there."""
-    complete: bool = False
-    """durable_parts are those of the run's last step."""
+    """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,303 @@
+"""What happens to an agent (events) and what it must do about it (effects). Data only; see `rounds` for the rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional, Union
+
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+Request = Union[p.Prepare, p.Assign, p.Drain, p.Join, p.Ping]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request over the wire; answered by exactly one Reply with the same `request` number, sooner or later."""
+
+    request: int
+    message: Request
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkersGone:
+    """Answer to KillWorkers: no process of a lower round is left, and the volume has been read since."""
+
+    round: int
+    held: Optional[tuple[p.Held, ...]] = None
+    """What the volume holds. None: as this core believes (a worker leaves its newest three whole)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreBound:
+    """Answer to BindStore."""
+
+    round: int
+    claim: str
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """Answer to ReachOut: the candidates that answered a Ping, oneself included."""
+
+    prepare: p.Prepare
+    replicas: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StartFailed:
+    """The workers of this round could not be started."""
+
+    round: int
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSaid:
+    """`message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault. For a command of one's own the
+    shell says Hello when the process has started."""
+
+    round: int
+    rank: int
+    message: w.Message
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerExited:
+    """After the last WorkerSaid of this worker. `code` is negative for a signal, as in `subprocess`."""
+
+    round: int
+    rank: int
+    code: int
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberSaid:
+    """A line on the stream that this member's accepted Join opened."""
+
+    state: p.MemberState
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberGone:
+    """That stream broke."""
+
+    round: int
+    claim: str
+    replica: str
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeadJoined:
+    """Our own Join was accepted."""
+
+    round: int
+    claim: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LeadSaid:
+    """A line of the lead: Drain, DurableMoved, or a beat (MemberState)."""
+
+    round: int
+    claim: str
+    message: Union[p.Drain, p.DurableMoved, p.MemberState]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeadGone:
+    """The stream to the lead broke, or it refused our Join for good."""
+
+    round: int
+    claim: str
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerCopied:
+    """The member after us holds this shard of ours."""
+
+    id: p.SnapshotId
+    shard: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyHeld:
+    """We hold this shard of the member before us."""
+
+    id: p.SnapshotId
+    shard: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PartShipped:
+    """Answer to Ship: the shard is in durable storage."""
+
+    part: p.Part
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishDone:
+    """Answer to Publish: `durable` is what LATEST names now; None: the fence refused it, for good."""
+
+    id: p.SnapshotId
+    durable: Optional[p.Durable]
+    message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageSeen:
+    """News of durable storage."""
+
+    storage: p.Storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Warm:
+    """Workers can start at once from now on; or, with `error`, never."""
+
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Noticed:
+    """SIGTERM: this pod is to go within `grace` seconds."""
+
+    grace: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """Time has passed; a few times a second."""
+
+
+Event = Union[
+    Asked, WorkersGone, StoreBound, Reached, StartFailed, WorkerSaid, WorkerExited, MemberSaid, MemberGone, LeadJoined,
+    LeadSaid, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm, Noticed, Tick,
+]  # fmt: skip
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PersistSeen:
+    """Must be in the volume before any later effect happens."""
+
+    round: int
+    claim: str
+
+
+@dataclasses.dataclass(frozen=True)
+class KillWorkers:
+    """Leave everything older than `round`: SIGKILL and reap its workers, end its store, copier, shipping and streams
+    (both to the lead and of members). Then WorkersGone(round). Comes again where a kill was asked for again."""
+
+    round: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BindStore:
+    """Then StoreBound."""
+
+    round: int
+    claim: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ReachOut:
+    """Ping the candidates in parallel, with a short limit. Then Reached."""
+
+    prepare: p.Prepare
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    request: int
+    message: Union[p.Prepared, p.Accepted, p.Refused]
+
+
+@dataclasses.dataclass(frozen=True)
+class StartRound:
+    """Start the workers of members[me]; serve the bound store if `lead`, else close it; else join the lead
+    (members[0]), again and again until it says yes or the round is over."""
+
+    assign: p.Assign
+    me: int
+
+    @property
+    def lead(self) -> bool:
+        return self.me == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyFrom:
+    """Copy every snapshot of these shards of this round as it is committed by that member; CopyHeld after each."""
+
+    round: int
+    member: p.Member
+    shards: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DropSnapshots:
+    ids: tuple[p.SnapshotId, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ToWorker:
+    rank: int
+    message: Union[w.DrainRequest, w.CopiedUpTo]
+
+
+@dataclasses.dataclass(frozen=True)
+class SignalWorkers:
+    """To the process group of every worker of the round that is still there."""
+
+    signal: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ToMembers:
+    """From the lead, on the streams of this round; `only`: one replica."""
+
+    message: Union[p.Drain, p.DurableMoved]
+    only: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ship:
+    """Put the file into storage, with retries, until it is there (PartShipped) or the round is over; an older one of
+    the same shard that is not under way is given up."""
+
+    id: p.SnapshotId
+    shard: int
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Publish:
+    """All parts are in storage: write the manifest and move LATEST, with retries; then PublishDone."""
+
+    id: p.SnapshotId
+    complete: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportChanged:
+    """AgentCore.report() and .state() say something new: tell the watchers and the lead. At most once per event."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exit:
+    code: int
+
+
+Effect = Union[
+    PersistSeen, KillWorkers, BindStore, ReachOut, Reply, StartRound, CopyFrom, DropSnapshots, ToWorker, SignalWorkers,
+    ToMembers, Ship, Publish, ReportChanged, Exit,
+]  # fmt: skip

@@ -1,0 +1,78 @@
+"""From a worker's end to a Failure with a sentence, and which of a round's failures is the cause. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterable
+from typing import Optional
+
+from concertina_agent.protocol import Failure
+from concertina_agent.worker_channel import BAD_INPUT_EXIT, Fault
+
+LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "recvValue failed",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "Socket Timeout",
+    "Timed out waiting",
+)
+"""What gloo, NCCL and the store say, in the last lines of output, when another rank has gone."""
+
+UNPROVOKED = frozenset({"WorkerSignaled", "MemberLost", "BadInput", "StartFailed"})
+"""Reasons that do not come from the loss of a peer."""
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def worker_failure(
+    replica: str, rank: int, code: int, last_lines: tuple[str, ...], fault: Optional[Fault], step: int, at: float
+) -> Failure:
+    """Why a worker that did not end well did so; `code` as in `subprocess`."""
+    permanent = False
+    if fault is not None:
+        reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
+        permanent = reason == "BadInput" and code == BAD_INPUT_EXIT
+    elif code < 0:
+        reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}."
+    elif code == 0:
+        reason, message = "WorkerExitedEarly", f"Rank {rank} exited with code 0 before the run was complete."
+    else:
+        last = next((line for line in reversed(last_lines) if line.strip()), "")
+        reason = "WorkerFailed"
+        message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
+    return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at)
+
+
+def looks_provoked(failure: Failure) -> bool:
+    """Its last words are those of a rank that lost a peer, or it was taken down by its own watchdog."""
+    if failure.reason == "WorkerSignaled":
+        return -failure.exit_code == signal.SIGABRT
+    if failure.reason in UNPROVOKED:
+        return False
+    return any(words in line for line in failure.last_lines for words in LOST_PEER)
+
+
+def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """In the given order of arrival: the first one that does not look provoked is the cause (the very first one if all
+    do); `secondary` is true for what may follow from it."""
+    ordered = tuple(failures)
+    cause = next((i for i, failure in enumerate(ordered) if not looks_provoked(failure)), 0)
+    return tuple(
+        dataclasses.replace(f, secondary=i != cause and (looks_provoked(f) or f.reason not in UNPROVOKED))
+        for i, f in enumerate(ordered)
+    )
+
+
+def better(known: Optional[Failure], new: Failure) -> Failure:
+    """The one that tells more about why this replica failed."""
+    return new if known is None or (looks_provoked(known) and not looks_provoked(new)) else known

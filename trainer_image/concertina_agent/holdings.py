@@ -1,0 +1,63 @@
+"""Which snapshots an agent holds, and which of them it must drop. Pure: the files are `snapshots`' business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from concertina_agent.protocol import Held, Restore, SnapshotId
+
+OWN_SLOTS = 3
+COPY_SLOTS = 2
+
+
+class Holdings:
+    """Shards by snapshot id, with the same slots as on the volume."""
+
+    def __init__(self, held: Iterable[Held] = ()) -> None:
+        self._shards: dict[SnapshotId, set[int]] = {}
+        self._commits: dict[int, int] = {}
+        self.replace(held)
+
+    def replace(self, held: Iterable[Held]) -> None:
+        """Believe what has been read from the volume."""
+        self._shards = {h.id: set(h.shards) for h in held}
+        self._commits = {}
+
+    def committed(self, id: SnapshotId, shard: int) -> tuple[SnapshotId, ...]:
+        """A worker of ours has filled a slot. Returns the older rounds' ids, to be dropped, once it is certain that a
+        snapshot of this round is complete on all peers: a worker begins its third only then."""
+        self._put(id, shard, OWN_SLOTS)
+        self._commits[shard] = self._commits.get(shard, 0) + 1
+        return self.drop(i for i in self._shards if i.round < id.round) if self._commits[shard] >= OWN_SLOTS else ()
+
+    def copied(self, id: SnapshotId, shard: int) -> None:
+        self._put(id, shard, COPY_SLOTS)
+
+    def newest(self, round: int, shard: int) -> int:
+        """Step of the newest snapshot of this shard in this round; -1 without."""
+        return max((id.step for id in self._of(round, shard)), default=-1)
+
+    def void(self, round: int, restore: Restore) -> tuple[SnapshotId, ...]:
+        """Drop what lies beyond the base of `round`: made in lower rounds, after the step it goes on from."""
+        return self.drop(id for id in self._shards if id.round < round and id.step > restore.step)
+
+    def drop(self, ids: Iterable[SnapshotId]) -> tuple[SnapshotId, ...]:
+        dropped = tuple(ids)
+        for id in dropped:
+            self._shards.pop(id, None)
+        return dropped
+
+    def all(self) -> tuple[Held, ...]:
+        """Newest first."""
+        order = sorted(self._shards, key=lambda id: (id.round, id.step, id.layout), reverse=True)
+        return tuple(Held(id, tuple(sorted(self._shards[id]))) for id in order)
+
+    def _of(self, round: int, shard: int) -> Iterator[SnapshotId]:
+        return (id for id, shards in self._shards.items() if id.round == round and shard in shards)
+
+    def _put(self, id: SnapshotId, shard: int, slots: int) -> None:
+        self._shards.setdefault(id, set()).add(shard)
+        for old in sorted(self._of(id.round, shard), key=lambda id: id.step)[:-slots]:
+            self._shards[old].discard(shard)
+            if not self._shards[old]:
+                del self._shards[old]

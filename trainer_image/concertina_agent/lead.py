@@ -1,0 +1,91 @@
+"""What the lead knows about the members of its round. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from concertina_agent import failures
+from concertina_agent.protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId
+
+JOIN_SECONDS = 10.0
+"""A member that has not joined the lead this long after the lead's own Assign is lost."""
+OVER = ("succeeded", "drained", "failed")
+
+
+class Lead:
+    """The members' states, the round's failures in order of arrival, and the parts that are in storage."""
+
+    def __init__(self, assign: Assign, now: float) -> None:
+        self.members = {
+            m.replica: MemberState(m.replica, m.instance, assign.round, assign.claim, "starting")
+            for m in assign.members
+        }
+        self._failures: dict[str, Failure] = {}
+        self._give_up_at = {m.replica: now + JOIN_SECONDS for m in assign.members[1:]}
+        self._joined: set[str] = set()
+        self._published: set[SnapshotId] = set()
+
+    def join(self, message: Join, now: float) -> str:
+        """Empty, or why this member may not join."""
+        state = self.members.get(message.replica)
+        if state is None or state.instance != message.instance:
+            return f"{message.replica} ({message.instance}) is no member of round {message.round}"
+        self._joined.add(message.replica)
+        self._give_up_at[message.replica] = now + SILENCE_SECONDS
+        return ""
+
+    def said(self, state: MemberState, now: float) -> bool:
+        """Take a member's line; false where it brings nothing new."""
+        known = self.members.get(state.replica)
+        if known is None or (known.instance, known.round, known.claim) != (state.instance, state.round, state.claim):
+            return False
+        if state.replica in self._give_up_at:
+            self._give_up_at[state.replica] = now + SILENCE_SECONDS
+        if known.failure is not None and state.failure is None:
+            return False  # a lost member stays lost: its round is over
+        self.members[state.replica] = state
+        if state.failure is not None:
+            self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
+        return state != known
+
+    def lost(self, replica: str, detail: str, at: float) -> bool:
+        """The member's stream broke or is silent; false where that is no news, or no harm."""
+        known = self.members.get(replica)
+        if known is None or known.state in OVER:
+            return False
+        failure = Failure(replica, "MemberLost", f"{replica} {detail}.", step=known.step, at=at)
+        self._failures.setdefault(replica, failure)
+        self.members[replica] = dataclasses.replace(known, state="failed", failure=failure)
+        return True
+
+    def overdue(self, now: float) -> list[tuple[str, str]]:
+        """(replica, what it did not do) of members whose time is up."""
+        words = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}
+        late = [replica for replica, at in self._give_up_at.items() if now >= at]
+        for replica in late:
+            del self._give_up_at[replica]
+        return [(replica, words[replica in self._joined]) for replica in late]
+
+    def all_are(self, state: str) -> bool:
+        return all(member.state == state for member in self.members.values())
+
+    def failures(self) -> tuple[Failure, ...]:
+        return failures.mark(self._failures.values())
+
+    def publishable(self) -> list[tuple[SnapshotId, bool]]:
+        """Snapshots (with whether the run is complete with it) whose parts are all in storage; each told once."""
+        parts: dict[SnapshotId, set[Part]] = {}
+        for member in self.members.values():
+            for part in member.durable_parts:
+                parts.setdefault(part.id, set()).add(part)
+        ready = [
+            (id, any(part.complete for part in found))
+            for id, found in sorted(parts.items(), key=lambda item: item[0].step)
+            if id not in self._published and {part.shard for part in found} == set(range(id.shards))
+        ]
+        self._published.update(id for id, _ in ready)
+        return ready
+
+    def state_of(self, replica: str) -> Optional[MemberState]:
+        return self.members.get(replica)

@@ -1,0 +1,546 @@
+"""The agent's decisions: `AgentCore` takes one event at a time and says what must be done. Pure and deterministic: no
+clock, no I/O, no threads; the shell (`agent`) and the simulation drive the same class.
+
+    core = AgentCore(replica, uid, instance, workers, bundled=True, storage=Storage("Unknown"), seen=(0, ""), held=())
+    effects = core.handle(event, now, at)     # now: monotonic seconds, at: Unix seconds (only for Failure.at)
+    core.report() -> protocol.Report          # what Watch streams
+    core.state() -> protocol.MemberState      # what a member tells its lead
+    core.seen -> (round, claim)               # the highest ever seen
+
+Events and effects are the dataclasses of `events`; effects are to be carried out in order. The rules:
+- A request of a lower round than the highest seen, or of that round under another claim, is refused. What is seen is
+  persisted before anything follows from it; `seen` is what a restarted agent reads back.
+- Prepare (higher, or the same again after a restart of the agent) -> PersistSeen, KillWorkers, BindStore, ReachOut, and
+  the Reply only after WorkersGone, StoreBound and Reached. The same Prepare again: the same answer, nothing killed. The
+  same round and claim with other candidates, before the Assign: only they are reached out to anew.
+- Assign -> StartRound once, if this (round, claim) is prepared and the instance id is ours. The same again: Accepted.
+- Workers are killed by a Prepare alone (and by the end of a command's grace). A round that failed waits for it.
+- The lead collects MemberState lines; silence (Tick), a broken stream or no Join is MemberLost. Members treat the lead
+  alike (LeadLost). The first failure that does not look like a lost peer is the cause, what follows is `secondary`.
+- drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace is over). The
+  lead's own report says drained only when every member is, and with `durable` only when LATEST names that step.
+- succeeded: all own workers are through; the lead's report: every member's are, and the final checkpoint is published.
+- Snapshots beyond the base of a new round are dropped at its Assign; those of older rounds once this one has a snapshot
+  complete on all peers (at a worker's third commit, see `holdings`).
+- A Notice says draining to the lead and exits when the workers are gone, copied and shipped, or the grace is over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Optional
+
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+from concertina_agent.failures import better, worker_failure
+from concertina_agent.holdings import Holdings
+from concertina_agent.lead import JOIN_SECONDS, Lead
+from concertina_agent.workers_state import Workers
+
+EXIT_NOTICED = 128 + signal.SIGTERM
+
+
+@dataclasses.dataclass
+class Preparation:
+    """What has to be true before Prepared may be said, and who waits for it."""
+
+    prepare: p.Prepare
+    waiting: list[int]
+    gone: bool = False
+    store: str = ""
+    reachable: Optional[tuple[str, ...]] = None
+    answer: Optional[p.Prepared] = None
+
+    @property
+    def quiet(self) -> bool:
+        return self.gone and bool(self.store)
+
+
+@dataclasses.dataclass
+class Round:
+    """The round that this agent was assigned to."""
+
+    assign: p.Assign
+    me: int
+    workers: Workers
+    lead: Optional[Lead]
+    """Only on the lead."""
+    silent_at: float
+    """When the lead counts as lost, unless it says something."""
+    drain: Optional[p.Drain] = None
+    drain_until: float = 0.0
+    grace_over: bool = False
+    failure: Optional[p.Failure] = None
+    parts: tuple[p.Part, ...] = ()
+    unshipped: frozenset[tuple[p.SnapshotId, int]] = frozenset()
+    complete: frozenset[p.SnapshotId] = frozenset()
+    copied: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Own shard -> newest step that the peer holds."""
+
+    @property
+    def lonely(self) -> bool:
+        return len(self.assign.members) == 1
+
+
+class AgentCore:
+    def __init__(
+        self,
+        replica: str,
+        uid: str,
+        instance: str,
+        workers: int,
+        *,
+        bundled: bool,
+        storage: Optional[p.Storage] = None,
+        seen: tuple[int, str] = (0, ""),
+        held: Iterable[p.Held] = (),
+    ) -> None:
+        """`instance`: random, per start of the agent. `storage`: None without durable storage (or not `bundled`)."""
+        self.replica, self.uid, self.instance = replica, uid, instance
+        self.seen = seen
+        self._slots, self._bundled, self._storage = workers, bundled, storage
+        self._holdings = Holdings(held)
+        self._ready, self._startup_error = False, ""
+        self._preparation: Optional[Preparation] = None
+        self._round: Optional[Round] = None
+        self._notice_until: Optional[float] = None
+        self._now = self._at = 0.0
+        self._changed = False
+        self._effects: list[e.Effect] = []
+
+    # --- the surface ------------------------------------------------------------------------------------------------
+
+    def handle(self, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
+        """Take one event; the effects are to be carried out in order."""
+        self._now, self._at, self._effects, self._changed = now, at, [], False
+        _ON[type(event)](self, event)
+        self._leave_if_done()
+        return [*self._effects, e.ReportChanged()] if self._changed else self._effects
+
+    def state(self) -> p.MemberState:
+        """This agent as a member of its round."""
+        r = self._round
+        if r is None:
+            return p.MemberState(self.replica, self.instance, *self.seen, state="starting")
+        return p.MemberState(
+            self.replica, self.instance, *self.seen, self._own_state(r), r.workers.step, r.failure, r.parts
+        )
+
+    def report(self) -> p.Report:
+        """All that this agent knows."""
+        r = self._round
+        lead = r.lead if r else None
+        return p.Report(
+            replica=self.replica,
+            instance=self.instance,
+            ready=self._ready,
+            round=self.seen[0],
+            claim=self.seen[1],
+            state=self._reported_state(),
+            lead=lead is not None,
+            members=dict(lead.members) if lead else {},
+            failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
+            progress=r.workers.progress if r else None,
+            storage=self._storage,
+            startup_error=self._startup_error,
+        )
+
+    @property
+    def held(self) -> tuple[p.Held, ...]:
+        """Newest first."""
+        return self._holdings.all()
+
+    @property
+    def world(self) -> Optional[p.Assign]:
+        """The round that runs here, or has ended here."""
+        return self._round.assign if self._round else None
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _asked(self, event: e.Asked) -> None:
+        message = event.message
+        if message.uid != self.uid:
+            return self._refuse(event.request, f"this replica belongs to job {self.uid}, not {message.uid}")
+        _ON_REQUEST[type(message)](self, event.request, message)
+        return None
+
+    def _prepare(self, request: int, message: p.Prepare) -> None:
+        if not self._is_current_or_higher(message.round, message.claim):
+            return self._refuse(request, self._older(message.round))
+        known = self._preparation
+        if known is None or self.seen != (message.round, message.claim):
+            return self._prepare_anew(request, message)
+        if known.answer is not None and (known.prepare == message or self._round is not None):
+            return self._reply(request, known.answer)
+        known.waiting.append(request)
+        if known.prepare != message:
+            known.prepare, known.reachable, known.answer = message, None, None
+            self._effects.append(e.ReachOut(message))
+        return None
+
+    def _prepare_anew(self, request: int, message: p.Prepare) -> None:
+        abandoned = self._preparation.waiting if self._preparation else []
+        self.seen = (message.round, message.claim)
+        self._preparation, self._round, self._changed = Preparation(message, [request]), None, True
+        for waiting in abandoned:
+            self._refuse(waiting, self._older(0))
+        self._effects += [
+            e.PersistSeen(message.round, message.claim),
+            e.KillWorkers(message.round),
+            e.BindStore(message.round, message.claim),
+            e.ReachOut(message),
+        ]
+
+    def _assign(self, request: int, message: p.Assign) -> None:
+        if (message.round, message.claim) != self.seen:
+            return self._refuse(request, self._older(message.round))
+        if self._round is not None:
+            if self._round.assign == message:
+                return self._reply(request, p.Accepted(*self.seen))
+            return self._refuse(request, f"round {message.round} has been assigned here in another way")
+        if self._preparation is None or not self._preparation.quiet:
+            return self._refuse(request, f"round {message.round} is not prepared by this instance of the agent")
+        me = next((i for i, m in enumerate(message.members) if m.replica == self.replica), -1)
+        if me < 0 or message.members[me].instance != self.instance:
+            return self._refuse(request, f"{self.replica} ({self.instance}) is not a member of round {message.round}")
+        self._reply(request, p.Accepted(*self.seen))
+        self._begin(message, me)
+        return None
+
+    def _begin(self, message: p.Assign, me: int) -> None:
+        mine = message.members[me]
+        ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
+        lead = Lead(message, self._now) if me == 0 else None
+        self._round = Round(message, me, Workers(ranks, self._bundled), lead, self._now + JOIN_SECONDS)
+        if void := self._holdings.void(message.round, message.restore):
+            self._effects.append(e.DropSnapshots(void))
+        self._effects.append(e.StartRound(message, me))
+        if self._bundled and not self._round.lonely:
+            before = message.members[me - 1]
+            shards = tuple(range(before.first_rank, before.first_rank + before.workers))
+            self._effects.append(e.CopyFrom(message.round, before, shards))
+        self._own_state_changed()
+
+    def _drain(self, request: int, message: p.Drain) -> None:
+        r = self._round
+        if (message.round, message.claim) != self.seen:
+            return self._refuse(request, self._older(message.round))
+        if r is None or r.lead is None:
+            return self._refuse(request, f"{self.replica} does not lead round {message.round}")
+        self._reply(request, p.Accepted(*self.seen))
+        if r.drain is None or (message.durable and not r.drain.durable):
+            self._effects.append(e.ToMembers(message))
+            self._begin_drain(r, message)
+        return None
+
+    def _join(self, request: int, message: p.Join) -> None:
+        r = self._round
+        if (message.round, message.claim) != self.seen or r is None or r.lead is None:
+            return self._refuse(request, f"{self.replica} does not lead round {message.round} (yet)")
+        if refusal := r.lead.join(message, self._now):
+            return self._refuse(request, refusal)
+        self._reply(request, p.Accepted(*self.seen))
+        if r.drain is not None:
+            self._effects.append(e.ToMembers(r.drain, only=message.replica))
+        return None
+
+    def _ping(self, request: int, message: p.Ping) -> None:
+        self._reply(request, p.Accepted(*self.seen))
+
+    # --- preparing --------------------------------------------------------------------------------------------------
+
+    def _workers_gone(self, event: e.WorkersGone) -> None:
+        if event.round == self.seen[0] and self._preparation is not None and not self._preparation.gone:
+            if event.held is not None:
+                self._holdings.replace(event.held)
+            self._preparation.gone = True
+            self._answer_when_ready()
+
+    def _store_bound(self, event: e.StoreBound) -> None:
+        if (event.round, event.claim) == self.seen and self._preparation is not None:
+            self._preparation.store = event.address
+            self._answer_when_ready()
+
+    def _reached(self, event: e.Reached) -> None:
+        if self._preparation is not None and event.prepare == self._preparation.prepare:
+            self._preparation.reachable = event.replicas
+            self._answer_when_ready()
+
+    def _answer_when_ready(self) -> None:
+        known = self._preparation
+        if known is None or not known.quiet or known.reachable is None or known.answer is not None:
+            return
+        known.answer = p.Prepared(
+            self.replica, self.instance, *self.seen, self._slots, known.store, known.reachable, self.held, self._storage
+        )
+        for request in known.waiting:
+            self._reply(request, known.answer)
+        known.waiting.clear()
+
+    # --- own workers ------------------------------------------------------------------------------------------------
+
+    def _worker_said(self, event: e.WorkerSaid) -> None:
+        r = self._current(event.round)
+        if r is None or event.rank not in r.workers.ranks:
+            return
+        r.workers.said(event.rank, event.message)
+        message = event.message
+        if isinstance(message, w.Committed):
+            self._committed(r, message)
+        elif isinstance(message, w.WantDurable):
+            r.unshipped |= {(message.id, message.shard)}
+            r.complete |= {message.id} if message.complete else set()
+            self._effects.append(e.Ship(message.id, message.shard, message.path))
+        self._own_state_changed()
+
+    def _committed(self, r: Round, message: w.Committed) -> None:
+        if older := self._holdings.committed(message.id, message.shard):
+            self._effects.append(e.DropSnapshots(older))
+        if r.lonely:
+            self._effects.append(e.ToWorker(message.shard, w.CopiedUpTo(message.id.step)))
+
+    def _worker_exited(self, event: e.WorkerExited) -> None:
+        r = self._current(event.round)
+        if r is None:
+            return
+        stopping = r.drain is not None or self._notice_until is not None
+        worker = r.workers.exited(event.rank, event.code, stopping)
+        if worker.outcome == "failed":
+            step = r.workers.step
+            self._fail(
+                worker_failure(self.replica, event.rank, event.code, event.last_lines, worker.fault, step, self._at)
+            )
+        self._own_state_changed()
+
+    def _start_failed(self, event: e.StartFailed) -> None:
+        if self._current(event.round) is not None:
+            self._fail(p.Failure(self.replica, "StartFailed", event.message, at=self._at))
+
+    def _fail(self, failure: p.Failure) -> None:
+        if self._round is not None:
+            self._round.failure = better(self._round.failure, failure)
+            self._own_state_changed()
+
+    def _own_state_changed(self) -> None:
+        self._changed = True
+        if self._round is not None and self._round.lead is not None:
+            self._round.lead.said(self.state(), self._now)
+            self._publish(self._round.lead)
+
+    # --- lead and members -------------------------------------------------------------------------------------------
+
+    def _member_said(self, event: e.MemberSaid) -> None:
+        lead = self._round.lead if self._round else None
+        if lead is not None and lead.said(event.state, self._now):
+            self._changed = True
+            self._publish(lead)
+
+    def _member_gone(self, event: e.MemberGone) -> None:
+        lead = self._round.lead if self._round else None
+        if lead is not None and (event.round, event.claim) == self.seen:
+            self._changed |= lead.lost(event.replica, event.detail or "closed its connection to the lead", self._at)
+
+    def _lead_joined(self, event: e.LeadJoined) -> None:
+        if self._round is not None and (event.round, event.claim) == self.seen:
+            self._round.silent_at = self._now + p.SILENCE_SECONDS
+            self._changed = True
+
+    def _lead_said(self, event: e.LeadSaid) -> None:
+        r = self._round
+        if r is None or r.lead is not None or (event.round, event.claim) != self.seen:
+            return
+        r.silent_at = self._now + p.SILENCE_SECONDS
+        if isinstance(event.message, p.Drain) and r.drain != event.message:
+            self._begin_drain(r, event.message)
+        elif isinstance(event.message, p.DurableMoved):
+            self._durable_moved(r, event.message.durable)
+
+    def _lead_gone(self, event: e.LeadGone) -> None:
+        if (event.round, event.claim) == self.seen:
+            self._lead_lost(event.detail or "closed the connection")
+
+    def _lead_lost(self, detail: str) -> None:
+        r = self._round
+        if r is None or r.lead is not None or self._own_state(r) in ("succeeded", "drained", "failed"):
+            return
+        lead = r.assign.members[0].replica
+        self._fail(p.Failure(self.replica, "LeadLost", f"The lead {lead} {detail}.", step=r.workers.step, at=self._at))
+
+    # --- drains and notices -----------------------------------------------------------------------------------------
+
+    def _begin_drain(self, r: Round, message: p.Drain) -> None:
+        r.drain, r.drain_until = message, self._now + message.grace_seconds
+        if not self._bundled:
+            self._effects.append(e.SignalWorkers(signal.SIGTERM))
+        elif r.workers.alive(0):
+            self._effects.append(e.ToWorker(0, w.DrainRequest(message.durable)))
+        self._own_state_changed()
+
+    def _noticed(self, event: e.Noticed) -> None:
+        if self._notice_until is not None:
+            return
+        self._notice_until = self._now + event.grace
+        if self._round is not None and (not self._bundled or self._round.failure):
+            self._effects.append(e.SignalWorkers(signal.SIGKILL if self._bundled else signal.SIGTERM))
+        self._own_state_changed()
+
+    def _leave_if_done(self) -> None:
+        if self._notice_until is None:
+            return
+        r = self._round
+        at_rest = r is None or (r.workers.all_over() and not r.unshipped and bool(r.failure or self._peer_has_all(r)))
+        if at_rest or self._now >= self._notice_until:
+            done = r is not None and self._reported_state() == "succeeded"
+            self._effects.append(e.Exit(0 if done else EXIT_NOTICED))
+
+    def _tick(self, event: e.Tick) -> None:
+        r = self._round
+        if r is None:
+            return
+        if r.lead is None and self._now >= r.silent_at:
+            self._lead_lost("has been silent or out of reach for too long")
+        for replica, detail in r.lead.overdue(self._now) if r.lead else ():
+            self._changed |= r.lead.lost(replica, detail, self._at) if r.lead else False
+        if r.drain is not None and not r.grace_over and self._now >= r.drain_until:
+            r.grace_over = True
+            if not self._bundled:
+                self._effects.append(e.SignalWorkers(signal.SIGKILL))
+            self._own_state_changed()
+
+    # --- copies and storage -----------------------------------------------------------------------------------------
+
+    def _peer_copied(self, event: e.PeerCopied) -> None:
+        r = self._current(event.id.round)
+        if r is not None and event.id.step > r.copied.get(event.shard, -1):
+            r.copied[event.shard] = event.id.step
+            self._effects.append(e.ToWorker(event.shard, w.CopiedUpTo(event.id.step)))
+            if r.drain is not None:
+                self._own_state_changed()
+
+    def _copy_held(self, event: e.CopyHeld) -> None:
+        if self._current(event.id.round) is not None:
+            self._holdings.copied(event.id, event.shard)
+
+    def _part_shipped(self, event: e.PartShipped) -> None:
+        r = self._current(event.part.id.round)
+        if r is not None:
+            part = dataclasses.replace(event.part, complete=event.part.id in r.complete)
+            r.parts = (*(known for known in r.parts if known != part), part)
+            r.unshipped -= {(part.id, part.shard)}
+            self._own_state_changed()
+
+    def _publish(self, lead: Lead) -> None:
+        self._effects += [e.Publish(id, complete) for id, complete in lead.publishable()]
+
+    def _publish_done(self, event: e.PublishDone) -> None:
+        r = self._current(event.id.round)
+        if r is None:
+            return
+        if event.durable is None:
+            self._storage_seen(e.StorageSeen(p.Storage("Error", self._latest(), event.message)))
+            return
+        self._effects.append(e.ToMembers(p.DurableMoved(event.durable)))
+        self._durable_moved(r, event.durable)
+
+    def _durable_moved(self, r: Round, durable: p.Durable) -> None:
+        self._storage = p.Storage("Ready", durable)
+        r.parts = tuple(part for part in r.parts if part.id.step > durable.step)
+        r.unshipped = frozenset(waiting for waiting in r.unshipped if waiting[0].step > durable.step)
+        self._own_state_changed()
+
+    def _storage_seen(self, event: e.StorageSeen) -> None:
+        if self._storage is not None and event.storage != self._storage:
+            self._storage, self._changed = event.storage, True
+
+    def _warm(self, event: e.Warm) -> None:
+        self._ready, self._startup_error, self._changed = not event.error, event.error, True
+
+    # --- what is true -----------------------------------------------------------------------------------------------
+
+    def _own_state(self, r: Round) -> str:
+        if r.failure is not None:
+            return "failed"
+        if r.workers.all_over():
+            if r.workers.all_complete():
+                return "succeeded"
+            if self._peer_has_all(r) or r.grace_over:
+                return "drained"
+        if r.drain is not None or self._notice_until is not None:
+            return "draining"
+        return "running" if r.workers.all_started() else "starting"
+
+    def _reported_state(self) -> str:
+        r = self._round
+        if r is None:
+            return "idle" if self._preparation is None else "prepared"
+        own = self._own_state(r)
+        if own == "starting":
+            return "running"
+        if r.lead is None or own not in ("drained", "succeeded") or (r.lead.all_are(own) and self._is_durable(r, own)):
+            return own
+        return "draining" if r.drain is not None else "running"
+
+    def _is_durable(self, r: Round, own: str) -> bool:
+        """What the end of this round asks of durable storage is there."""
+        if self._storage is None or (own == "drained" and not (r.drain and r.drain.durable)):
+            return True
+        latest = self._latest()
+        at_step = latest is not None and latest.uid == self.uid and latest.step >= r.workers.step
+        return at_step and (own == "drained" or (latest is not None and latest.complete))
+
+    def _peer_has_all(self, r: Round) -> bool:
+        newest = {rank: self._holdings.newest(self.seen[0], rank) for rank in r.workers.ranks}
+        return r.lonely or not self._bundled or all(r.copied.get(rank, -1) >= step for rank, step in newest.items())
+
+    def _latest(self) -> Optional[p.Durable]:
+        return self._storage.latest if self._storage else None
+
+    def _current(self, round: int) -> Optional[Round]:
+        """The round in progress here, if it is this one."""
+        return self._round if round == self.seen[0] else None
+
+    def _is_current_or_higher(self, round: int, claim: str) -> bool:
+        return round > self.seen[0] or (round, claim) == self.seen
+
+    def _older(self, round: int) -> str:
+        return f"round {round} under this claim is not the highest seen here: {self.seen[0]} ({self.seen[1]})"
+
+    def _reply(self, request: int, message: p.Prepared | p.Accepted | p.Refused) -> None:
+        self._effects.append(e.Reply(request, message))
+
+    def _refuse(self, request: int, reason: str) -> None:
+        self._reply(request, p.Refused(reason, *self.seen))
+
+
+_ON_REQUEST: Mapping[type, Callable[[AgentCore, int, Any], None]] = {
+    p.Prepare: AgentCore._prepare,
+    p.Assign: AgentCore._assign,
+    p.Drain: AgentCore._drain,
+    p.Join: AgentCore._join,
+    p.Ping: AgentCore._ping,
+}
+_ON: Mapping[type, Callable[[AgentCore, Any], None]] = {
+    e.Asked: AgentCore._asked,
+    e.WorkersGone: AgentCore._workers_gone,
+    e.StoreBound: AgentCore._store_bound,
+    e.Reached: AgentCore._reached,
+    e.StartFailed: AgentCore._start_failed,
+    e.WorkerSaid: AgentCore._worker_said,
+    e.WorkerExited: AgentCore._worker_exited,
+    e.MemberSaid: AgentCore._member_said,
+    e.MemberGone: AgentCore._member_gone,
+    e.LeadJoined: AgentCore._lead_joined,
+    e.LeadSaid: AgentCore._lead_said,
+    e.LeadGone: AgentCore._lead_gone,
+    e.PeerCopied: AgentCore._peer_copied,
+    e.CopyHeld: AgentCore._copy_held,
+    e.PartShipped: AgentCore._part_shipped,
+    e.PublishDone: AgentCore._publish_done,
+    e.StorageSeen: AgentCore._storage_seen,
+    e.Warm: AgentCore._warm,
+    e.Noticed: AgentCore._noticed,
+    e.Tick: AgentCore._tick,
+}

@@ -1,0 +1,67 @@
+"""What is known about the own workers of one round. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Optional
+
+from concertina_agent import worker_channel as w
+from concertina_agent.protocol import Progress
+
+
+@dataclasses.dataclass
+class Worker:
+    started: bool = False
+    done: Optional[w.Done] = None
+    fault: Optional[w.Fault] = None
+    outcome: str = ""
+    """complete, drained or failed, once it has exited."""
+
+
+class Workers:
+    def __init__(self, ranks: Iterable[int], bundled: bool) -> None:
+        self.progress: Optional[Progress] = None
+        """From rank 0, where it is one of ours."""
+        self.step = -1
+        self._bundled = bundled
+        self._workers = {rank: Worker() for rank in ranks}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self._workers)
+
+    def said(self, rank: int, message: w.Message) -> None:
+        worker = self._workers[rank]
+        worker.started = True
+        if isinstance(message, Progress):
+            self.progress, self.step = message, max(self.step, message.step)
+        elif isinstance(message, w.Beat):
+            self.step = max(self.step, message.step)
+        elif isinstance(message, w.Done):
+            worker.done, self.step = message, max(self.step, message.step)
+        elif isinstance(message, w.Fault):
+            worker.fault = message
+
+    def exited(self, rank: int, code: int, stopping: bool) -> Worker:
+        """`stopping`: it was told to stop; a command of one's own may then end as it likes."""
+        worker = self._workers[rank]
+        if self._bundled:
+            worker.outcome = worker.done.outcome if worker.done is not None and code == 0 else "failed"
+        elif stopping:
+            worker.outcome = "drained"
+        else:
+            worker.outcome = "complete" if code == 0 else "failed"
+        return worker
+
+    def alive(self, rank: int) -> bool:
+        return rank in self._workers and not self._workers[rank].outcome
+
+    def all_started(self) -> bool:
+        return all(worker.started for worker in self._workers.values())
+
+    def all_over(self) -> bool:
+        return all(worker.outcome for worker in self._workers.values())
+
+    def all_complete(self) -> bool:
+        return all(worker.outcome == "complete" for worker in self._workers.values())
