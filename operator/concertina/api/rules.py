@@ -21,15 +21,11 @@ class Rule:
     message: str
     field: str | None = None
     """Path, below `at`, of the field to name in the refusal."""
-    message_cel: str | None = None
-    """CEL expression of a message that quotes values."""
     holds: Callable[[JobSpec], bool] | None = None
 
     def validation(self) -> dict[str, Any]:
         """The rule as it stands in the CRD."""
         entry = {"rule": self.cel, "message": self.message}
-        if self.message_cel:
-            entry["messageExpression"] = self.message_cel
         if self.field:
             entry["fieldPath"] = self.field
         return entry
@@ -78,8 +74,6 @@ RULES: tuple[Rule, ...] = (
         field=".elastic.minReplicas",
         cel="!has(self.elastic) || self.elastic.minReplicas <= self.replicas",
         message="elastic.minReplicas is larger than replicas: lower it, or raise replicas",
-        message_cel="'elastic.minReplicas (' + string(self.elastic.minReplicas) + ') is larger than replicas (' + "
-        "string(self.replicas) + '): lower it, or raise replicas'",
         holds=lambda spec: spec.min_replicas <= spec.replicas,
     ),
     Rule(
@@ -116,13 +110,15 @@ RULES: tuple[Rule, ...] = (
         holds=lambda spec: not spec.bundled or spec.parallelism.block == 1,
     ),
     Rule(
-        at=".spec.trainer.model",
-        cel="self.dim % (2 * self.heads) == 0",
+        at=".spec.trainer",
+        field=".model.dim",
+        cel="self.model.dim % (2 * self.model.heads) == 0",
         message="dim must be an even multiple of heads: each head's width must be even",
     ),
     Rule(
-        at=".spec.trainer.model",
-        cel="!has(self.kvHeads) || self.heads % self.kvHeads == 0",
+        at=".spec.trainer",
+        field=".model.kvHeads",
+        cel="!has(self.model.kvHeads) || self.model.heads % self.model.kvHeads == 0",
         message="heads must be a multiple of kvHeads",
     ),
     Rule(

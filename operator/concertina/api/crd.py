@@ -1,0 +1,200 @@
+"""The CustomResourceDefinition, made from the models: `python -m concertina.api.crd` writes it, `--check` compares.
+
+Pydantic speaks JSON Schema; Kubernetes wants a structural schema: no references, no unions, bounds as booleans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from concertina.api import GROUP, KIND, PLURAL, VERSION
+from concertina.api.rules import RULES
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+FILE = f"{GROUP}_{PLURAL}.yaml"
+TARGETS = (ROOT / "crds" / FILE, ROOT / "charts" / "concertina" / "crds" / FILE)
+
+Schema = dict[str, Any]
+
+COLUMNS = (
+    ("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', "What the job is doing."),
+    ("World", "string", ".status.world.size", "Members of the current round and replicas wanted."),
+    ("Step", "integer", ".status.progress.step", "Steps finished."),
+    ("Progress%", "integer", ".status.progress.percent", "Share of all steps that are finished."),
+    ("Loss", "number", ".status.progress.loss", "Mean loss of the last step."),
+    ("Checkpoint", "date", ".status.lastCheckpoint.at", "Age of the newest durable checkpoint."),
+    ("Restarts", "integer", ".status.restarts.total", "Failures since the job was created."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
+)
+
+KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
+BOUNDS = ("minimum", "maximum", "multipleOf")
+
+
+def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    """A JSON Schema node of pydantic's as a structural schema of Kubernetes'."""
+    node = _resolved(node, definitions)
+    result: Schema = {key: node[key] for key in (*KEPT, *BOUNDS) if node.get(key) is not None}
+    result |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
+    if node.get("x-kubernetes-int-or-string"):
+        return result | {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+    for bound in ("Minimum", "Maximum"):
+        if (limit := node.get(f"exclusive{bound}")) is not None:
+            result |= {bound.lower(): limit, f"exclusive{bound}": True}
+    if "const" in node:
+        result["enum"] = [node["const"]]
+    if node.get("type") == "integer":
+        result["format"] = "int64" if result.get("maximum", 2**31) >= 2**31 else "int32"
+    if "items" in node:
+        result["items"] = structural(node["items"], definitions)
+    if node.get("type") == "object":
+        result |= _object(node, definitions)
+    return result
+
+
+def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The node with its reference put in place and `X or null` as X; what stands beside a reference wins."""
+    choices = [choice for choice in node.get("anyOf", ()) if choice.get("type") != "null"]
+    if len(choices) == 1:
+        node = {**choices[0], **{key: value for key, value in node.items() if key != "anyOf"}}
+    elif choices and not node.get("x-kubernetes-int-or-string"):
+        raise TypeError(f"a structural schema has no unions: {node}")
+    if "$ref" not in node:
+        return node
+    target = definitions[node["$ref"].removeprefix("#/$defs/")]
+    return _resolved({**target, **{key: value for key, value in node.items() if key != "$ref"}}, definitions)
+
+
+def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    """What a schema of type object has besides: fields, those required, and whether others are kept."""
+    result: Schema = {}
+    required = node.get("required", [])
+    if properties := node.get("properties"):
+        fields = {name: structural(field, definitions) for name, field in properties.items()}
+        for name, field in properties.items():
+            optional = any(choice.get("type") == "null" for choice in field.get("anyOf", ()))
+            if name not in required and not optional and _all_defaults(fields[name]):
+                fields[name]["default"] = {}
+        result["properties"] = fields
+    if required:
+        result["required"] = sorted(required)
+    if node.get("additionalProperties") is True:
+        # Part of an object of Kubernetes' own, which has defaults of its own.
+        return _without_defaults(result) | {"x-kubernetes-preserve-unknown-fields": True}
+    return result
+
+
+def _all_defaults(field: Schema) -> bool:
+    """An object that needs nothing said: the API server fills in its fields from the empty one."""
+    return field.get("type") == "object" and "properties" in field and "required" not in field
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """The same fields, none of them filled in by the API server."""
+    result = {key: value for key, value in schema.items() if key != "default"}
+    if "properties" in result:
+        result["properties"] = {name: _without_defaults(field) for name, field in result["properties"].items()}
+    if "items" in result:
+        result["items"] = _without_defaults(result["items"])
+    return result
+
+
+def job_schema() -> Schema:
+    """openAPIV3Schema of a TrainingJob."""
+    spec = JobSpec.model_json_schema(by_alias=True)
+    status = JobStatus.model_json_schema(by_alias=True)
+    schema: Schema = {
+        "type": "object",
+        "description": "An elastic training job.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
+            "kind": {"type": "string", "description": KIND},
+            "metadata": {"type": "object"},
+            "spec": structural(spec, spec.get("$defs", {})) | {"description": "What to run."},
+            # A status is what the operator saw: the API server shall not make one up.
+            "status": _without_defaults(structural(status, status.get("$defs", {}))),
+        },
+    }
+    for rule in RULES:
+        target = schema
+        for name in rule.at.split(".")[1:]:
+            target = target["properties"][name]
+        target.setdefault("x-kubernetes-validations", []).append(rule.validation())
+    return schema
+
+
+def crd() -> dict[str, Any]:
+    """The manifest of the CustomResourceDefinition."""
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": job_schema()},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "description": description}
+            for name, kind, path, description in COLUMNS
+        ],
+    }
+    names = {
+        "kind": KIND,
+        "listKind": f"{KIND}List",
+        "plural": PLURAL,
+        "singular": KIND.lower(),
+        "shortNames": ["tj"],
+        "categories": ["all", "concertina"],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {"group": GROUP, "names": names, "scope": "Namespaced", "versions": [version]},
+    }
+
+
+class _Plain(yaml.SafeDumper):
+    """Without anchors: every place says what it is."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def text() -> str:
+    """The CRD as YAML."""
+    header = "# Made by `make crds` from operator/concertina/api; not edited by hand.\n"
+    return header + yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the CRD to crds/ and to the chart.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file differs")
+    check = parser.parse_args().check
+    wanted = text()
+    stale = [path for path in TARGETS if not path.exists() or path.read_text() != wanted]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(ROOT)} differs from the models: run `make crds` and commit it", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
