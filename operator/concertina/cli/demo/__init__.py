@@ -1,0 +1,1 @@
+"""`concertina demo`: a whole story on the local cluster, told as it happens, and checked at the end."""
