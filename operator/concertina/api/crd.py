@@ -36,7 +36,7 @@ COLUMNS = (
 )
 
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
-BOUNDS = ("minimum", "maximum", "multipleOf")
+BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
 
 
 def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
@@ -86,7 +86,10 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         result["properties"] = fields
     if required:
         result["required"] = sorted(required)
-    if node.get("additionalProperties") is True:
+    others = node.get("additionalProperties")
+    if isinstance(others, Mapping):
+        result["additionalProperties"] = structural(others, definitions)
+    elif others is True:
         # Part of an object of Kubernetes' own, which has defaults of its own.
         return _without_defaults(result) | {"x-kubernetes-preserve-unknown-fields": True}
     return result

@@ -32,7 +32,10 @@ def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
         # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
         spec = JobSpec.model_validate_json(json.dumps(manifest["spec"]), strict=True)
     except ValidationError as error:
-        raise SpecError(tuple(dict.fromkeys(map(_sentence, error.errors(include_url=False))))) from error
+        details = error.errors(include_url=False)
+        raise SpecError(
+            tuple(dict.fromkeys(_sentence(detail) for detail in details if not _echo(detail, details)))
+        ) from error
     if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec)):
         raise SpecError(problems)
     return spec
@@ -51,6 +54,7 @@ SENTENCES = {
     "literal_error": "must be {expected}, not {value}",
     "tuple_type": "must be a list, not {value}",
     "list_type": "must be a list, not {value}",
+    "dict_type": "must be a mapping, not {value}",
     "model_type": "must be a mapping of fields, not {value}",
     "greater_than_equal": "must be at least {ge}, not {value}",
     "greater_than": "must be more than {gt}, not {value}",
@@ -75,6 +79,14 @@ def _sentence(detail: ErrorDetails) -> str:
         return f"{_path(detail['loc'])} must be auto or a whole number from 1 to 1024, not {_shown(detail['input'])}"
     template = SENTENCES.get(detail["type"], detail["msg"].replace("{", "{{").replace("}", "}}"))
     return f"{_path(detail['loc'])} {template.format(**{**detail.get('ctx', {}), 'value': _shown(detail['input'])})}"
+
+
+def _echo(detail: ErrorDetails, details: list[ErrorDetails]) -> bool:
+    """Whether a list is only too short because pydantic left out an entry that has an error of its own."""
+    where = detail["loc"]
+    return detail["type"] == "too_short" and any(
+        other["loc"][: len(where)] == where and other is not detail for other in details
+    )
 
 
 def _shown(value: Any) -> str:

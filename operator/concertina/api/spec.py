@@ -14,7 +14,16 @@ from concertina_trainer.config import TrainerConfig
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""
 
+Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=256)]
+Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Field(max_length=256)]
 Argument = Annotated[str, Field(max_length=131072)]
+
+
+class EnvVar(Verbatim):
+    """An environment variable."""
+
+    name: str = Field(min_length=1, max_length=1024, description="Name of the variable.")
+    value: str | None = Field(default=None, max_length=131072, description="Its value; numbers stand in quotes.")
 
 
 class Container(Verbatim):
@@ -28,6 +37,7 @@ class Container(Verbatim):
         description="In 'trainer': the command that each worker runs, as under torchrun. Absent: the bundled trainer.",
     )
     args: tuple[Argument, ...] = Field(default=(), max_length=256, description="Arguments to the command.")
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=1024, description="Environment variables.")
 
 
 class PodSpec(Verbatim):
@@ -43,6 +53,9 @@ class PodSpec(Verbatim):
 
 class TemplateMetadata(Verbatim):
     """Labels and annotations of the pods."""
+
+    labels: Labels | None = Field(default=None, description="Labels of the pods.")
+    annotations: Annotations | None = Field(default=None, description="Annotations of the pods.")
 
 
 class PodTemplate(Verbatim):

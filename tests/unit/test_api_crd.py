@@ -1,0 +1,98 @@
+"""The CRD made from the models is one that Kubernetes takes (that it does is tested in tests/cluster)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from concertina.api import crd
+from concertina.api.rules import RULES
+from concertina.api.status import JobStatus, Restart, Restarts, rfc3339, unix_seconds
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    if isinstance(schema.get("items"), dict):
+        yield from nodes(schema["items"], f"{path}[]")
+
+
+ALL = dict(nodes(crd.job_schema()))
+SPEC = {path: node for path, node in ALL.items() if path.startswith(".spec")}
+
+
+def test_every_field_is_described() -> None:
+    bare = [path for path, node in ALL.items() if not node.get("description") and not path.endswith("[]")]
+    assert [path for path in bare if path not in ("", ".metadata")] == []
+
+
+def test_every_list_and_string_of_the_spec_is_bounded() -> None:
+    loose = [
+        path
+        for path, node in SPEC.items()
+        if (node.get("type") == "array" and "maxItems" not in node)
+        or (node.get("type") == "string" and "maxLength" not in node and "enum" not in node)
+        or (node.get("type") in ("integer", "number") and not {"minimum", "maximum"} <= node.keys())
+    ]
+    assert loose == []
+
+
+def test_no_keyword_that_a_structural_schema_forbids() -> None:
+    for path, node in ALL.items():
+        assert not node.keys() & {"$ref", "oneOf", "allOf", "title", "const", "prefixItems", "examples"}, path
+        assert "anyOf" not in node or node["x-kubernetes-int-or-string"], path
+        assert isinstance(node.get("exclusiveMinimum", True), bool), path
+
+
+def test_the_status_and_the_template_are_never_filled_in() -> None:
+    filled = [path for path, node in ALL.items() if "default" in node]
+    assert [path for path in filled if path.startswith((".status", ".spec.template"))] == []
+    assert ".spec.replicas" in filled, "scale and HPA need it present"
+
+
+def test_columns_and_rules_name_fields_that_exist() -> None:
+    paths = [column[2] for column in crd.COLUMNS if column[2].startswith(".status") and "?" not in column[2]]
+    assert [path for path in paths if path not in ALL] == []
+    assert [rule for rule in RULES if rule.at + (rule.field or "") not in ALL] == []
+
+
+def test_bounds_that_exclude_and_references_and_nulls() -> None:
+    class Inner(BaseModel):
+        share: float = 0.5
+
+    class Outer(BaseModel):
+        inner: Inner | None = None
+        count: int | None = None
+
+    schema = Outer.model_json_schema()
+    schema["properties"]["count"]["anyOf"][0]["exclusiveMinimum"] = 0
+    made = crd.structural(schema, schema["$defs"])["properties"]
+    assert made["count"] == {"type": "integer", "format": "int64", "minimum": 0, "exclusiveMinimum": True}
+    assert made["inner"]["properties"]["share"] == {"type": "number", "default": 0.5}
+    assert "default" not in made["inner"]
+
+
+def test_a_union_is_an_error() -> None:
+    class Either(BaseModel):
+        value: int | str
+
+    with pytest.raises(TypeError, match="no unions"):
+        crd.structural(Either.model_json_schema(), {})
+
+
+def test_the_files_are_up_to_date() -> None:
+    assert [path for path in crd.TARGETS if path.read_text() != crd.text()] == []
+
+
+def test_status_survives_a_newer_operator_and_a_round_trip() -> None:
+    restart = Restart(at=rfc3339(10.5), replica="a-0-1", reason="WorkerFailed")
+    status = JobStatus(attempts=(0, 2), restarts=Restarts(total=1, recent=(restart,)))
+    manifest = status.manifest()
+    assert manifest["restarts"]["recent"][0]["at"] == "1970-01-01T00:00:10.500000Z"
+    assert "progress" not in manifest
+    assert JobStatus.model_validate(manifest | {"invented": 1}) == status
+    assert unix_seconds(restart.at) == 10.5

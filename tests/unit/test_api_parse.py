@@ -1,0 +1,127 @@
+"""What the operator says about a manifest that got past the API server."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from concertina.api.parse import SpecError, parse_spec
+
+JOB: dict[str, Any] = {
+    "spec": {
+        "replicas": 3,
+        "elastic": {"minReplicas": 2},
+        "template": {
+            "metadata": {"labels": {"team": "a"}},
+            "spec": {
+                "nodeSelector": {"pool": "spot"},
+                "containers": [
+                    {"name": "trainer", "image": "x", "env": [{"name": "N", "valueFrom": {"fieldRef": {}}}]},
+                    {"name": "sidecar", "image": "y", "command": ["z"]},
+                ],
+            },
+        },
+        "trainer": {"data": {"uri": "/data"}, "precision": "float32"},
+        "checkpoint": {"uri": "s3://bucket/run"},
+    }
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """JOB with one field of its spec set; None removes it."""
+    job = copy.deepcopy(JOB)
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    target = job["spec"]
+    for part in parents:
+        target = target[part]
+    if value is None:
+        del target[last]
+    else:
+        target[last] = value
+    return job
+
+
+def problems(job: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(job)
+    return caught.value.problems
+
+
+def test_a_good_spec_has_its_defaults_and_keeps_the_template_as_written() -> None:
+    spec = parse_spec(JOB)
+    assert (spec.replicas, spec.min_replicas, spec.suspend, spec.bundled) == (3, 2, False, True)
+    assert (spec.workers, spec.replica_step) == (1, 1)
+    assert spec.elastic is not None
+    assert spec.elastic.grow_after_seconds == 30
+    assert spec.checkpoint is not None
+    assert (spec.checkpoint.every_seconds, spec.checkpoint.keep) == (600, 5)
+    assert spec.template.manifest() == JOB["spec"]["template"]
+
+
+CONTAINER = "template.spec.containers.0"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("replicas", "3", 'spec.replicas must be a whole number, not "3"'),
+        ("replicas", 0, "spec.replicas must be at least 1, not 0"),
+        ("replicas", 1, "spec.elastic.minReplicas: elastic.minReplicas is larger than replicas"),
+        ("elastic", {}, "spec.elastic.minReplicas is missing: add it"),
+        ("suspend", 1, "spec.suspend must be true or false, not 1"),
+        ("sizes", [1], "spec.sizes is not a field that this version of concertina knows"),
+        ("workersPerReplica", "two", 'spec.workersPerReplica must be auto or a whole number from 1 to 1024, not "two"'),
+        ("workersPerReplica", 0, "spec.workersPerReplica must be auto or a whole number from 1 to 1024, not 0"),
+        ("template", None, "spec.template is missing: add it"),
+        ("template", 3, "spec.template must be a mapping of fields, not 3"),
+        ("template.spec.containers", [], "spec.template.spec.containers has too few entries: at least 1"),
+        (f"{CONTAINER}.name", "main", "spec.template.spec.containers: no container is named trainer"),
+        (f"{CONTAINER}.command", ["x"], "spec.trainer: trainer configures the bundled trainer, but the container"),
+        (f"{CONTAINER}.args", ["x"], "spec.trainer: trainer configures the bundled trainer, but the container"),
+        (f"{CONTAINER}.env.0.value", 5, "spec.template.spec.containers[0].env[0].value must be a string (in quotes"),
+        ("template.metadata.labels.team", True, "spec.template.metadata.labels.team must be a string (in quotes"),
+        ("trainer", None, "spec.template.spec.containers: the container trainer has no command"),
+        ("trainer.precision", "float8", "spec.trainer.precision must be 'auto', 'bfloat16' or 'float32'"),
+        ("trainer.epochs", 2, "spec.trainer.epochs is not a field that this version of concertina knows"),
+        ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model model.dim (24) must be an even multiple"),
+        ("parallelism", {"tensor": 2}, "spec.parallelism: the bundled trainer only does data parallelism so far"),
+        ("checkpoint.uri", "ftp://host/run", "spec.checkpoint.uri: must be s3://bucket/folder or file:///folder"),
+        ("checkpoint.keep", 0, "spec.checkpoint.keep must be at least 1, not 0"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(path: str, value: Any, sentence: str) -> None:
+    (problem,) = problems(changed(path, value))
+    assert problem.startswith(sentence)
+
+
+def test_every_problem_is_said() -> None:
+    job = changed("replicas", 0)
+    job["spec"]["checkpoint"]["uri"] = 5
+    assert [problem.split()[0] for problem in problems(job)] == ["spec.replicas", "spec.checkpoint.uri"]
+
+
+def test_a_manifest_without_a_spec() -> None:
+    assert problems({}) == ("spec is missing: the manifest says nothing to run",)
+
+
+@pytest.mark.parametrize(
+    ("resources", "per_replica", "parallelism", "workers", "replica_step"),
+    [
+        ({}, "auto", {}, 1, 1),
+        ({"limits": {"nvidia.com/gpu": "8"}}, "auto", {}, 8, 1),
+        ({"limits": {"nvidia.com/gpu": 4}, "requests": {"nvidia.com/gpu": 4}}, "auto", {"tensor": 8}, 4, 2),
+        ({"limits": {"nvidia.com/gpu": 8}}, 2, {}, 2, 1),
+        ({}, "auto", {"tensor": 2, "pipeline": 3}, 1, 6),
+        ({}, 4, {"tensor": 6}, 4, 3),
+    ],
+)
+def test_workers_and_valid_sizes(
+    resources: Any, per_replica: Any, parallelism: Any, workers: int, replica_step: int
+) -> None:
+    job = changed("trainer", None)
+    job["spec"]["template"]["spec"]["containers"][0] |= {"command": ["train"], "resources": resources}
+    job["spec"] |= {"workersPerReplica": per_replica, "parallelism": parallelism}
+    spec = parse_spec(job)
+    assert (spec.workers, spec.replica_step) == (workers, replica_step)
