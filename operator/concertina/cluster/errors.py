@@ -1,0 +1,78 @@
+"""What the API server may answer instead of what was asked for, each with its own sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class ApiError(Exception):
+    """An answer of the API server that is not a success. `str()` is the server's own sentence."""
+
+    def __init__(self, status: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.causes = causes
+
+
+class Unauthorized(ApiError):
+    pass
+
+
+class Forbidden(ApiError):
+    """RBAC, a quota or an admission plugin said no."""
+
+
+class NotFound(ApiError):
+    pass
+
+
+class Conflict(ApiError):
+    """The name is taken, or a precondition (uid, resourceVersion) does not hold."""
+
+
+class Gone(ApiError):
+    """The resourceVersion is too old: list again."""
+
+
+class Invalid(ApiError):
+    """The object breaks its schema or a rule."""
+
+
+class TestFailed(Invalid):
+    """A `test` of a JSON patch did not hold: somebody else was first."""
+
+    __test__ = False  # the name is Kubernetes' word; pytest should not collect it
+
+
+class Unreachable(ApiError):
+    """No usable answer within the time the caller gives: refused, timed out, 429 or 5xx again and again."""
+
+
+_KINDS: dict[int, type[ApiError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+}
+
+
+def from_status(status: int, body: bytes) -> ApiError:
+    """The exception for an HTTP status and the `Status` object (or whatever else) in its body."""
+    try:
+        parsed: dict[str, Any] = json.loads(body)
+        message = str(parsed.get("message") or "")
+        reason = str(parsed.get("reason") or "")
+        causes = tuple(str(c.get("message", "")) for c in (parsed.get("details") or {}).get("causes") or ())
+    except (ValueError, AttributeError):
+        message, reason, causes = body[:500].decode("utf-8", "replace").strip(), "", ()
+    message = message or f"the API server answered {status}"
+    kind = _KINDS.get(status, ApiError)
+    if kind is Invalid and any("testing path" in text or "test failed" in text for text in (message, *causes)):
+        kind = TestFailed
+    return kind(status, reason, message, causes)

@@ -1,0 +1,110 @@
+"""A queue of keys: one run per key at a time, a burst of additions folds into one more run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+_BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+@dataclass
+class _Entry:
+    task: asyncio.Task[None] | None = None
+    again: bool = False
+    timer: asyncio.TimerHandle | None = None
+    failures: int = 0
+
+
+class KeyedQueue:
+    """Calls `work(key)` for every key that was added. It returns the seconds after which the key is due again even if
+    nobody adds it, or None. A key whose work raises is tried again with back-off and delays no other key."""
+
+    def __init__(self, work: Callable[[str], Awaitable[float | None]]) -> None:
+        self._work = work
+        self._entries: dict[str, _Entry] = {}
+        self._closed = False
+        self._open = False
+
+    def start(self) -> None:
+        """Until then additions are only remembered."""
+        self._open = True
+        for key in list(self._entries):
+            self.add(key)
+
+    def add(self, key: str) -> None:
+        entry = self._entries.setdefault(key, _Entry())
+        if not self._open or self._closed:
+            return
+        if entry.task is not None:
+            entry.again = True
+            return
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+        entry.task = asyncio.create_task(self._run(key, entry), name=f"job {key}")
+
+    def add_within(self, key: str, seconds: float) -> None:
+        """Due after `seconds` at the latest; what is due earlier stays so."""
+        entry = self._entries.setdefault(key, _Entry())
+        if not self._open or self._closed or entry.again:
+            return
+        loop = asyncio.get_running_loop()
+        if entry.timer is not None:
+            if entry.timer.when() <= loop.time() + seconds:
+                return
+            entry.timer.cancel()
+        entry.timer = loop.call_later(seconds, self._due, key)
+
+    def forget(self, key: str) -> None:
+        """No further run, until it is added again."""
+        if entry := self._entries.get(key):
+            entry.again = False
+            if entry.timer is not None:
+                entry.timer.cancel()
+                entry.timer = None
+            if entry.task is None:
+                del self._entries[key]
+
+    async def close(self) -> None:
+        """Stop, cancelling what runs."""
+        self._closed = True
+        tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
+        for key in list(self._entries):
+            self.forget(key)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _due(self, key: str) -> None:
+        if entry := self._entries.get(key):
+            entry.timer = None
+            self.add(key)
+
+    async def _run(self, key: str, entry: _Entry) -> None:
+        recheck: float | None = None
+        try:
+            entry.again = True
+            while entry.again and not self._closed:
+                entry.again = False
+                recheck = await self._once(key, entry)
+        finally:
+            entry.task = None
+        if recheck is not None:
+            self.add_within(key, recheck)
+        elif entry.timer is None:
+            self._entries.pop(key, None)
+
+    async def _once(self, key: str, entry: _Entry) -> float | None:
+        try:
+            recheck = await self._work(key)
+        except Exception:
+            recheck = _BACKOFF[min(entry.failures, len(_BACKOFF) - 1)]
+            entry.failures += 1
+            log.exception("the pass of job %s failed; it is tried again in %s s", key, recheck)
+        else:
+            entry.failures = 0
+        return recheck

@@ -1,0 +1,37 @@
+"""The kinds of objects that concertina reads and writes, and where the API server serves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Raw = dict[str, Any]
+"""An object as the API server sends it."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    api: str
+    """api/v1 or apis/GROUP/VERSION."""
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+        """Path of one object, or of the collection where `name` is empty; of all namespaces where `namespace` is None."""
+        scope = f"namespaces/{namespace}/" if self.namespaced and namespace else ""
+        return "/".join(part for part in (f"/{self.api}/{scope}{self.plural}", name, subresource) if part)
+
+
+PODS = Resource("api/v1", "pods")
+SECRETS = Resource("api/v1", "secrets")
+EVENTS = Resource("api/v1", "events")
+NODES = Resource("api/v1", "nodes", namespaced=False)
+NAMESPACES = Resource("api/v1", "namespaces", namespaced=False)
+DEPLOYMENTS = Resource("apis/apps/v1", "deployments")
+LEASES = Resource("apis/coordination.k8s.io/v1", "leases")
+TRAINING_JOBS = Resource("apis/concertina.dev/v1alpha1", "trainingjobs")
+
+
+def version_of(obj: Raw) -> int:
+    """The resourceVersion as a number: Kubernetes 1.35 and later promise that they compare as integers."""
+    return int(obj.get("metadata", {}).get("resourceVersion") or 0)

@@ -1,0 +1,99 @@
+"""TrainingJobs through kopf: events only. kopf writes nothing into the user's object and holds none of our state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import kopf
+
+from concertina.api import GROUP, PLURAL, VERSION
+from concertina.cluster.access import Access
+from concertina.cluster.client import Client
+from concertina.cluster.errors import NotFound
+from concertina.cluster.resources import TRAINING_JOBS, Raw
+
+log = logging.getLogger(__name__)
+Hear = Callable[[str | None, Raw], None]
+"""Called with (ADDED, MODIFIED, DELETED, or None while kopf lists, object)."""
+
+
+class Backoffs:
+    """Seconds between tries, without end: an outage of the API server is waited out in process."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.2, 0.5, 1.0, 2.0)
+        while True:
+            yield random.uniform(2.0, 4.0)
+
+
+async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
+    """All TrainingJobs that this operator serves. Waits until their CustomResourceDefinition is there."""
+    warned = False
+    while True:
+        try:
+            jobs: list[Raw] = []
+            for namespace in namespaces or (None,):
+                jobs += (await client.list(TRAINING_JOBS, namespace))[0]
+            return jobs
+        except NotFound:
+            if not warned:
+                log.warning("TrainingJobs are not known to the API server: install the chart's CRD; waiting for it")
+            warned = True
+            await asyncio.sleep(1.0)
+
+
+async def run(access: Access, namespaces: Sequence[str], hear: Hear, stop: asyncio.Event) -> None:
+    """Hears every event of TrainingJobs until `stop` is set, or SIGTERM or SIGINT comes."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await _connection(access)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def heard(type: str | None, body: kopf.Body, **_: Any) -> None:
+        hear(type, dict(body))
+
+    await kopf.operator(
+        registry=registry,
+        settings=_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        stop_flag=stop,
+    )
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.networking.error_backoffs = Backoffs()
+    settings.networking.request_timeout = 15
+    settings.watching.chunk_size = 500
+    settings.watching.server_timeout = 300
+    settings.watching.reconnect_backoff = 0.05
+    settings.queueing.exit_timeout = 0.5
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    return settings
+
+
+async def _connection(access: Access) -> kopf.ConnectionInfo:
+    scheme, _, token = (await access.authorization()).partition(" ")
+    certificate, key = access.certificate or (None, None)
+    return kopf.ConnectionInfo(
+        server=access.server,
+        ca_path=access.ca_file,
+        insecure=not access.verify,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=certificate,
+        private_key_path=key,
+        default_namespace=access.namespace,
+    )

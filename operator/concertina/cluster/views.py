@@ -1,0 +1,143 @@
+"""Objects of the API server as plan() sees them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from concertina.api.parse import SpecError, parse_spec
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.cluster.pod import ATTEMPT, INDEX, JOB_UID, TRAINER_CONTAINER
+from concertina.cluster.resources import Raw
+from concertina.plan.types import JobView, NodeView, PodView
+
+_STARTING = ("", "ContainerCreating", "PodInitializing")
+"""Reasons for waiting that every pod passes through."""
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+@dataclass(frozen=True)
+class OwnedPod:
+    job_uid: str
+    """Of the TrainingJob that controls it; empty for a pod that only wears our labels."""
+    view: PodView
+
+
+def pod_view(obj: Raw) -> OwnedPod:
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    waiting, waiting_message = _waiting(status)
+    code, reason, message = _exit(status)
+    view = PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        index=_number(labels.get(INDEX)),
+        attempt=_number(labels.get(ATTEMPT)),
+        created=unix_seconds(metadata["creationTimestamp"]),
+        phase=status.get("phase") or "Pending",
+        deleting="deletionTimestamp" in metadata,
+        node=(obj.get("spec") or {}).get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        waiting=waiting,
+        waiting_message=waiting_message,
+        exit_code=code,
+        exit_reason=reason,
+        exit_message=message,
+    )
+    return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), view)
+
+
+def node_view(obj: Raw) -> NodeView:
+    taints = (obj.get("spec") or {}).get("taints") or ()
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    ready = next((condition for condition in conditions if condition["type"] == "Ready"), {})
+    is_ready = ready.get("status") == "True"
+    return NodeView(
+        name=obj["metadata"]["name"],
+        ready=is_ready,
+        not_ready_since=0.0 if is_ready else _seconds(ready.get("lastTransitionTime")),
+        out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
+    )
+
+
+def job_view(obj: Raw, before: JobView | None = None) -> JobView:
+    """`before`, the view of the same object at an earlier time, saves parsing a spec that has not changed."""
+    metadata = obj["metadata"]
+    generation = int(metadata.get("generation") or 0)
+    if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
+        spec, spec_error = before.spec, before.spec_error
+    else:
+        spec, spec_error = _spec(obj)
+    return JobView(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=generation,
+        created=unix_seconds(metadata["creationTimestamp"]),
+        deleting="deletionTimestamp" in metadata,
+        spec=spec,
+        spec_error=spec_error,
+        status=_status(obj.get("status") or {}),
+    )
+
+
+def _spec(obj: Raw) -> tuple[JobSpec | None, str]:
+    try:
+        return parse_spec(obj), ""
+    except SpecError as error:
+        return None, str(error)
+
+
+def _status(raw: Raw) -> JobStatus:
+    """A status that can't be read at all is made anew; of one that is half right, the world must not be lost."""
+    try:
+        return JobStatus.model_validate(raw)
+    except ValidationError:
+        pass
+    try:
+        return JobStatus.model_validate({"world": raw.get("world") or {}})
+    except ValidationError:
+        return JobStatus()
+
+
+def _controller(metadata: Raw, labelled: str) -> str:
+    owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
+    return next((o["uid"] for o in owners if o.get("controller") and o["uid"] == labelled), "")
+
+
+def _waiting(status: Raw) -> tuple[str, str]:
+    for container in _containers(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _STARTING:
+            return waiting["reason"], waiting.get("message") or ""
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition.get("reason") or "Unschedulable", condition.get("message") or ""
+    return "", ""
+
+
+def _exit(status: Raw) -> tuple[int | None, str, str]:
+    """How the trainer container ended, or an init container that failed, or the pod as a whole (an eviction)."""
+    pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
+    for container in _containers(status):
+        ended = (container.get("state") or {}).get("terminated")
+        failed_init = ended and ended["exitCode"] and container["name"] != TRAINER_CONTAINER
+        if ended and (container["name"] == TRAINER_CONTAINER or failed_init):
+            reason = pod_reason or ended.get("reason") or ""
+            return ended["exitCode"], reason, (ended.get("message") or pod_message).strip()
+    return None, pod_reason, pod_message
+
+
+def _containers(status: Raw) -> list[Raw]:
+    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else -1
+
+
+def _seconds(timestamp: str | None) -> float:
+    return unix_seconds(timestamp) if timestamp else 0.0

@@ -1,0 +1,135 @@
+"""The job's own certificate authority, derived from the operator's master key: nothing of it is stored or read back.
+
+HKDF (RFC 5869) gives each key of a job from the master key, the job's uid and the key's purpose, so any operator with
+the same master key speaks to the agents of all its jobs. The agents' certificate names `<uid>.agent`, the operator's
+`<uid>.operator`; only the former leaves the operator, in the job's Secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import os
+import ssl
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+VALID_BEFORE = datetime.timedelta(days=1)
+"""For clocks that are behind."""
+VALID_AFTER = datetime.timedelta(days=3650)
+MASTER_KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Issued:
+    certificate: bytes
+    key: bytes
+    """Both PEM."""
+
+
+class Authority:
+    """The CA of one job."""
+
+    def __init__(self, master_key: bytes, uid: str, created: float) -> None:
+        """`created`: Unix seconds from which the validity of all certificates is counted."""
+        if len(master_key) < MASTER_KEY_BYTES:
+            raise ValueError(
+                f"the master key must have at least {MASTER_KEY_BYTES} bytes, this one has {len(master_key)}"
+            )
+        self._master_key = master_key
+        self._uid = uid
+        self._created = datetime.datetime.fromtimestamp(int(created), datetime.UTC)
+        self._key = self._derive("ca")
+        self._name = _name(f"concertina {uid}")
+        self._certificate = self._self_signed()
+
+    @property
+    def ca(self) -> bytes:
+        """The CA's certificate, PEM."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def secret_data(self) -> dict[str, str]:
+        """`data` of the job's Secret."""
+        agent = self._issue("agent", (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH))
+        files = {"ca.crt": self.ca, "tls.crt": agent.certificate, "tls.key": agent.key}
+        return {name: base64.b64encode(content).decode() for name, content in files.items()}
+
+    def client_context(self) -> ssl.SSLContext:
+        """For the operator's connections to this job's agents; use server_hostname=`<uid>.agent`."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(cadata=self.ca.decode())
+        operator = self._issue("operator", (ExtendedKeyUsageOID.CLIENT_AUTH,))
+        # Python loads keys from files only; this one never touches a disk.
+        file = os.memfd_create("operator-identity")
+        try:
+            os.write(file, operator.key + operator.certificate)
+            context.load_cert_chain(f"/proc/self/fd/{file}")
+        finally:
+            os.close(file)
+        return context
+
+    def _derive(self, purpose: str) -> ec.EllipticCurvePrivateKey:
+        # 48 bytes: 128 bits more than the order has, so that the remainder is uniform (FIPS 186-5, A.2.1).
+        info = f"concertina/{purpose}/{self._uid}".encode()
+        secret = HKDF(hashes.SHA256(), length=48, salt=None, info=info).derive(self._master_key)
+        return ec.derive_private_key(int.from_bytes(secret, "big") % (P256_ORDER - 1) + 1, ec.SECP256R1())
+
+    def _issue(self, role: str, usages: tuple[x509.ObjectIdentifier, ...]) -> Issued:
+        key = self._derive(role)
+        builder = (
+            self._builder(f"{self._uid}.{role}", key, ca=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(f"{self._uid}.{role}")]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        )
+        pem = serialization.Encoding.PEM
+        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return Issued(self._sign(builder).public_bytes(pem), private)
+
+    def _self_signed(self) -> x509.Certificate:
+        return self._sign(self._builder(f"concertina {self._uid}", self._key, ca=True))
+
+    def _builder(self, name: str, key: ec.EllipticCurvePrivateKey, ca: bool) -> x509.CertificateBuilder:
+        serial = hashes.Hash(hashes.SHA256())
+        serial.update(f"{self._uid}/{name}".encode())
+        authority = self._key.public_key()
+        return (
+            x509.CertificateBuilder()
+            .subject_name(_name(name))
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(int.from_bytes(serial.finalize()[:16], "big") >> 1 | 1)
+            .not_valid_before(self._created - VALID_BEFORE)
+            .not_valid_after(self._created + VALID_AFTER)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+            .add_extension(_usage(ca), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority), critical=False)
+        )
+
+    def _sign(self, builder: x509.CertificateBuilder) -> x509.Certificate:
+        return builder.sign(self._key, hashes.SHA256(), ecdsa_deterministic=True)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _usage(ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

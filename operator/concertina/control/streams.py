@@ -1,0 +1,51 @@
+"""The watch stream of one agent, opened again and again while it is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable
+
+from concertina.control.calls import CallError, Identity, connection, receive
+from concertina_agent import protocol
+
+_BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
+Heard = Callable[[protocol.Report], None]
+Lost = Callable[[str], None]
+
+
+async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> None:
+    """Calls `heard` with each report, and `lost` with a sentence whenever the stream can't be opened, breaks or is
+    silent for protocol.SILENCE_SECONDS. Runs until it is cancelled."""
+    failures = 0
+
+    def fresh(report: protocol.Report) -> None:
+        nonlocal failures
+        failures = 0
+        heard(report)
+
+    while True:
+        lost(await _stream(identity, address, fresh))
+        await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)] * random.uniform(0.8, 1.2))
+        failures += 1
+
+
+async def _stream(identity: Identity, address: str, heard: Heard) -> str:
+    """One stream from its start to its end; why it ended."""
+    try:
+        async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
+            async with connection(identity, address, protocol.Watch(identity.uid)) as reader:
+                while True:
+                    message = await receive(reader, address)
+                    silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
+                    if isinstance(message, protocol.Refused):
+                        return f"{address} refused to be watched: {message.reason}"
+                    if isinstance(message, protocol.Report):
+                        heard(message)
+    except TimeoutError:
+        return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s"
+    except (OSError, ssl.SSLError) as error:
+        return f"{address} can't be reached: {error}"
+    except CallError as error:
+        return str(error)
