@@ -81,7 +81,7 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Acc
     from kubernetes.aio import client, config  # 1 s of imports: only when a cluster is really talked to
 
     path = kubeconfig or os.environ.get("KUBECONFIG") or ""
-    file = str(Path(path or "~/.kube/config").expanduser())
+    file = _expanded(path or "~/.kube/config")
     configuration = client.Configuration()
     if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):
 
@@ -113,3 +113,7 @@ def _pod_namespace() -> str:
         return _POD_NAMESPACE.read_text().strip()
     except OSError:
         return "default"
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser())

@@ -56,7 +56,7 @@ class Client:
     async def get(self, resource: Resource, namespace: str | None, name: str, subresource: str = "") -> Raw:
         return await self._json("GET", resource.path(namespace, name, subresource))
 
-    async def list(
+    async def list_all(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", chunk: int = 500
     ) -> tuple[list[Raw], str]:
         """All objects, read in chunks, and the resourceVersion of the list."""
@@ -175,7 +175,12 @@ class Client:
     # --- one request -----------------------------------------------------------------------------------------------
 
     async def _json(
-        self, method: str, path: str, params: Mapping[str, str] | None = None, body: Any = None, content: str = ""
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        content: str = "application/json",
     ) -> Raw:
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         deadline = time.monotonic() + self.give_up_after
@@ -186,9 +191,7 @@ class Client:
             attempt += 1
             try:
                 async with self._slots:
-                    response = await self._send(
-                        method, path, params or {}, data, timeout, content or "application/json"
-                    )
+                    response = await self._send(method, path, params or {}, data, timeout, content)
                     async with response:
                         answer = await response.read()
                 if response.status < 400:

@@ -1,8 +1,7 @@
-"""The objects that the operator makes for a job: its Secret and its Pods. Pure; the table is in docs/architecture.md."""
+"""The objects that the operator makes for a job, its Secret and its Pods (table in docs/architecture.md). Pure."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from concertina.api import API_VERSION, KIND, TRAINER
@@ -131,7 +130,7 @@ def _environment(job: JobView, spec: JobSpec) -> list[Raw]:
 
 
 def _installer(trainer: Raw, images: Images) -> Raw:
-    """Copies the agent into the pod. Its resources and security are the trainer's, so that what admits one admits both."""
+    """Copies the agent into the pod. With the trainer's resources and security: what admits one admits both."""
     container: Raw = {
         "name": INIT_CONTAINER,
         "image": images.agent,

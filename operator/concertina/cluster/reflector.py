@@ -81,7 +81,7 @@ class Reflector(Generic[T]):
                 await asyncio.sleep(_RETRY[min(failures, len(_RETRY) - 1)])
 
     async def _list(self) -> str:
-        items, version = await self._client.list(self._resource, self._namespace, self._labels)
+        items, version = await self._client.list_all(self._resource, self._namespace, self._labels)
         listed = {_key(item) for item in items}
         for item in items:
             self._put(item)

@@ -17,7 +17,7 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Path of one object, or of the collection where `name` is empty; of all namespaces where `namespace` is None."""
+        """Path of one object, or of the collection without a `name`; of all namespaces without a `namespace`."""
         scope = f"namespaces/{namespace}/" if self.namespaced and namespace else ""
         return "/".join(part for part in (f"/{self.api}/{scope}{self.plural}", name, subresource) if part)
 

@@ -37,7 +37,7 @@ async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
         try:
             jobs: list[Raw] = []
             for namespace in namespaces or (None,):
-                jobs += (await client.list(TRAINING_JOBS, namespace))[0]
+                jobs += (await client.list_all(TRAINING_JOBS, namespace))[0]
             return jobs
         except NotFound:
             if not warned:

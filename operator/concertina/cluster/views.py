@@ -53,7 +53,7 @@ def pod_view(obj: Raw) -> OwnedPod:
 def node_view(obj: Raw) -> NodeView:
     taints = (obj.get("spec") or {}).get("taints") or ()
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    ready = next((condition for condition in conditions if condition["type"] == "Ready"), {})
+    ready: Raw = next((condition for condition in conditions if condition["type"] == "Ready"), {})
     is_ready = ready.get("status") == "True"
     return NodeView(
         name=obj["metadata"]["name"],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, Request, call
@@ -14,6 +16,7 @@ from concertina.control.streams import follow
 from concertina.plan.types import AgentView, Call
 from concertina_agent import protocol
 
+log = logging.getLogger(__name__)
 CALLS = {protocol.Prepare: "prepare", protocol.Assign: "assign", protocol.Drain: "drain"}
 """Where in AgentView the call of a message stands."""
 RETRY_SECONDS = 0.5
@@ -78,7 +81,7 @@ class Links:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return False
         under_way = Call(message.round, message.claim, sent_at=now)
-        link.view = dataclasses.replace(link.view, **{kind: under_way})
+        link.view = _with_call(link.view, kind, under_way)
         task = asyncio.create_task(self._call(job, link, kind, under_way, address, message))
         job.calls.add(task)
         task.add_done_callback(job.calls.discard)
@@ -110,7 +113,7 @@ class Links:
         except CallError as error:
             done = dataclasses.replace(under_way, done_at=self._clock(), error=str(error))
         if getattr(link.view, kind) is under_way:
-            link.view = dataclasses.replace(link.view, **{kind: done})
+            link.view = _with_call(link.view, kind, done)
             self._changed(job.identity.uid, True)
 
     def _open(self, job: _Job, replica: str, link: _Link, address: str) -> None:
@@ -118,35 +121,41 @@ class Links:
 
         def heard(report: protocol.Report) -> None:
             if report.replica != replica:
-                lost(f"{address} is not {replica} but {report.replica}")
+                lost(f"{address} is not {replica} but {report.replica}", False)
                 return
             before = link.view
             link.view = _with_report(before, report, self._clock())
             if link.view != before:
                 self._changed(uid, _matters(before, link.view))
 
-        def lost(sentence: str) -> None:
+        def lost(sentence: str, refused: bool) -> None:
             before = link.view
             lost_at = self._clock() if before.connected else before.lost_at
-            link.view = dataclasses.replace(before, connected=False, lost_at=lost_at, error=sentence)
-            if before.connected or not before.error:
+            link.view = dataclasses.replace(before, connected=False, lost_at=lost_at, refused=refused)
+            if link.view != before:
+                log.info("watch of %s: %s", replica, sentence)
                 self._changed(uid, True)
 
         link.address = address
-        link.view = dataclasses.replace(link.view, wanted_at=self._clock(), lost_at=0.0, error="")
+        link.view = dataclasses.replace(link.view, wanted_at=self._clock())
         link.stream = asyncio.create_task(follow(job.identity, address, heard, lost), name=f"watch {replica}")
 
     def _close(self, link: _Link) -> None:
         if link.stream is not None:
             link.stream.cancel()
         link.stream, link.address = None, ""
-        link.view = dataclasses.replace(link.view, connected=False, wanted_at=0.0, lost_at=0.0, error="")
+        link.view = dataclasses.replace(link.view, connected=False, wanted_at=0.0)
+
+
+def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
+    changes: dict[str, Any] = {kind: call}
+    return dataclasses.replace(view, **changes)
 
 
 def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentView:
     same = view.report is not None and view.report.instance == report.instance
     ready_at = (view.ready_at if same else 0.0) or (now if report.ready else 0.0)
-    return dataclasses.replace(view, connected=True, lost_at=0.0, error="", ready_at=ready_at, report=report)
+    return dataclasses.replace(view, connected=True, lost_at=0.0, refused=False, ready_at=ready_at, report=report)
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:

@@ -12,12 +12,13 @@ from concertina_agent import protocol
 
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 Heard = Callable[[protocol.Report], None]
-Lost = Callable[[str], None]
+Lost = Callable[[str, bool], None]
+"""Called with a sentence, and whether the host is there but nobody listens."""
 
 
 async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> None:
-    """Calls `heard` with each report, and `lost` with a sentence whenever the stream can't be opened, breaks or is
-    silent for protocol.SILENCE_SECONDS. Runs until it is cancelled."""
+    """Calls `heard` with each report, and `lost` whenever the stream can't be opened, breaks or is silent for
+    protocol.SILENCE_SECONDS. Runs until it is cancelled."""
     failures = 0
 
     def fresh(report: protocol.Report) -> None:
@@ -26,13 +27,13 @@ async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> 
         heard(report)
 
     while True:
-        lost(await _stream(identity, address, fresh))
+        lost(*await _stream(identity, address, fresh))
         await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)] * random.uniform(0.8, 1.2))
         failures += 1
 
 
-async def _stream(identity: Identity, address: str, heard: Heard) -> str:
-    """One stream from its start to its end; why it ended."""
+async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, bool]:
+    """One stream from its start to its end; what is to be told to `lost`."""
     try:
         async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
             async with connection(identity, address, protocol.Watch(identity.uid)) as reader:
@@ -40,12 +41,14 @@ async def _stream(identity: Identity, address: str, heard: Heard) -> str:
                     message = await receive(reader, address)
                     silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
                     if isinstance(message, protocol.Refused):
-                        return f"{address} refused to be watched: {message.reason}"
+                        return f"{address} refused to be watched: {message.reason}", False
                     if isinstance(message, protocol.Report):
                         heard(message)
     except TimeoutError:
-        return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s"
+        return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s", False
+    except ConnectionRefusedError:
+        return f"nobody listens at {address}", True
     except (OSError, ssl.SSLError) as error:
-        return f"{address} can't be reached: {error}"
+        return f"{address} can't be reached: {error}", False
     except CallError as error:
-        return str(error)
+        return str(error), False
