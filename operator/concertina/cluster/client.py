@@ -91,6 +91,12 @@ class Client:
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", path, params=params, body=patch, content=_PATCHES[type(patch)])
 
+    async def apply(self, resource: Resource, namespace: str, name: str, body: Raw) -> Raw:
+        """Server-side apply of what a person wrote: as `kubectl apply --server-side --force-conflicts`."""
+        params = {"fieldManager": "concertina", "force": "true", "fieldValidation": "Strict"}
+        path = resource.path(namespace, name)
+        return await self._json("PATCH", path, params=params, body=body, content="application/apply-patch+yaml")
+
     async def scale(self, resource: Resource, namespace: str, name: str, replicas: int) -> Raw:
         return await self.patch(resource, namespace, name, {"spec": {"replicas": replicas}}, subresource="scale")
 
