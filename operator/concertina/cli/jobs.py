@@ -1,0 +1,92 @@
+"""The commands about jobs: each asks the API server once, or follows it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from concertina.api import API_VERSION, KIND
+from concertina.cli import show
+from concertina.cli.connection import Complaint, Target
+from concertina.cli.follow import follow_job
+from concertina.cluster.resources import TRAINING_JOBS, Raw
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def read_manifest(file: Path) -> Raw:
+    """The one TrainingJob in a file; raises Complaint."""
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        documents: list[Any] = [document for document in yaml.safe_load_all(text) if document]
+    except OSError as error:
+        raise Complaint(f"{file} can't be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise Complaint(f"{file} is not YAML: {error}") from error
+    kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
+    if kinds != [KIND]:
+        found = ", ".join(str(kind) for kind in kinds) or "nothing"
+        raise Complaint(f"{file} must hold one {KIND}, and holds {found}; apply other objects with kubectl")
+    job: Raw = documents[0]
+    if job.get("apiVersion") != API_VERSION:
+        raise Complaint(
+            f"{file} has apiVersion {job.get('apiVersion')}; this version of concertina knows {API_VERSION}"
+        )
+    if not isinstance(job.get("metadata"), dict) or not job["metadata"].get("name"):
+        raise Complaint(f"{file} has no metadata.name: give the job a name")
+    return job
+
+
+async def run(target: Target, file: Path, detach: bool) -> int:
+    job = read_manifest(file)
+    async with target.connect() as (client, namespace):
+        namespace = target.namespace or job["metadata"].get("namespace") or namespace
+        name = job["metadata"]["name"]
+        made = await client.apply(TRAINING_JOBS, namespace, name, job)
+        console.print(f"TrainingJob {namespace}/{name} is applied, generation {made['metadata']['generation']}.")
+        if detach:
+            return 0
+        return await follow_job(client, namespace, name, console)
+
+
+async def follow(target: Target, name: str) -> int:
+    async with target.connect() as (client, namespace):
+        return await follow_job(client, namespace, name, console)
+
+
+async def table(target: Target, all_namespaces: bool) -> None:
+    async with target.connect() as (client, namespace):
+        jobs, _ = await client.list_all(TRAINING_JOBS, None if all_namespaces else namespace)
+    if jobs:
+        console.print(show.table(jobs, all_namespaces))
+    else:
+        console.print("There are no TrainingJobs." if all_namespaces else f"Namespace {namespace} has no TrainingJobs.")
+
+
+async def detail(target: Target, name: str) -> None:
+    async with target.connect() as (client, namespace):
+        console.print(show.detail(await client.get(TRAINING_JOBS, namespace, name)))
+
+
+async def set_suspend(target: Target, name: str, suspend: bool) -> None:
+    async with target.connect() as (client, namespace):
+        before = await client.get(TRAINING_JOBS, namespace, name)
+        if bool(before["spec"].get("suspend")) == suspend:
+            console.print(f"{name} is {'suspended already' if suspend else 'not suspended'}.")
+            return
+        await client.patch(TRAINING_JOBS, namespace, name, {"spec": {"suspend": suspend}})
+    if suspend:
+        console.print(f"{name} stops after its current step, saves and releases its pods; `concertina resume {name}`.")
+    else:
+        console.print(f"{name} goes on as soon as its pods run; `concertina status -f {name}` follows it.")
+
+
+async def scale(target: Target, name: str, replicas: int) -> None:
+    async with target.connect() as (client, namespace):
+        before = await client.get(TRAINING_JOBS, namespace, name, subresource="scale")
+        await client.scale(TRAINING_JOBS, namespace, name, replicas)
+    console.print(f"{name} wants {replicas} replicas (before: {before['spec']['replicas']}).")

@@ -1,0 +1,141 @@
+"""The `concertina` command. Only typer is imported here: `--help` is quick, and each command imports what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from concertina.cli.connection import Target, call
+
+app = typer.Typer(
+    name="concertina",
+    help="Elastic training jobs on Kubernetes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Of a command that hands its arguments on to an app that is imported only then."""
+JOBS, CLUSTER = "Jobs", "Clusters and the operator"
+
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the kubeconfig's context.")
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="Path. Default: KUBECONFIG, the pod's own, ~/.kube/config.")
+]
+Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
+Job = Annotated[str, typer.Argument(help="Name of the TrainingJob.")]
+
+
+@app.command(rich_help_panel=JOBS)
+def run(
+    file: Annotated[Path, typer.Argument(help="Manifest of one TrainingJob; - reads standard input.")],
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Apply only, do not follow.")] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Apply a TrainingJob and follow it to its end. Ctrl-C stops following, not the job."""
+    from concertina.cli import jobs
+
+    call(jobs.run(Target(kubeconfig, context, namespace), file, detach))
+
+
+@app.command(rich_help_panel=JOBS)
+def status(
+    job: Annotated[str | None, typer.Argument(help="Name of one TrainingJob. Default: a table of all.")] = None,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the job to its end.")] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Show all jobs, or how one is: what it does and why, its world, how far it is, where its time went."""
+    from concertina.cli import jobs
+
+    target = Target(kubeconfig, context, namespace)
+    if job is None:
+        call(jobs.table(target, all_namespaces))
+    else:
+        call(jobs.follow(target, job) if follow else jobs.detail(target, job))
+
+
+@app.command(rich_help_panel=JOBS)
+def logs(
+    job: Job,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, with replicas that come later too.")] = False,
+    replica: Annotated[int | None, typer.Option("--replica", "-r", help="Only this replica's index.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", help="Only the last lines of each replica.")] = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Print the replicas' logs, each line after the name of its pod."""
+    from concertina.cli.logs import print_logs
+
+    call(print_logs(Target(kubeconfig, context, namespace), job, follow, replica, tail))
+
+
+@app.command(rich_help_panel=JOBS)
+def suspend(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Stop a job after the current step, save its state and release its pods."""
+    from concertina.cli import jobs
+
+    call(jobs.set_suspend(Target(kubeconfig, context, namespace), job, True))
+
+
+@app.command(rich_help_panel=JOBS)
+def resume(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """Let a suspended job go on from where it stopped."""
+    from concertina.cli import jobs
+
+    call(jobs.set_suspend(Target(kubeconfig, context, namespace), job, False))
+
+
+@app.command(rich_help_panel=JOBS)
+def scale(
+    job: Job,
+    replicas: Annotated[int, typer.Argument(min=1, help="Most replicas wanted.")],
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Set how many replicas a job wants. No step is lost."""
+    from concertina.cli import jobs
+
+    call(jobs.scale(Target(kubeconfig, context, namespace), job, replicas))
+
+
+@app.command(rich_help_panel=CLUSTER)
+def operator() -> None:
+    """Run the operator, as its Deployment does (see charts/concertina)."""
+    from concertina.operator import main
+
+    main()
+
+
+@app.command(rich_help_panel=CLUSTER)
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version
+
+    typer.echo(version("concertina"))
+
+
+@app.command(rich_help_panel=CLUSTER, add_help_option=False, context_settings=FORWARD)
+def local(context: typer.Context) -> None:
+    """Start, stop and disturb a Kubernetes cluster on this machine: see `concertina local --help`."""
+    from concertina.cli.local import app
+
+    app(args=context.args, prog_name="concertina local")
+
+
+@app.command(rich_help_panel=CLUSTER, add_help_option=False, context_settings=FORWARD)
+def demo(context: typer.Context) -> None:
+    """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine."""
+    from concertina.cli.demo.main import app
+
+    app(args=context.args, prog_name="concertina demo")
