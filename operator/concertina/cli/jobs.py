@@ -15,7 +15,7 @@ from concertina.cli.connection import Complaint, Target
 from concertina.cli.follow import follow_job
 from concertina.cluster.resources import TRAINING_JOBS, Raw
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 
 
 def read_manifest(file: Path) -> Raw:

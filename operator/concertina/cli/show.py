@@ -48,8 +48,10 @@ def age(timestamp: str | None) -> str:
 
 def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
     """One line a job."""
-    names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Tokens/s", "Checkpoint", "Restarts", "Age"]
-    result = Table(*(["Namespace"] if with_namespace else []), *names, box=None, header_style="bold", pad_edge=False)
+    names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Checkpoint", "Restarts", "Age"]
+    result = Table(
+        *(["Namespace"] if with_namespace else []), *names, box=None, header_style="bold", padding=(0, 2, 0, 0)
+    )
     for job in jobs:
         status = status_of(job)
         progress = status.progress
@@ -61,7 +63,6 @@ def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
             f"{progress.percent:.0f}%" if progress and progress.percent is not None else "",
             duration(progress.eta_seconds) if progress and progress.eta_seconds is not None else "",
             f"{progress.loss:.4g}" if progress and progress.loss is not None else "",
-            f"{progress.tokens_per_second:,.0f}" if progress and progress.tokens_per_second is not None else "",
             age(status.last_checkpoint.at) if status.last_checkpoint else "",
             str(status.restarts.total),
             age(job["metadata"]["creationTimestamp"]),
@@ -97,7 +98,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     yield (
         "World",
         (
-            f"{world.size or '0/' + str(job['spec'].get('replicas', 1))}  {world.workers} workers on {len(nodes)} nodes, "
+            f"{world.size or '0/' + str(job['spec']['replicas'])}  {world.workers} workers on {len(nodes)} nodes, "
             f"round {world.round}" + (f", lead {world.lead}" if world.lead else "") + _since(world.since)
         ),
     )
