@@ -1,0 +1,51 @@
+"""What all ranks must know of each other, in the one small all-reduce of each step.
+
+Everything is a sum, so that one operation does: a flag is agreed when its sum is above 0, and something holds on
+every rank when its sum is the world's size. The result is read before the weights are updated, so a loss that is not
+finite never reaches them, and all ranks act on the same word after the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from concertina_trainer.parallel import World
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """One rank's flags; as the result of the all-reduce, how many ranks raised them."""
+
+    drain: int = 0
+    """Rank 0: stop after this step."""
+    drain_durable: int = 0
+    checkpoint_due: int = 0
+    """Rank 0: checkpoint.everySeconds have passed."""
+    copied_last: int = 0
+    """This rank's last snapshot is complete on its peer."""
+    copied_before: int = 0
+    """The one before it is."""
+    shipping: int = 0
+    """A part of this rank is still on its way to storage."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreed:
+    loss: float
+    """Sum over ranks."""
+    squared_norm: float
+    said: Said
+
+
+def agree(world: World, loss: Tensor, squared_norm: Tensor, said: Said) -> Agreed:
+    """One all-reduce of a few float64."""
+    flags = torch.tensor(dataclasses.astuple(said), dtype=torch.float64)
+    numbers = torch.stack([loss.detach().double(), squared_norm.to(loss.device)])
+    word = torch.cat([numbers, flags.to(loss.device)])
+    dist.all_reduce(word)
+    loss_sum, norm_sum, *counts = word.tolist()
+    return Agreed(loss_sum, norm_sum, Said(*(round(count) for count in counts)))

@@ -1,0 +1,71 @@
+"""The manifest of a data set: its shards, their sizes and checksums."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+from concertina_agent.protocol import ProtocolError, from_json
+from concertina_trainer.errors import BadInput
+
+NAME = "manifest.json"
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    file: str
+    tokens: int
+    size: int
+    """Bytes."""
+    sha256: str
+    documents_file: str
+    """Where each document begins, in tokens: little-endian uint64."""
+    documents: int
+    documents_sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    format: int
+    token_bytes: int
+    """Bytes of a token: 1 or 2, little-endian."""
+    vocab_size: int
+    shards: tuple[Shard, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def digest(self) -> str:
+        """Names the content: the same data has the same digest wherever it lies."""
+        content = [self.token_bytes, self.vocab_size, [[s.tokens, s.sha256] for s in self.shards]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    def sequences(self, length: int) -> list[int]:
+        """How many sequences of `length` tokens to predict each shard holds (the token before the first is input)."""
+        return [max(0, (shard.tokens - 1) // length) for shard in self.shards]
+
+    def to_json(self) -> bytes:
+        return json.dumps({**dataclasses.asdict(self), "digest": self.digest}, indent=1).encode()
+
+
+def parse(text: bytes, uri: str) -> Manifest:
+    """Raises BadInput with a sentence."""
+    try:
+        value = json.loads(text)
+        manifest = from_json(Manifest, value)
+    except (ProtocolError, ValueError) as error:
+        raise BadInput(
+            f"{uri}/{NAME} is not a data manifest ({error}): build the data again with `data build`."
+        ) from error
+    if manifest.format != FORMAT:
+        raise BadInput(f"{uri}/{NAME} has format {manifest.format} and this trainer reads {FORMAT}: build it again.")
+    if value.get("digest") != manifest.digest:
+        raise BadInput(
+            f"{uri}/{NAME} has digest {value.get('digest')} but its content gives {manifest.digest}: it was changed "
+            "after it was built. Build the data again, or fetch the manifest again."
+        )
+    return manifest

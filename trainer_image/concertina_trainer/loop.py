@@ -1,0 +1,72 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from concertina_agent.worker_channel import Done
+from concertina_trainer.agreement import Said, agree
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data.batches import Batches, Microbatch
+from concertina_trainer.model import Decoder, token_losses
+from concertina_trainer.optimizer import ShardedAdamW, learning_rate
+from concertina_trainer.parallel import World, set_accumulating
+from concertina_trainer.report import Reporter
+from concertina_trainer.saving import Saving
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    config: TrainerConfig
+    world: World
+    model: Decoder
+    optimizer: ShardedAdamW
+    batches: Batches
+    saving: Saving
+    reporter: Reporter
+
+
+def train(run: Run, step: int, position: int) -> Done:
+    """From `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
+    if step >= run.config.steps:
+        done = run.saving.after(step, position, Said())
+        assert done is not None
+        return done
+    while True:
+        loss = forward_backward(run, run.batches.next())
+        agreed = agree(run.world, loss, run.optimizer.squared_norm(), run.saving.say())
+        if not math.isfinite(agreed.loss + agreed.squared_norm):
+            raise FloatingPointError(f"the loss of step {step + 1} is {agreed.loss}: nothing of that step is kept")
+
+        rate = learning_rate(step, run.config.steps, run.config.optimizer)
+        run.optimizer.update(rate, clip_scale(agreed.squared_norm, run.config.optimizer.gradient_clip))
+        step, position = step + 1, position + run.config.global_batch_size
+
+        saving, stalled = run.saving.seconds, run.batches.stalled_seconds
+        run.reporter.step(step, position, agreed.loss, rate, run.saving.snapshot_step, saving, stalled)
+        done = run.saving.after(step, position, agreed.said)
+        if done is not None:
+            return done
+
+
+def forward_backward(run: Run, microbatches: list[Microbatch]) -> Tensor:
+    """Gradients of this rank's part of the global mean; returns that part of the loss."""
+    global_tokens = run.config.global_batch_size * run.config.model.sequence_length
+    total = torch.zeros((), device=run.world.device)
+    for i, batch in enumerate(microbatches):
+        set_accumulating(run.model, last=i == len(microbatches) - 1)
+        losses = token_losses(run.model(batch.tokens[:, :-1]), batch.tokens[:, 1:])
+        loss = (losses * batch.weights[:, None]).sum() / global_tokens
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def clip_scale(squared_norm: float, limit: float) -> float:
+    """What gradients are multiplied by so that their norm is at most `limit` (0: no limit)."""
+    norm = math.sqrt(squared_norm)
+    return min(1.0, limit / norm) if limit and norm else 1.0

@@ -1,0 +1,120 @@
+"""A compact Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from concertina_trainer.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, dim: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.size(-1),), self.weight, self.epsilon)
+
+
+@functools.lru_cache(maxsize=8)
+def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 [length, head_dim / 2]. Not buffers: `to_empty` would leave those as garbage."""
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, theta: float) -> Tensor:
+    """Rotary positions on x [batch, heads, length, head_dim]."""
+    cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(x)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
+        self.head_dim = config.dim // config.heads
+        self.theta = config.rope_theta
+        self.query = nn.Linear(config.dim, config.dim, bias=False)
+        self.key_value = nn.Linear(config.dim, 2 * self.kv_heads * self.head_dim, bias=False)
+        self.output = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, dim = x.shape
+        query = self.query(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
+        key, value = self.key_value(x).view(batch, length, 2, self.kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(
+            rotate(query, self.theta),
+            rotate(key, self.theta),
+            value,
+            is_causal=True,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        return self.output(attended.transpose(1, 2).reshape(batch, length, dim))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.dim, 2 * config.resolved_hidden_dim, bias=False)
+        self.down = nn.Linear(config.resolved_hidden_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
+        self.attention = Attention(config)
+        self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.dim, config.norm_epsilon)
+        # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
+        self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, length, vocabulary] for tokens [batch, length]."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+
+
+def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+    """The whole initial value of one parameter, float32 on CPU: a function of seed and name, so that it is the same
+    however the model is cut. Norms are 1; matrices normal, those that write into the residual stream scaled down."""
+    if len(shape) == 1:
+        return torch.ones(shape)
+    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+    deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]))
+    return torch.empty(shape).normal_(0.0, deviation, generator=generator)
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of each token, float32 [batch, length]."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)

@@ -1,0 +1,87 @@
+"""AdamW over each rank's own shards, and its schedule as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from concertina_trainer.config import OptimizerConfig
+
+
+def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
+    """The rate of step `step` (from 0): linear warm-up, then a cosine that reaches the minimum at the last step."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
+    cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
+    return config.min_learning_rate + (config.learning_rate - config.min_learning_rate) * cosine
+
+
+def local(tensor: Tensor) -> Tensor:
+    """A rank's own part of a sharded tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class ShardedAdamW:
+    """AdamW on plain local tensors: an update is elementwise, so no rank needs another's part (and DTensor's
+    dispatch, slower than the arithmetic of a small model, is not paid). Its state is filled in by hand, with the
+    right step."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, step: int) -> None:
+        self._sharded = {name: p for name, p in model.named_parameters() if local(p.detach()).numel()}
+        self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
+        matrices = [p for p in self._local.values() if p.dim() > 1]
+        vectors = [p for p in self._local.values() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=0.0,
+            betas=(config.betas[0], config.betas[1]),
+            eps=config.epsilon,
+            fused=True,
+        ) if self._local else None  # fmt: skip
+        for parameter in self._local.values():
+            self._adam.state[parameter] = {
+                "step": torch.tensor(float(step), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """By name of the state, by name of the parameter; for parameters that this rank has a part of."""
+        return {
+            kind: {name: self._adam.state[p][kind] for name, p in self._local.items()}
+            for kind in ("exp_avg", "exp_avg_sq")
+        }
+
+    def set_step(self, step: int) -> None:
+        for parameter in self._local.values():
+            self._adam.state[parameter]["step"].fill_(float(step))
+
+    def squared_norm(self) -> Tensor:
+        """Sum of squares of this rank's gradients, float64 scalar."""
+        gradients = [local(p.grad) for p in self._sharded.values() if p.grad is not None]
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64)
+        return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+
+    def update(self, rate: float, gradient_scale: float) -> None:
+        """One step with the reduced gradients, which are scaled and then dropped."""
+        for name, parameter in self._sharded.items():
+            self._local[name].grad = local(parameter.grad) if parameter.grad is not None else None
+            parameter.grad = None
+        gradients = [p.grad for p in self._local.values() if p.grad is not None]
+        if gradient_scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, gradient_scale)
+        if self._adam is not None:
+            for group in self._adam.param_groups:
+                group["lr"] = rate
+            self._adam.step()
+        for parameter in self._local.values():
+            parameter.grad = None

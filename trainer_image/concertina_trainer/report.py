@@ -1,0 +1,94 @@
+"""What a worker tells its agent of where it is, and the lines it logs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from concertina_agent.protocol import Progress
+from concertina_agent.worker_channel import Beat, WorkerEnd
+from concertina_trainer.config import TrainerConfig
+
+_SMOOTHING = 0.9
+
+
+class Reporter:
+    """Progress from rank 0, a beat from every other rank."""
+
+    def __init__(self, config: TrainerConfig, rank: int, channel: WorkerEnd) -> None:
+        self._config, self._rank, self._channel = config, rank, channel
+        self._tokens = config.global_batch_size * config.model.sequence_length
+        self._timeline = {"start": _seconds_since_process_start()}
+        self._mark = time.perf_counter()
+        self._smoothed = 0.0
+        self._first_step_at = 0.0
+        self.restored_step, self.restored_from = -1, ""
+        self.peak_flops, self.token_flops = 0.0, 0.0
+        """Of all devices of the world; of one token's forward and backward. Without them there is no MFU."""
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time one part of the start."""
+        started = time.perf_counter()
+        yield
+        self._timeline[name] = round(time.perf_counter() - started, 4)
+        self._mark = time.perf_counter()
+
+    def phase(self, phase: str, step: int, position: int = 0) -> None:
+        """Before the first step."""
+        self._send(phase, step, position, 0.0, 0.0, -1, 0.0, 0.0)
+
+    def step(
+        self, step: int, position: int, loss: float, rate: float, snapshot_step: int, saving: float, stalled: float
+    ) -> None:
+        """After a step. `saving` and `stalled`: seconds of this round spent on snapshots, and waiting for data."""
+        now = time.perf_counter()
+        seconds, self._mark = now - self._mark, now
+        if not self._first_step_at:
+            self._first_step_at = time.time()
+            self._timeline["first_step"] = round(seconds, 4)
+        self._smoothed = self._smoothed * _SMOOTHING + seconds * (1 - _SMOOTHING) if self._smoothed else seconds
+        self._send("training", step, position, loss, seconds, snapshot_step, saving, stalled)
+        if self._rank == 0 and (step % self._config.log_every_steps == 0 or step == self._config.steps):
+            print(
+                f"step {step}/{self._config.steps}  loss {loss:.4f}  rate {rate:.2e}  "
+                f"{self._tokens / self._smoothed:,.0f} tokens/s  {seconds * 1000:.0f} ms",
+                flush=True,
+            )
+
+    def _send(
+        self, phase: str, step: int, position: int, loss: float, seconds: float,
+        snapshot_step: int, saving: float, stalled: float,
+    ) -> None:  # fmt: skip
+        if self._rank != 0:
+            self._channel.send(Beat(self._rank, step, phase))
+            return
+        speed = self._tokens / self._smoothed if self._smoothed else 0.0
+        progress = Progress(
+            step=step,
+            steps=self._config.steps,
+            loss=loss,
+            tokens_per_second=speed,
+            step_seconds=seconds,
+            position=position,
+            phase=phase,
+            at=time.time(),
+            first_step_at=self._first_step_at,
+            snapshot_step=snapshot_step,
+            checkpoint_seconds=saving,
+            stalled_seconds=stalled,
+            mfu=speed * self.token_flops / self.peak_flops if self.peak_flops else 0.0,
+            timeline=dict(self._timeline),
+            restored_step=self.restored_step,
+            restored_from=self.restored_from,
+        )
+        self._channel.send(progress)
+
+
+def _seconds_since_process_start() -> float:
+    """From the fork (or exec) to now."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))

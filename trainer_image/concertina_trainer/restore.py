@@ -1,0 +1,99 @@
+"""Where a round's state comes from: the seed, node memory (own or a peer's), or durable storage."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from concertina_agent.protocol import Restore, SnapshotId
+from concertina_agent.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
+from concertina_trainer.checkpoint import StoredCheckpoint
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.errors import BadInput, RestoreFailed
+from concertina_trainer.parallel import World
+from concertina_trainer.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
+from concertina_trainer.state import ShardBytes, TrainState, overlapping
+
+
+class LocalShard:
+    """A shard file on this machine."""
+
+    def __init__(self, path: Path, expected: SnapshotId) -> None:
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, flags=mmap.MAP_PRIVATE)
+            begin = header_length(self._map[:8])
+            self.header = parse_header(self._map[8:begin], begin)
+        except (OSError, ValueError) as error:
+            raise RestoreFailed(f"the snapshot in {path} can't be used: {error}") from error
+        if self.header.facts.id != expected:
+            raise RestoreFailed(f"{path} holds {self.header.facts.id} where {expected} was expected")
+
+    def read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
+        whole = memoryview(self._map)
+        return [whole[begin:end] for begin, end in ranges]
+
+
+def restore(
+    start: Restore, uid: str, state: TrainState, config: TrainerConfig, data: str, world: World, channel: WorkerEnd
+) -> Facts:
+    """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
+    if start.source == "Fresh":
+        state.initialise(config)
+        return Facts(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
+    if start.source == "Memory":
+        assert start.id is not None
+        shards = _from_memory(start.id, state, world, channel)
+        continued = next(iter(shards.values())).header.facts.continued
+    else:
+        assert start.durable is not None
+        shards, checkpoint = _from_storage(start.durable.uri, state, world)
+        continued = checkpoint.manifest.continued
+        if start.durable.uid != uid:
+            continued = Continued(start.durable.uid, start.durable.round, start.durable.step)
+    facts = next(iter(shards.values())).header.facts
+    if facts.data != data:
+        raise BadInput(
+            f"the saved state of step {facts.id.step} was trained on data with digest {facts.data}, and data.uri now "
+            f"holds {data}: positions in one mean nothing in the other. Give data.uri the same data, or start a new "
+            "run under another checkpoint.uri."
+        )
+    state.load(shards, facts.id.step)
+    return Facts(facts.id, world.rank, facts.position, facts.config, facts.data, continued)
+
+
+def _from_memory(id: SnapshotId, state: TrainState, world: World, channel: WorkerEnd) -> dict[int, ShardBytes]:
+    """The shards that overlap this rank's part: its own number alone where nothing was resized."""
+
+    def header(shard: int) -> Header:
+        answer = channel.request(FetchHeader(id, shard), FetchedHeader)
+        if answer.error:
+            raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step}: {answer.error}")
+        return parse_header(answer.header)
+
+    def fetch(shard: int) -> ShardBytes:
+        answer = channel.request(Fetch(id, shard), Fetched)
+        if answer.error:
+            raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step}: {answer.error}")
+        return LocalShard(Path(answer.path), id)
+
+    return {shard: fetch(shard) for shard in _needed(id, state, world, header)}
+
+
+def _from_storage(uri: str, state: TrainState, world: World) -> tuple[dict[int, ShardBytes], StoredCheckpoint]:
+    checkpoint = StoredCheckpoint(uri)
+    try:
+        needed = _needed(checkpoint.manifest.id, state, world, lambda shard: checkpoint.part(shard).header)
+    except Damaged as error:
+        raise BadInput(f"the checkpoint {uri} is damaged: {error}") from error
+    return {shard: checkpoint.part(shard) for shard in needed}, checkpoint
+
+
+def _needed(id: SnapshotId, state: TrainState, world: World, header: Callable[[int], Header]) -> list[int]:
+    if (id.layout, id.shards) == (state.digest, world.size):
+        return [world.rank]
+    candidates = ((shard, header(shard)) for shard in range(id.shards))
+    found = [shard for shard, head in candidates if any(overlapping(piece.chunk, head) for piece in state.pieces)]
+    return found or [0]

@@ -1,0 +1,92 @@
+"""When a step is saved, and where it goes: decided from what all ranks agreed on, so the same on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRequest, WantDurable, WorkerEnd
+from concertina_trainer.agreement import Said
+from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.parallel import World
+from concertina_trainer.shardfile import Facts
+from concertina_trainer.snapshot import Snapshots
+
+
+class Saving:
+    """Snapshots to node memory, and which of them become durable."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        checkpoint: CheckpointConfig | None,
+        world: World,
+        snapshots: Snapshots,
+        restored: Facts,
+        channel: WorkerEnd,
+    ) -> None:
+        self._config, self._checkpoint, self._world = config, checkpoint, world
+        self._snapshots, self._facts, self._channel = snapshots, restored, channel
+        self._copied_step = -1
+        self._drain: DrainRequest | None = None
+        self._due = False
+        self._durable_at = time.monotonic()
+        self.seconds = 0.0
+        """Spent on snapshots in this round."""
+
+    @property
+    def snapshot_step(self) -> int:
+        """Newest snapshot that is complete on the peers of all ranks."""
+        return self._snapshots.step_of(self._snapshots.complete)
+
+    def say(self) -> Said:
+        """This rank's flags for the coming all-reduce."""
+        for message in self._channel.poll():
+            if isinstance(message, CopiedUpTo):
+                self._copied_step = max(self._copied_step, message.step)
+            elif isinstance(message, DrainRequest):
+                self._drain = message
+        waited = time.monotonic() - self._durable_at
+        every = self._checkpoint.every_seconds if self._checkpoint and self._world.rank == 0 else None
+        last = self._snapshots.count - 1
+        return Said(
+            drain=int(self._drain is not None),
+            drain_durable=int(self._drain is not None and self._drain.durable),
+            checkpoint_due=int(every is not None and waited >= every),
+            copied_last=int(self._snapshots.copied(last, self._copied_step)),
+            copied_before=int(self._snapshots.copied(last - 1, self._copied_step)),
+            shipping=int(self._snapshots.shipping),
+        )
+
+    def after(self, step: int, position: int, agreed: Said) -> Done | None:
+        """Save what is to be saved after `step` steps; Done when the round ends with it."""
+        started = time.perf_counter()
+        self._note_copies(agreed)
+        complete, drained = step >= self._config.steps, agreed.drain > 0
+        if self._checkpoint is not None:
+            every = self._checkpoint.every_steps
+            self._due |= agreed.checkpoint_due > 0 or (every is not None and step % every == 0)
+        durable = self._checkpoint is not None and (
+            complete or agreed.drain_durable > 0 or (self._due and agreed.shipping == 0)
+        )
+        regular = durable or step % self._config.snapshot.every_steps == 0
+        if complete or drained or (regular and self._snapshots.keeping_up):
+            self._take(step, position, durable, complete)
+        self.seconds += time.perf_counter() - started
+        return Done("complete" if complete else "drained", step) if complete or drained else None
+
+    def _note_copies(self, agreed: Said) -> None:
+        last = self._snapshots.count - 1
+        if agreed.copied_last == self._world.size:
+            self._snapshots.complete = last
+        elif agreed.copied_before == self._world.size:
+            self._snapshots.complete = max(self._snapshots.complete, last - 1)
+
+    def _take(self, step: int, position: int, durable: bool, complete: bool) -> None:
+        id = dataclasses.replace(self._facts.id, step=step)
+        taken = self._snapshots.take(dataclasses.replace(self._facts, id=id, position=position))
+        self._channel.send(Committed(id, self._world.rank, str(taken.path)))
+        if durable:
+            link = self._snapshots.link_for_shipping(taken)
+            self._channel.send(WantDurable(id, self._world.rank, str(link), complete))
+            self._due, self._durable_at = False, time.monotonic()

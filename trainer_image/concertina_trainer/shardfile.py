@@ -1,0 +1,150 @@
+"""One rank's state as a safetensors file: the same bytes in node memory, on a peer and in durable storage. No torch.
+
+8 bytes of header length, the JSON header padded with blanks to a multiple of 64, raw tensor bytes. In the header's
+`__metadata__` stand `DCP_SHARDING_INFO` (torch's own key, by which torch.distributed.checkpoint's
+HuggingFaceStorageReader puts shards together) and `concertina` (ours, see Facts).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Sequence
+
+from concertina_agent.protocol import SnapshotId, from_json
+
+ITEM_SIZES = {"F64": 8, "F32": 4, "I64": 8, "BF16": 2, "F16": 2}
+ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """A box of one tensor: `shape` elements from `offsets` on, of a whole of `global_shape`."""
+
+    name: str
+    dtype: str
+    """As safetensors names it: F32, BF16, ..."""
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Continued:
+    """A checkpoint of another job that this run goes on from: its `LATEST` may be replaced by ours."""
+
+    uid: str
+    round: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a shard says of the state it belongs to."""
+
+    id: SnapshotId
+    shard: int
+    position: int
+    """Samples consumed."""
+    config: str
+    """Digest of the configuration."""
+    data: str
+    """Digest of the data's manifest; positions mean nothing with other data."""
+    continued: Continued | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    chunk: Chunk
+    begin: int
+    """Offset of the chunk's first byte in the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    facts: Facts
+    chunks: dict[str, Placed]
+
+
+class Damaged(ValueError):
+    """Not a shard of ours, in a sentence."""
+
+
+class Layout:
+    """The fixed places of one shard's chunks; only the facts change from snapshot to snapshot."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = sorted(chunks, key=lambda chunk: (-ITEM_SIZES[chunk.dtype], chunk.name))
+        entries, self._offsets, end = [], [], 0
+        for chunk in self.chunks:
+            self._offsets.append(end)
+            place = {"dtype": chunk.dtype, "shape": chunk.shape, "data_offsets": [end, end + chunk.size]}
+            entries.append(f"{json.dumps(chunk.name)}:{json.dumps(place, separators=(',', ':'))}")
+            end += chunk.size
+        self._entries = "".join("," + entry for entry in entries)
+        self._sharding = json.dumps({chunk.name: {"saved_offsets": chunk.offsets} for chunk in self.chunks})
+        self._global_shapes = {chunk.name: chunk.global_shape for chunk in self.chunks}
+        roomiest = SnapshotId(2**62, 2**62, "0" * 64, 2**62)
+        other = Continued("0" * 64, 2**62, 2**62)
+        longest = self._json(Facts(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other))
+        self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
+        self.size = self.data_begin + end
+
+    @property
+    def begins(self) -> list[int]:
+        """Offset in the file of each of `chunks`."""
+        return [self.data_begin + offset for offset in self._offsets]
+
+    def header(self, facts: Facts) -> bytes:
+        """The file's first `data_begin` bytes."""
+        return struct.pack("<Q", self.data_begin - 8) + self._json(facts).ljust(self.data_begin - 8)
+
+    def _json(self, facts: Facts) -> bytes:
+        ours = {**dataclasses.asdict(facts), "global_shapes": self._global_shapes}
+        metadata = {"format": "pt", "DCP_SHARDING_INFO": self._sharding, "concertina": json.dumps(ours)}
+        return f'{{"__metadata__":{json.dumps(metadata)}{self._entries}}}'.encode()
+
+
+def header_length(start: bytes) -> int:
+    """Bytes of the file before its tensor data, from the file's first 8."""
+    if len(start) < 8 or not 2 <= (length := struct.unpack("<Q", start[:8])[0]) <= 1 << 30:
+        raise Damaged("it does not begin with a safetensors header")
+    return 8 + length
+
+
+def parse_header(text: str | bytes, data_begin: int = 0) -> Header:
+    """The JSON header; without `data_begin` (its length in the file plus 8) the places count from the data's start."""
+    try:
+        entries = json.loads(text)
+        metadata = entries.pop("__metadata__")
+        ours = json.loads(metadata["concertina"])
+        offsets = json.loads(metadata["DCP_SHARDING_INFO"])
+        chunks = {
+            name: Placed(
+                Chunk(
+                    name,
+                    entry["dtype"],
+                    tuple(offsets[name]["saved_offsets"]),
+                    tuple(entry["shape"]),
+                    tuple(ours["global_shapes"][name]),
+                ),
+                data_begin + entry["data_offsets"][0],
+            )
+            for name, entry in entries.items()
+        }
+        return Header(from_json(Facts, ours), chunks)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise Damaged(f"its header can't be read ({error})") from error
+
+
+def layout_digest(wholes: Sequence[tuple[str, str, tuple[int, ...]]], cut: str) -> str:
+    """Digest of names, dtypes and whole shapes (of the entire state) and of how they are cut."""
+    return hashlib.sha256(json.dumps([sorted(wholes), cut]).encode()).hexdigest()[:16]

@@ -1,0 +1,161 @@
+"""Snapshots in node memory: three slots, each a shard file that is written in place.
+
+One slot holds the newest snapshot that is complete on the peers of all ranks, one the newest committed, and the third
+is free to be written. A `slot-N.json` beside the file says that it is whole; it is taken away before the first byte
+is changed, and put back when the last one stands. A file with a second name (a part on its way to storage) is never
+written: a new file takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import mmap
+import os
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from concertina_agent.protocol import SnapshotId
+from concertina_trainer.errors import BadInput
+from concertina_trainer.shardfile import Facts
+from concertina_trainer.state import DTYPES, TrainState
+
+SLOTS = 3
+_MADV_POPULATE_WRITE = 23
+
+
+class Slot:
+    """A shard file, mapped and with its pages in place, and a view of each tensor in it."""
+
+    def __init__(self, path: Path, state: TrainState) -> None:
+        self.path = path
+        self._state = state
+        self._map = _map_new(path, state.layout.size)
+        self.inode = path.stat().st_ino
+        whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._views: list[Tensor] = [
+            whole[begin : begin + chunk.size].view(DTYPES[chunk.dtype]).view(chunk.shape)
+            for chunk, begin in zip(state.layout.chunks, state.layout.begins, strict=True)
+        ]
+
+    def write(self, facts: Facts) -> None:
+        """Copy the live state in and commit."""
+        mark = self.path.with_suffix(".json")
+        mark.unlink(missing_ok=True)
+        layout = self._state.layout
+        self._map[: layout.data_begin] = layout.header(facts)
+        with torch.no_grad():
+            for view, tensor in zip(self._views, self._state.tensors, strict=True):
+                view.copy_(tensor)
+        committed = {
+            "id": dataclasses.asdict(facts.id),
+            "shard": facts.shard,
+            "size": layout.size,
+            "crc32": zlib.crc32(self._map),
+            "committed": True,
+        }
+        draft = mark.with_suffix(".json.new")
+        draft.write_text(json.dumps(committed))
+        draft.replace(mark)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the file has another name, or is no longer the one at its path."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return True
+        return status.st_nlink > 1 or status.st_ino != self.inode
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    id: SnapshotId
+    path: Path
+
+
+class Snapshots:
+    """One rank's snapshots of one round. All ranks take the same ones, so ordinals agree between them."""
+
+    def __init__(self, folder: Path, state: TrainState) -> None:
+        self._folder, self._state = folder, state
+        self._slots: list[Slot | None] = [None] * SLOTS
+        self._holds = [-1] * SLOTS
+        self._steps: list[int] = []
+        self.complete = -1
+        """Ordinal of the newest one that is complete on the peers of all ranks."""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def count(self) -> int:
+        return len(self._steps)
+
+    def step_of(self, ordinal: int) -> int:
+        """-1 where there is none."""
+        return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else -1
+
+    def copied(self, ordinal: int, copied_step: int) -> bool:
+        """Whether this rank's snapshot of that ordinal is on its peer, which has all up to `copied_step`."""
+        return ordinal < 0 or copied_step >= self._steps[ordinal]
+
+    @property
+    def keeping_up(self) -> bool:
+        """Whether the next one would leave alone what peers are still copying: the one before the last is complete."""
+        return self.complete >= self.count - 2
+
+    def take(self, facts: Facts) -> Taken:
+        """Write and commit. Where peers don't keep up this still leaves the newest complete one and the newest
+        committed one untouched."""
+        ordinal = self.count
+        kept = {self.complete, ordinal - 1}
+        free = [index for index in range(SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
+        index = min(free, key=self._holds.__getitem__)
+        slot = self._slots[index]
+        path = self._folder / f"slot-{index}"
+        if slot is None or slot.shared:
+            slot = self._slots[index] = Slot(path, self._state)
+        slot.write(facts)
+        self._holds[index] = ordinal
+        self._steps.append(facts.id.step)
+        return Taken(facts.id, path)
+
+    def link_for_shipping(self, taken: Taken) -> Path:
+        """A second name for a committed slot, under which it stays as it is until that name is removed."""
+        name = self._folder / f"shipping-{taken.id.step}"
+        name.unlink(missing_ok=True)
+        os.link(taken.path, name)
+        return name
+
+    @property
+    def shipping(self) -> bool:
+        """Whether a part is still on its way to storage."""
+        return any(self._folder.glob("shipping-*"))
+
+
+def _map_new(path: Path, size: int) -> mmap.mmap:
+    """A new file in the place of whatever is there, all its pages allocated now: a full volume is an error here and
+    not a SIGBUS later."""
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        mapped = mmap.mmap(descriptor, size)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise BadInput(
+            f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror}): the replica's "
+            "memory volume is too small for three of them and a peer's copy. Raise its size and the pod's memory, or "
+            "use more replicas."
+        ) from error
+    finally:
+        os.close(descriptor)
+    with contextlib.suppress(OSError):  # an old kernel: the pages are faulted in one by one
+        mapped.madvise(_MADV_POPULATE_WRITE)
+    path.with_suffix(".json").unlink(missing_ok=True)
+    draft.replace(path)
+    return mapped

@@ -1,0 +1,151 @@
+"""A rank's part of the training state: weights and optimizer moments as named boxes, and how they are filled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
+
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.errors import BadInput
+from concertina_trainer.model import Decoder, initial_weight
+from concertina_trainer.optimizer import ShardedAdamW, local
+from concertina_trainer.parallel import World
+from concertina_trainer.shardfile import Chunk, Header, Layout, Placed, layout_digest
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "BF16": torch.bfloat16, "F16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    chunk: Chunk
+    tensor: Tensor
+    """The live local tensor."""
+
+
+class ShardBytes(Protocol):
+    """Something that holds one shard's file."""
+
+    @property
+    def header(self) -> Header: ...
+
+    def read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
+        """The bytes [begin, end) of the file, for each range."""
+        ...
+
+
+class TrainState:
+    """Everything that a snapshot holds, as this rank has it."""
+
+    def __init__(self, model: Decoder, optimizer: ShardedAdamW, world: World) -> None:
+        self._model, self._optimizer = model, optimizer
+        parts = {f"model.{name}": (name, p) for name, p in model.named_parameters()}
+        boxes = {name: _box(p) for name, p in model.named_parameters()}
+        wholes = [(name, NAMES[p.dtype], tuple(p.shape)) for name, p in model.named_parameters()]
+        self.digest = layout_digest(wholes, f"adamw, dimension 0 over {world.size}")
+        live = {key: (name, local(p.detach())) for key, (name, p) in parts.items()}
+        for kind, moments in optimizer.moments().items():
+            live |= {f"optimizer.{kind}.{name}": (name, moment) for name, moment in moments.items()}
+        self.pieces = [
+            Piece(Chunk(key, NAMES[tensor.dtype], *boxes[name]), tensor)
+            for key, (name, tensor) in live.items()
+            if tensor.numel()
+        ]
+        self.layout = Layout([piece.chunk for piece in self.pieces])
+        by_name = {piece.chunk.name: piece.tensor for piece in self.pieces}
+        self.tensors = [by_name[chunk.name] for chunk in self.layout.chunks]
+        """In the layout's order."""
+
+    @torch.no_grad()
+    def initialise(self, config: TrainerConfig) -> None:
+        """Step 0: weights from the seed alone, moments 0."""
+        for name, parameter in self._model.named_parameters():
+            target = local(parameter.detach())
+            if target.numel():
+                offsets, shape, whole = _box(parameter)
+                value = initial_weight(name, torch.Size(whole), config.model, config.seed)
+                target.copy_(value[tuple(slice(o, o + s) for o, s in zip(offsets, shape, strict=True))])
+        for moments in self._optimizer.moments().values():
+            for moment in moments.values():
+                moment.zero_()
+        self._optimizer.set_step(0)
+
+    @torch.no_grad()
+    def load(self, shards: Mapping[int, ShardBytes], step: int) -> None:
+        """Fill every piece from the boxes of these shards, whatever world they were written by."""
+        self._check(shards)
+        filled = dict.fromkeys((piece.chunk.name for piece in self.pieces), 0)
+        for shard in shards.values():
+            wanted = [(piece, placed) for piece in self.pieces if (placed := overlapping(piece.chunk, shard.header))]
+            ranges = [_rows(piece.chunk, placed) for piece, placed in wanted]
+            for (piece, placed), data, span in zip(wanted, shard.read(ranges), ranges, strict=True):
+                filled[piece.chunk.name] += _copy_overlap(piece, placed, data, span[0])
+        for piece in self.pieces:
+            if filled[piece.chunk.name] != piece.tensor.numel():
+                raise BadInput(
+                    f"{piece.chunk.name} is not wholly in the saved state: {filled[piece.chunk.name]} of "
+                    f"{piece.tensor.numel()} elements were found. It was written by another model."
+                )
+        self._optimizer.set_step(step)
+
+    def _check(self, shards: Mapping[int, ShardBytes]) -> None:
+        for shard in shards.values():
+            for piece in self.pieces:
+                placed = shard.header.chunks.get(piece.chunk.name)
+                if placed and (placed.chunk.global_shape, placed.chunk.dtype) != (
+                    piece.chunk.global_shape,
+                    piece.chunk.dtype,
+                ):
+                    raise BadInput(
+                        f"{piece.chunk.name} was saved as {placed.chunk.dtype} {list(placed.chunk.global_shape)} and "
+                        f"the model has {piece.chunk.dtype} {list(piece.chunk.global_shape)}: restore the model's "
+                        "configuration, or start a new run under another checkpoint.uri."
+                    )
+
+
+def overlapping(chunk: Chunk, header: Header) -> Placed | None:
+    """Where this shard has something of the chunk."""
+    placed = header.chunks.get(chunk.name)
+    return placed if placed and all(b > a for a, b in _common(chunk, placed.chunk)) else None
+
+
+def _common(a: Chunk, b: Chunk) -> Iterator[tuple[int, int]]:
+    """Begin and end of the common box, in the whole tensor's coordinates; end <= begin where there is none."""
+    for a_begin, a_length, b_begin, b_length in zip(a.offsets, a.shape, b.offsets, b.shape, strict=True):
+        yield max(a_begin, b_begin), min(a_begin + a_length, b_begin + b_length)
+
+
+def _rows(chunk: Chunk, placed: Placed) -> tuple[int, int]:
+    """The bytes of the file that hold the common rows (first dimension), whole rows of the saved box."""
+    begin, end = next(_common(chunk, placed.chunk))
+    row = placed.chunk.size // placed.chunk.shape[0]
+    first = placed.chunk.offsets[0]
+    return placed.begin + (begin - first) * row, placed.begin + (end - first) * row
+
+
+def _copy_overlap(piece: Piece, placed: Placed, data: memoryview, at: int) -> int:
+    """Copy the common box out of `data` (the file's bytes from `at` on); how many elements that was."""
+    saved = placed.chunk
+    row = saved.size // saved.shape[0]
+    first_row = saved.offsets[0] + (at - placed.begin) // row
+    source = torch.frombuffer(data, dtype=DTYPES[saved.dtype]).view(-1, *saved.shape[1:])
+    common = list(_common(piece.chunk, saved))
+    origin = (first_row, *saved.offsets[1:])
+    from_box = tuple(slice(b - o, e - o) for (b, e), o in zip(common, origin, strict=True))
+    to_box = tuple(slice(b - o, e - o) for (b, e), o in zip(common, piece.chunk.offsets, strict=True))
+    piece.tensor[to_box].copy_(source[from_box])
+    return math.prod(end - begin for begin, end in common)
+
+
+def _box(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Offsets, shape and whole shape of this rank's part of a parameter."""
+    boxes = _create_chunk_list(parameter)
+    if not boxes:
+        return (0,) * parameter.dim(), (0,) * parameter.dim(), tuple(parameter.shape)
+    return tuple(boxes[0].offsets), tuple(boxes[0].sizes), tuple(parameter.shape)

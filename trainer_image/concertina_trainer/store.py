@@ -1,0 +1,27 @@
+"""The c10d store of a round, served by a child of the lead's agent that outlives the round's workers."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import socket
+from typing import NoReturn
+
+import torch.distributed as dist
+
+
+def serve(fd: str) -> NoReturn:
+    """Serve a TCPStore on an already bound, listening socket (its file descriptor) until killed."""
+    listener = socket.socket(fileno=int(fd))
+    host, port = listener.getsockname()[:2]
+    store = dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=datetime.timedelta(minutes=10),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    while True:
+        signal.pause()
+    del store

@@ -1,0 +1,76 @@
+"""The uploader: a process of the agent that lives across rounds and ships committed arenas to durable storage."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from concertina_agent.protocol import Storage
+from concertina_agent.worker_channel import (
+    ChannelClosed,
+    Message,
+    Probe,
+    Publish,
+    Published,
+    Ship,
+    Shipped,
+    StorageState,
+    UploaderHello,
+    WorkerEnd,
+)
+from concertina_trainer import checkpoint
+from concertina_trainer.config import CheckpointConfig
+from concertina_trainer.shardfile import Damaged
+from concertina_trainer.storage import IMPATIENCE, Folder, StorageError
+
+
+def main() -> NoReturn:
+    """Answers the agent's requests one by one until the agent is gone."""
+    channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
+    channel.send(UploaderHello(os.getpid()))
+    config = CheckpointConfig.model_validate(json.loads(os.environ["CONCERTINA_CHECKPOINT"]))
+    uid = os.environ["CONCERTINA_UID"]
+    try:
+        while True:
+            channel.send(answer(channel.receive(object), config, uid))
+    except ChannelClosed:
+        os._exit(0)
+
+
+def answer(request: object, config: CheckpointConfig, uid: str) -> Message:
+    """Every error is in the answer, as a sentence."""
+    if isinstance(request, Ship):
+        return _ship(request, config, uid)
+    if isinstance(request, Publish):
+        return _publish(request, config, uid)
+    assert isinstance(request, Probe), request
+    try:
+        latest = checkpoint.read_latest(Folder(config.uri, IMPATIENCE, create=True))
+    except StorageError as error:
+        return StorageState(Storage("Error", None, str(error)))
+    return StorageState(Storage("Ready", latest))
+
+
+def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:
+    path = Path(request.path)
+    try:
+        checkpoint.ship(Folder(config.uri, create=True), uid, request.id, request.shard, path)
+    except (StorageError, Damaged) as error:
+        return Shipped(request.id, request.shard, str(error))
+    except FileNotFoundError:
+        return Shipped(request.id, request.shard, f"{path} is gone: its snapshot was given up.")
+    path.unlink(missing_ok=True)
+    return Shipped(request.id, request.shard)
+
+
+def _publish(request: Publish, config: CheckpointConfig, uid: str) -> Published:
+    try:
+        folder = Folder(config.uri, create=True)
+        durable = checkpoint.publish(folder, uid, request.id, request.complete, config.keep)
+    except checkpoint.Fenced as error:
+        return Published(request.id, None, str(error), refused=True)
+    except StorageError as error:
+        return Published(request.id, None, str(error))
+    return Published(request.id, durable)

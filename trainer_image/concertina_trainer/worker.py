@@ -1,0 +1,109 @@
+"""A worker: one rank of one round. A fork of the preloaded parent (see `preload`) that ends with its round."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from pydantic import ValidationError
+
+from concertina_agent.protocol import SnapshotId
+from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
+from concertina_trainer import parallel
+from concertina_trainer.batch import plan_batch
+from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.data.batches import Batches
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.errors import BadInput, RestoreFailed
+from concertina_trainer.loop import Run, train
+from concertina_trainer.optimizer import ShardedAdamW
+from concertina_trainer.report import Reporter
+from concertina_trainer.restore import restore
+from concertina_trainer.saving import Saving
+from concertina_trainer.shardfile import Facts
+from concertina_trainer.snapshot import Snapshots
+from concertina_trainer.state import TrainState
+from concertina_trainer.storage import StorageError
+
+
+def main() -> NoReturn:
+    """Never returns: exits 0 after Done, 78 after Fault BadInput, else 1. What it says stands in stderr's last lines."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
+    channel.send(Hello(int(os.environ["RANK"]), os.getpid()))
+    code = 1
+    try:
+        channel.send(run(channel))
+        code = 0
+    except BadInput as error:
+        code = _fault(channel, "BadInput", error, BAD_INPUT_EXIT)
+    except RestoreFailed as error:
+        code = _fault(channel, "RestoreFailed", error, 1)
+    except StorageError as error:
+        print(error, file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
+    # At once: the interpreter's own end would wait for the group's threads and for a peer that may be gone.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _fault(channel: WorkerEnd, reason: str, error: Exception, code: int) -> int:
+    print(error, file=sys.stderr)
+    try:
+        channel.send(Fault(reason, str(error)))
+    except ChannelClosed:
+        pass
+    return code
+
+
+def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
+    """Of the environment. Raises BadInput."""
+    try:
+        config = TrainerConfig.model_validate_json(os.environ["CONCERTINA_TRAINER"])
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadInput(f"spec.trainer can't be used: {problems}") from error
+    checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
+    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None
+
+
+def run(channel: WorkerEnd) -> Done:
+    """The whole round: join, build, restore, train."""
+    config, checkpoint = configuration()
+    start = channel.receive(Start)
+    reporter = Reporter(config, int(os.environ["RANK"]), channel)
+    reporter.phase("starting", start.restore.step)
+    with reporter.part("group"):
+        world = parallel.join(os.environ)
+    with reporter.part("build"):
+        reader = Reader(config.data, config.model.sequence_length, config.seed)
+        model = parallel.sharded_model(config.model, config.precision, world)
+        optimizer = ShardedAdamW(model, config.optimizer, start.restore.step)
+        state = TrainState(model, optimizer, world)
+    reporter.phase("restoring", start.restore.step)
+    with reporter.part("restore"):
+        digest = reader.manifest.digest
+        restored = restore(start.restore, start.uid, state, config, digest, world, channel)
+    reporter.restored_step, reporter.restored_from = restored.id.step, start.restore.source
+    reporter.token_flops = parallel.token_flops(config.model)
+    reporter.peak_flops = parallel.peak_flops(world)
+    now = Facts(
+        SnapshotId(int(os.environ["CONCERTINA_ROUND"]), restored.id.step, state.digest, world.size),
+        world.rank,
+        restored.position,
+        config.digest(),
+        digest,
+        restored.continued,
+    )
+    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
+    folder = Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}")
+    saving = Saving(config, checkpoint, world, Snapshots(folder, state), now, channel)
+    batches = Batches(reader, plan, world.rank, restored.position, world.device)
+    return train(Run(config, world, model, optimizer, batches, saving, reporter), restored.id.step, restored.position)
