@@ -48,7 +48,7 @@ class PodView:
     node: str = ""
     ip: str = ""
     waiting: str = ""
-    """Why it does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerError ..."""
+    """Why it does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff and so on."""
     waiting_message: str = ""
     exit_code: int | None = None
     exit_reason: str = ""
@@ -86,8 +86,9 @@ class AgentView:
     """When this operator first wanted the stream; stays as it is while the stream is wanted."""
     lost_at: float = 0.0
     """When an open stream last broke or fell silent; 0 if it never did, or is open again."""
-    error: str = ""
-    """Why the last attempt to open the stream failed; empty while none has failed since it was wanted or lost."""
+    refused: bool = False
+    """The last attempt to open the stream was refused by a host that is there: no agent listens. False again as soon as
+    the stream is open. (A time-out is no refusal.)"""
     ready_at: float = 0.0
     """When a report of this agent instance first said ready; 0 until then."""
     report: protocol.Report | None = None
@@ -129,6 +130,7 @@ class CreatePod:
     index: int
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
+    """Preferably not there (a required rule could leave it without any node)."""
 
 
 @dataclass(frozen=True)

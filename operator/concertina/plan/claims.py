@@ -1,0 +1,305 @@
+"""From a claim to an assigned round: claim, Prepare, who takes part, where the state comes from, commit, Assign.
+
+A claim is written once and committed once: the commit changes `status.world.claim`, which every status write tests, so
+of two operators that carry on with the same claim only one can commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from concertina.api.status import Base, Claim, Member, Restart, World, rfc3339, unix_seconds
+from concertina.plan import constants, membership, pods, restore, sizes
+from concertina.plan.decision import Decision, Phase
+from concertina.plan.look import Look
+from concertina.plan.types import Action, Call, Event, Send
+from concertina_agent import protocol
+from concertina_agent.protocol import Prepared
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a new round is needed."""
+
+    reason: str
+    message: str
+    replica: str = ""
+    planned: bool = False
+    counted: bool = False
+    """Whether it uses up failurePolicy.maxRestarts."""
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The message with the failed worker's last lines, bounded for a status."""
+        lines = "\n".join(self.last_lines)[-2000:]
+        return f"{self.message[:1000]}; its last lines:\n{lines}" if lines else self.message[:1000]
+
+
+def candidates(look: Look) -> tuple[str, ...]:
+    """Whom a Prepare goes to, in order of replica index: members, unless known to be lost, and those ready."""
+    slots = pods.slots(look)
+    return tuple(
+        name
+        for name, pod in look.live.items()
+        if pod.index in slots
+        and pod.ip
+        and pod.phase == "Running"
+        and (name in look.ready or _member_still(look, name))
+        and not _known_lost(look, name)
+    )
+
+
+def _member_still(look: Look, name: str) -> bool:
+    return name in look.members and look.members[name].uid == look.pods[name].uid
+
+
+def _known_lost(look: Look, name: str) -> bool:
+    view = look.agent(name)
+    silent = bool(view.lost_at) and look.now - view.lost_at >= constants.RECONNECT
+    return not view.connected and (view.refused or silent)
+
+
+def claim(look: Look, cause: Cause, restart: Restart | None = None) -> Decision | None:
+    """A new claim, and its Prepares; None where too few candidates are there to make up a round."""
+    names = candidates(look)
+    if not sizes.fitting(len(names), look.spec):
+        return None
+    made = Claim(
+        round=1 + _highest(look),
+        claim_id=look.observed.fresh_claim,
+        at=rfc3339(look.now),
+        reason=cause.reason,
+        message=cause.sentence,
+    )
+    phase = Phase.RECOVERING if look.status.rounds else Phase.STARTING
+    event = Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence)
+    return Decision(
+        phase,
+        cause.reason,
+        cause.sentence,
+        world=look.world.model_copy(update={"claim": made}),
+        restart=restart,
+        actions=_prepares(look, made, names),
+        events=(event,),
+        recheck=constants.RETRY,
+    )
+
+
+def _highest(look: Look) -> int:
+    """The highest round that anybody is known to have seen."""
+    seen = [look.world.round, look.claim.round if look.claim else 0]
+    for view in look.observed.agents.values():
+        seen += [view.report.round] if view.report else []
+        seen += [call.reply.round for call in (view.prepare, view.assign) if call and call.reply]
+    return max(seen)
+
+
+def _prepares(look: Look, made: Claim, names: tuple[str, ...]) -> tuple[Action, ...]:
+    """To those that were not asked yet, or whose call failed a while ago."""
+    message = protocol.Prepare(
+        look.observed.job.uid,
+        made.round,
+        made.claim_id,
+        tuple(protocol.Candidate(name, look.address(name)) for name in names),
+    )
+    return tuple(Send(name, look.address(name), message) for name in names if _is_due(look, _call(look, name, made)))
+
+
+def _is_due(look: Look, call: Call | None) -> bool:
+    return call is None or (bool(call.error) and look.now - call.done_at >= constants.RETRY)
+
+
+def _call(look: Look, name: str, made: Claim) -> Call | None:
+    """The Prepare of this claim to that replica."""
+    call = look.agent(name).prepare
+    return call if call and (call.round, call.claim) == (made.round, made.claim_id) else None
+
+
+# --- an open claim
+
+
+def proceed(look: Look) -> Decision | None:
+    """A claim that isn't committed: ask, wait for answers, commit."""
+    made = look.claim
+    if made is None or made.committed:
+        return None
+    names = candidates(look)
+    calls = {name: call for name in names if (call := _call(look, name, made))}
+    replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
+    if _overtaken(calls, made) or _hopeless(look, made, names, calls, replies):
+        again = claim(look, Cause(made.reason, made.message, planned=True))
+        if again:
+            return again
+    patience = _patience(look, names, calls, replies)
+    if patience is None:
+        chosen = membership.choose(replies, look.members, look.spec)
+        if chosen:
+            return commit(look, made, {name: replies[name] for name in chosen})
+    return _asking(look, made, names, replies, patience)
+
+
+def _asking(
+    look: Look, made: Claim, names: tuple[str, ...], replies: Mapping[str, Prepared], patience: float | None
+) -> Decision:
+    late = bool(made.at) and look.now - unix_seconds(made.at or "") > 1.0
+    phase = Phase.RECOVERING if look.status.rounds else Phase.STARTING
+    message = made.message
+    if late:
+        absent = [name for name in names if name not in replies]
+        message += f"; round {made.round} waits for {', '.join(absent[:5]) or 'replicas that can reach each other'}"
+        if len(names) < sizes.least(look.spec):
+            phase, message = Phase.WAITING, f"{made.message}; {pods.shortage(look)}"
+    return Decision(
+        phase,
+        made.reason or "Claimed",
+        message,
+        actions=_prepares(look, made, names),
+        recheck=min(constants.RETRY, patience or constants.RETRY),
+        watch_all=late,
+    )
+
+
+def _overtaken(calls: Mapping[str, Call], made: Claim) -> bool:
+    """Whether an agent has seen a higher round, or another claim of this one."""
+    refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
+    return any(
+        refused.round > made.round or (refused.round == made.round and refused.claim != made.claim_id)
+        for refused in refusals
+    )
+
+
+def _hopeless(
+    look: Look,
+    made: Claim,
+    names: tuple[str, ...],
+    calls: Mapping[str, Call],
+    replies: Mapping[str, Prepared],
+) -> bool:
+    """Everyone has answered or failed, and it is not enough: the Prepares named other candidates than there are now, or
+    some can't reach each other. Tried again under a new claim, ever more slowly."""
+    if len(calls) < len(names) or any(not call.done_at for call in calls.values()):
+        return False
+    if membership.choose(replies, look.members, look.spec):
+        return False
+    delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - look.world.round))
+    last = max((call.done_at for call in calls.values()), default=look.now)
+    return look.now - last >= delay or (bool(made.at) and look.now - unix_seconds(made.at or "") >= 2 * delay)
+
+
+def _patience(
+    look: Look, names: tuple[str, ...], calls: Mapping[str, Call], replies: Mapping[str, Prepared]
+) -> float | None:
+    """Seconds to go on waiting for those who haven't answered; None: no longer."""
+    pending = [name for name in names if name not in calls or not calls[name].done_at]
+    if not pending:
+        return None
+    if not sizes.fitting(len(replies), look.spec):
+        return constants.RETRY
+    planned = look.claim is not None and look.claim.reason in PLANNED
+    patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
+    left = max(calls[name].done_at for name in replies) + patience - look.now
+    return left if left > 0 else None
+
+
+PLANNED = frozenset({"FirstRound", "Growing", "Shrinking", "ReplicaLeaving", "Drained", "Resumed"})
+"""Reasons of claims before which nothing failed."""
+
+
+# --- the commit
+
+
+def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision:
+    """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet."""
+    storages = [_storage(look, name, reply) for name, reply in replies.items()]
+    source = restore.choose(replies, storages, look.status, look.observed.job.uid, look.spec)
+    if isinstance(source, restore.Unknown):
+        return storage_unknown(source)
+    members = _members(look, replies)
+    workers = sum(member.workers for member in members)
+    world = World(
+        round=made.round,
+        claim=made.model_copy(update={"committed": True}),
+        size=f"{len(members)}/{look.spec.replicas}",
+        replicas=len(members),
+        workers=workers,
+        lead=members[0].replica,
+        members=members,
+        base=Base(round=made.round, step=source.step),
+        since=rfc3339(look.now),
+    )
+    origin = {
+        "Fresh": "from the beginning",
+        "Memory": f"from the snapshot of step {source.step}",
+        "Storage": f"from the checkpoint of step {source.step}",
+    }[source.source]
+    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {origin}"
+    return Decision(
+        Phase.RECOVERING if look.status.rounds else Phase.STARTING,
+        made.reason,
+        message,
+        world=world,
+        replayed=max(0, look.step - source.step),
+        actions=_assigns(look, world, replies, source),
+        events=(Event("Normal", "RoundCommitted", message),),
+        recheck=constants.ACKNOWLEDGE,
+    )
+
+
+def storage_unknown(why: restore.Unknown) -> Decision:
+    if not why.error:
+        message = "waits for a first look into durable storage, to know where to go on from"
+        return Decision(Phase.STARTING, "AskingStorage", message, recheck=constants.RETRY, watch_all=True)
+    message = f"durable storage can't be read, so nothing is started: {why.error}"
+    return Decision(
+        Phase.STALLED,
+        "StorageUnavailable",
+        message,
+        stalled="StorageUnavailable",
+        stalled_message=message,
+        recheck=5.0,
+        watch_all=True,
+    )
+
+
+def _storage(look: Look, name: str, reply: Prepared) -> protocol.Storage | None:
+    """What the agent last said: on its stream, if it is open, or when it was prepared."""
+    view = look.agent(name)
+    fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
+    return fresh or reply.storage
+
+
+def _members(look: Look, replies: Mapping[str, Prepared]) -> tuple[Member, ...]:
+    """In order of rank: the old lead first where it takes part (its store and links are warm), neighbours on different
+    nodes as far as can be: snapshots are copied to the next member."""
+    old = look.world.lead
+    lead = old if old in replies else next((name for name in replies if name in look.members), next(iter(replies)))
+    queues: dict[str, list[str]] = {}
+    for name in sorted(replies, key=lambda name: (name != lead, look.pods[name].index)):
+        queues.setdefault(look.pods[name].node, []).append(name)
+    order: list[str] = []
+    while any(queues.values()):
+        order += [queue.pop(0) for queue in queues.values() if queue]
+    return tuple(
+        Member(
+            replica=name,
+            uid=look.pods[name].uid,
+            instance=replies[name].instance,
+            node=look.pods[name].node,
+            workers=replies[name].workers,
+        )
+        for name in order
+    )
+
+
+def _assigns(look: Look, world: World, replies: Mapping[str, Prepared], source: protocol.Restore) -> tuple[Action, ...]:
+    ranks, first_rank = [], 0
+    for member in world.members:
+        address = look.address(member.replica)
+        ranks.append(protocol.Member(member.replica, member.instance, address, first_rank, member.workers))
+        first_rank += member.workers
+    claim_id = world.claim.claim_id if world.claim else ""
+    store = replies[world.members[0].replica].store
+    message = protocol.Assign(look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source)
+    return tuple(Send(member.replica, member.address, message) for member in ranks)

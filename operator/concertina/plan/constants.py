@@ -1,0 +1,36 @@
+"""The waits that plan() knows, in seconds."""
+
+from concertina_agent.protocol import SILENCE_SECONDS
+
+PATIENCE = 0.5
+"""How long one candidate may stay silent after the others have answered."""
+PATIENCE_PLANNED = 2.0
+"""The same where nothing has failed: a slow one is waited for rather than left out."""
+RECONNECT = 0.5
+"""For a broken stream to be opened again before its agent is in doubt."""
+FIRST_CONTACT = SILENCE_SECONDS + 1.0
+"""For a stream that this operator never had open (after a restart) before its agent is in doubt."""
+WHOLE_WORLD = 30.0
+"""A world of which no member at all can be reached is left alone for this long: it may be training."""
+UNREACHABLE = SILENCE_SECONDS
+"""A replica outside of the round whose stream is lost for longer is replaced."""
+AGENT_START = 120.0
+"""From a running container to an agent that listens."""
+RETRY = 0.5
+"""Before a call that failed is made again."""
+ACKNOWLEDGE = 3.0
+"""For the answer to an Assign."""
+ASSIGNED_BEFORE = 15.0
+"""After an operator restart: for members to turn up at their lead, if it isn't known whether they were assigned."""
+DRAIN = 30.0
+"""For a round to stop after a step."""
+DRAIN_DURABLE = 300.0
+"""The same, with a checkpoint written."""
+CREATE_RETRY = 5.0
+"""Between attempts to create pods that the API server refused (quota, admission)."""
+FIRST_START = 30.0
+"""For all wanted replicas before a job that is not told otherwise starts with fewer."""
+LINGER = 10.0
+"""For agents to leave by themselves after the job's end, before their pods are deleted."""
+STEADY = 60.0
+"""A look at a job to which nothing happens."""

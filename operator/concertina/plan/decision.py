@@ -1,0 +1,62 @@
+"""What a policy decides: the phase the job is in, why, and what follows."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from concertina.api.status import Restart, World
+from concertina.plan.types import Action, Event
+
+
+class Phase(enum.Enum):
+    """Where a job stands. Its conditions follow from it (`conditions`), and where its time goes (`accounting`)."""
+
+    WAITING = "Waiting"
+    STARTING = "Starting"
+    TRAINING = "Training"
+    DRAINING = "Draining"
+    RECOVERING = "Recovering"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    STALLED = "Stalled"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Pods(enum.Enum):
+    """What should become of the pods."""
+
+    WANTED = "wanted"
+    """As many as the spec wants; the dead replaced."""
+    NONE = "none"
+    """All deleted."""
+    ENDED = "ended"
+    """Those that still run are deleted after a while; those that ended stay, for their logs."""
+    KEPT = "kept"
+    """Left as they are."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    phase: Phase
+    reason: str
+    """One word in CamelCase: the condition's reason."""
+    message: str
+    """A sentence: the condition's message."""
+    world: World | None = None
+    """The world from now on; None: as it was."""
+    restart: Restart | None = None
+    """A failure that this decision answers."""
+    replayed: int = 0
+    """Steps that will be trained again."""
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    recheck: float | None = None
+    """Seconds until time alone changes the decision."""
+    pods: Pods = Pods.WANTED
+    stalled: str = ""
+    """Why a person must act, though the job may go on: reason of the condition Stalled."""
+    stalled_message: str = ""
+    watch_all: bool = False
+    """Streams to all live replicas, not only to the lead and those outside of the round."""

@@ -1,0 +1,182 @@
+"""What every policy asks about one observation, worked out once and only when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
+from concertina.plan import constants
+from concertina.plan.types import AgentView, NodeView, Observed, PodView
+from concertina_agent import protocol
+
+UNKNOWN_AGENT = AgentView()
+UNKNOWN_NODE = NodeView(name="", ready=True)
+
+
+@dataclass(frozen=True)
+class Look:
+    observed: Observed
+    spec: JobSpec
+    now: float
+
+    @property
+    def status(self) -> JobStatus:
+        return self.observed.job.status
+
+    @property
+    def world(self) -> World:
+        return self.status.world
+
+    @property
+    def claim(self) -> Claim | None:
+        return self.world.claim
+
+    @property
+    def committed(self) -> bool:
+        """Whether there is a round with members, and no claim of a later one."""
+        return self.claim is not None and self.claim.committed and bool(self.world.members)
+
+    # --- pods
+
+    @cached_property
+    def pods(self) -> Mapping[str, PodView]:
+        return {pod.name: pod for pod in self.observed.pods}
+
+    @cached_property
+    def deaths(self) -> Mapping[str, str]:
+        """Pods that are not coming back, by name: why, in words that follow 'replica x'."""
+        return {pod.name: why for pod in self.observed.pods if (why := self._death(pod))}
+
+    @cached_property
+    def live(self) -> Mapping[str, PodView]:
+        return {name: pod for name, pod in self.pods.items() if name not in self.deaths}
+
+    def node(self, pod: PodView) -> NodeView:
+        return self.observed.nodes.get(pod.node, UNKNOWN_NODE)
+
+    def agent(self, replica: str) -> AgentView:
+        return self.observed.agents.get(replica, UNKNOWN_AGENT)
+
+    def _death(self, pod: PodView) -> str:
+        if pod.phase in ("Failed", "Succeeded"):
+            detail = pod.exit_message or pod.exit_reason
+            code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
+            return f"ended{code}{f' ({detail})' if detail else ''}"
+        if pod.deleting:
+            return "is being deleted"
+        node, view = self.node(pod), self.agent(pod.name)
+        if node.out_of_service:
+            return f"was on node {pod.node}, which is out of service"
+        if pod.name in self.condemned:
+            return "failed again and again"
+        if view.connected or pod.phase != "Running" or self.in_good_standing(pod.name):
+            return ""
+        if not node.ready:
+            return f"can't be reached and its node {pod.node} is not ready"
+        if view.lost_at and self.now - view.lost_at >= constants.UNREACHABLE:
+            return f"could not be reached for {constants.UNREACHABLE:.0f} s"
+        if view.wanted_at and not view.lost_at and self.now - view.wanted_at >= self._first_contact(pod.name):
+            return "has an agent that could not be reached since it started"
+        return ""
+
+    def _first_contact(self, replica: str) -> float:
+        """Members once answered; others may still be starting their agent."""
+        return constants.FIRST_CONTACT if replica in self.members else constants.AGENT_START
+
+    @cached_property
+    def condemned(self) -> frozenset[str]:
+        """Replicas that were the cause of two failures: their pods are replaced."""
+        causes = [restart.replica for restart in self.recent if restart.counted]
+        return frozenset(name for name in causes if causes.count(name) >= 2)
+
+    @cached_property
+    def recent(self) -> tuple[Restart, ...]:
+        """Restarts within the window."""
+        start = self.now - self.spec.failure_policy.window_seconds
+        return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
+
+    # --- the world
+
+    @cached_property
+    def members(self) -> Mapping[str, Member]:
+        """Of the round that was last committed, which a later claim may be about to replace."""
+        return {member.replica: member for member in self.world.members}
+
+    @property
+    def lead(self) -> Member:
+        return self.world.members[0]
+
+    @cached_property
+    def report(self) -> protocol.Report | None:
+        """The lead's last report about the committed round, while nothing speaks against it."""
+        if not self.committed or self.claim is None:
+            return None
+        report = self.agent(self.lead.replica).report
+        if report is None or (report.instance, report.round, report.claim) != (
+            self.lead.instance,
+            self.claim.round,
+            self.claim.claim_id,
+        ):
+            return None
+        return report
+
+    def in_good_standing(self, replica: str) -> bool:
+        """A member of the committed round of which its lead, with whom we are in contact, says nothing bad; or whose
+        lead we are not in contact with, so that nothing is known."""
+        if not self.committed or replica not in self.members:
+            return False
+        if replica == self.lead.replica:
+            return self.agent(replica).connected
+        report = self.report
+        return report is None or not any(failure.replica == replica for failure in report.failures)
+
+    @cached_property
+    def ready(self) -> frozenset[str]:
+        """Live replicas whose agents say, on an open stream, that workers can start at once."""
+        return frozenset(
+            name
+            for name in self.live
+            if (view := self.agent(name)).connected and view.report and view.report.ready
+        )  # fmt: skip
+
+    def address(self, replica: str) -> str:
+        return f"{self.pods[replica].ip}:{protocol.PORT}"
+
+    @property
+    def step(self) -> int:
+        """Steps finished, as far as anyone said."""
+        told = self.status.progress.step if self.status.progress else 0
+        live = self.report.progress if self.report else None
+        return max(told, live.step) if live else told
+
+    # --- time
+
+    @property
+    def running_for(self) -> float | None:
+        """Seconds since the job started; None where it hasn't, or is suspended."""
+        return self.now - unix_seconds(self.status.start_time) if self.status.start_time else None
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the deadline, if there is one ahead."""
+        limit, ran = self.spec.active_deadline_seconds, self.running_for
+        return limit - ran if limit is not None and ran is not None and limit > ran else None
+
+    @property
+    def completed(self) -> bool:
+        condition = self.status.condition("Complete")
+        return condition is None or condition.status == "True" or not self.status.completion_time
+
+    @property
+    def since_completion(self) -> float:
+        """Unix seconds of the job's end; now, where it ends in this pass."""
+        return unix_seconds(self.status.completion_time) if self.status.completion_time else self.now
+
+    @property
+    def time_to_live(self) -> float | None:
+        """Seconds until an ended job is to be deleted; None: never."""
+        limit = self.spec.ttl_seconds_after_finished
+        return self.since_completion + limit - self.now if limit is not None else None

@@ -1,0 +1,142 @@
+"""One pass: what is observed about a job, to all that should follow from it.
+
+A pass reads like this. The chain of POLICIES is asked in order, and the first that has something to say decides: the
+phase of the job with its reason in a sentence, the world (a new claim, a commit), calls to agents, and what should
+become of the pods. Then the pods are planned, and the status is put together: conditions, restarts, progress and where
+the time went. Nothing is remembered between passes but the status and what agents and the API server say, so a pass of
+a restarted operator is a pass like any other.
+
+A recovery takes three passes: the lead's report of a failure leads to a claim and its Prepares; the last answer leads
+to the commit and its Assigns; the first step of the new round makes it Training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from concertina.api.status import JobStatus, rfc3339
+from concertina.plan import accounting, budget, conditions, drains, lifecycle, rounds
+from concertina.plan.claims import proceed
+from concertina.plan.decision import Decision, Phase, Pods
+from concertina.plan.look import Look
+from concertina.plan.pods import PodPlan, plan_pods
+from concertina.plan.types import Event, Observed, Plan
+
+Policy = Callable[[Look], Decision | None]
+POLICIES: tuple[Policy, ...] = (
+    lifecycle.ended,
+    lifecycle.succeeded,
+    lifecycle.complete_in_storage,
+    lifecycle.permanent_failure,
+    lifecycle.deadline,
+    budget.exhausted,
+    lifecycle.uri_in_use,
+    lifecycle.no_size,
+    lifecycle.suspend,
+    proceed,
+    rounds.recover,
+    drains.change,
+    rounds.running,
+    lifecycle.first_round,
+)
+
+
+def plan(observed: Observed, now: float) -> Plan:
+    """`now` in Unix seconds."""
+    job = observed.job
+    if job.deleting:
+        return Plan(job.status)
+    if job.spec is None:
+        return _unreadable(observed, now)
+    look = Look(observed, job.spec, now)
+    decision = next(decision for policy in POLICIES if (decision := policy(look)))
+    pods = plan_pods(look, decision)
+    status = _status(look, decision, pods)
+    rechecks = [wait for wait in (decision.recheck, pods.recheck, look.time_left, drains.quiet_left(look)) if wait]
+    return Plan(
+        status,
+        (*pods.actions, *decision.actions),
+        _watch(look, decision),
+        (*decision.events, *pods.events, *_transition(look, decision)),
+        min(rechecks, default=None),
+    )
+
+
+def _unreadable(observed: Observed, now: float) -> Plan:
+    """A manifest that got past an older CRD: said, and left alone."""
+    job = observed.job
+    decision = Decision(Phase.STALLED, "InvalidSpec", job.spec_error)
+    status = job.status.model_copy(
+        update={
+            "conditions": conditions.conditions(decision, job.status, job.generation, now),
+            "observed_generation": job.generation,
+        }
+    )
+    events = () if status == job.status else (Event("Warning", "InvalidSpec", job.spec_error),)
+    return Plan(status, events=events)
+
+
+def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
+    old, job, now = look.status, look.observed.job, look.now
+    world = decision.world or old.world
+    committed = world.claim is not None and world.claim.committed and world.round > old.world.round
+    done = decision.phase in (Phase.COMPLETE, Phase.FAILED)
+    started = old.start_time if decision.phase is not Phase.SUSPENDED else None
+    status = old.model_copy(
+        update={
+            "observed_generation": job.generation,
+            "conditions": conditions.conditions(_storage_trouble(look, decision), old, job.generation, now),
+            "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
+            "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
+            "replicas": sum(pod.phase not in ("Failed", "Succeeded") for pod in look.observed.pods),
+            "selector": f"concertina.dev/job-uid={job.uid}",
+            "attempts": pods.attempts,
+            "world": world,
+            "restarts": budget.counted(look, decision.restart, pods.replaced),
+            "rounds": old.rounds + committed,
+            "steps_replayed": old.steps_replayed + decision.replayed,
+            "progress": accounting.progress(look),
+            "last_snapshot": accounting.last_snapshot(look),
+            "last_checkpoint": accounting.last_checkpoint(look),
+        }
+    )
+    if accounting.unchanged(look, status):
+        return old
+    return status.model_copy(update={"goodput": accounting.goodput(look, decision)})
+
+
+def _storage_trouble(look: Look, decision: Decision) -> Decision:
+    """A round that trains while storage fails goes on, but a person must act."""
+    storage = look.report.storage if look.report else None
+    if decision.phase is not Phase.TRAINING or storage is None or storage.state != "Error":
+        return decision
+    message = f"training goes on, but no checkpoint can be written: {storage.message}"
+    return Decision(
+        decision.phase, decision.reason, decision.message, stalled="StorageUnavailable", stalled_message=message
+    )
+
+
+def _watch(look: Look, decision: Decision) -> dict[str, str]:
+    """The lead, and who is outside of the round, to know when it is ready. While the lead is in doubt, all."""
+    if decision.pods is not Pods.WANTED:
+        return {}
+    return {
+        name: look.address(name)
+        for name, pod in look.live.items()
+        if pod.ip
+        and pod.phase == "Running"
+        and (decision.watch_all or name not in look.members or name == look.lead.replica)
+    }
+
+
+def _transition(look: Look, decision: Decision) -> tuple[Event, ...]:
+    """An event where the job enters a phase that someone waits for."""
+    ready = look.status.condition("Ready")
+    before = ready.reason if ready else ""
+    if decision.phase.value == before or decision.phase not in ANNOUNCED:
+        return ()
+    bad = decision.phase in (Phase.FAILED, Phase.STALLED, Phase.WAITING)
+    return (Event("Warning" if bad else "Normal", decision.reason, decision.message),)
+
+
+ANNOUNCED = frozenset({Phase.COMPLETE, Phase.FAILED, Phase.STALLED, Phase.SUSPENDED, Phase.TRAINING, Phase.SUSPENDING})

@@ -1,0 +1,156 @@
+"""Which pods there should be: one live pod for each slot, successors for the dead, nothing for what is left over."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from concertina.plan import constants, sizes
+from concertina.plan.decision import Decision, Pods
+from concertina.plan.look import Look
+from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, Event, PodView
+
+
+@dataclass(frozen=True)
+class PodPlan:
+    actions: tuple[Action, ...] = ()
+    attempts: tuple[int, ...] = ()
+    """As status.attempts: written before the pods are created, so that no name is used for two pods."""
+    replaced: tuple[PodView, ...] = ()
+    """The dead pods that get a successor in this pass."""
+    events: tuple[Event, ...] = ()
+    recheck: float | None = None
+
+
+def slots(look: Look) -> frozenset[int]:
+    """The replica indexes that are wanted: those of members first, then of other live pods, then the lowest free."""
+    wanted = sizes.most(look.spec)
+    live = {pod.index: name for name, pod in look.live.items()}
+    kept = sorted(live, key=lambda index: (live[index] not in look.members, index))[:wanted]
+    free = (index for index in itertools.count() if index not in live)
+    return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
+
+
+def plan_pods(look: Look, decision: Decision) -> PodPlan:
+    return POLICIES[decision.pods](look)
+
+
+def _wanted(look: Look) -> PodPlan:
+    wanted = slots(look)
+    attempts = _bumped(look, wanted)
+    current = {(pod.index, pod.attempt) for pod in look.observed.pods}
+    missing = [index for index in sorted(wanted) if (index, _attempt(attempts, index)) not in current]
+    before = look.status.attempts
+    dead = [pod for pod in look.observed.pods if pod.name in look.deaths and pod.attempt == _attempt(before, pod.index)]
+    replaced = tuple(pod for pod in dead if _attempt(attempts, pod.index) > pod.attempt)
+    creates, recheck = _creates(look, missing, attempts)
+    events = tuple(
+        Event("Warning", "ReplicaReplaced", f"replica {pod.name} {look.deaths[pod.name]}; a new pod takes its place")
+        for pod in replaced
+    )
+    return PodPlan((*creates, *_deletes(look, wanted, attempts)), attempts, replaced, events, recheck)
+
+
+def _attempt(attempts: tuple[int, ...], index: int) -> int:
+    return attempts[index] if index < len(attempts) else 0
+
+
+def _bumped(look: Look, wanted: frozenset[int]) -> tuple[int, ...]:
+    """Attempts such that each wanted index is beyond its newest dead pod."""
+    attempts = dict(enumerate(look.status.attempts))
+    for pod in look.observed.pods:
+        if pod.index in wanted:
+            least = pod.attempt + 1 if pod.name in look.deaths else pod.attempt
+            attempts[pod.index] = max(attempts.get(pod.index, 0), least)
+    last = max((index for index, attempt in attempts.items() if attempt), default=-1)
+    return tuple(attempts.get(index, 0) for index in range(last + 1))
+
+
+def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple[tuple[Action, ...], float | None]:
+    if not missing:
+        return (), None
+    observed = look.observed
+    wait = observed.create_error_at + constants.CREATE_RETRY - look.now if observed.create_error else 0.0
+    if wait > 0:
+        return (), wait
+    avoid = tuple(
+        sorted({restart.node for restart in look.recent if restart.replica in look.condemned and restart.node})
+    )
+    secret: tuple[Action, ...] = () if observed.secret_made else (CreateSecret(),)
+    creates = (CreatePod(index, _attempt(attempts, index), avoid) for index in missing)
+    return (*secret, *creates), constants.CREATE_RETRY
+
+
+def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> tuple[Action, ...]:
+    """The dead (the newest that ended by itself stays, for its logs), those of older attempts, and those not wanted."""
+    actions: list[Action] = []
+    for pod in look.observed.pods:
+        newest = _attempt(attempts, pod.index)
+        if pod.name in look.deaths:
+            if pod.phase in ("Failed", "Succeeded") and not pod.deleting and pod.attempt >= newest - 1:
+                continue
+            actions += delete(look, pod, look.deaths[pod.name])
+        elif look.committed and pod.name in look.members:
+            continue  # only after a round without it
+        elif pod.index not in wanted:
+            actions += delete(look, pod, "is more than spec.replicas")
+        elif pod.attempt < newest:
+            actions += delete(look, pod, "has a successor")
+    return tuple(actions)
+
+
+def delete(look: Look, pod: PodView, reason: str) -> list[Action]:
+    """Nothing where it is being deleted already, unless its node can't confirm that."""
+    node = look.node(pod)
+    unconfirmed = node.out_of_service or not node.ready
+    if pod.deleting and not unconfirmed:
+        return []
+    return [DeletePod(pod.name, pod.uid, f"replica {pod.name} {reason}", force=unconfirmed)]
+
+
+def _none(look: Look) -> PodPlan:
+    """Deletes all; the attempts go on, so that a resumed job's pods have names of their own."""
+    actions = [
+        action for pod in look.observed.pods for action in delete(look, pod, "is not wanted: the job is suspended")
+    ]
+    return PodPlan(tuple(actions), look.status.attempts)
+
+
+def _ended(look: Look) -> PodPlan:
+    """Agents leave by themselves when their round has succeeded; who stays is deleted, who has ended keeps its logs."""
+    running = [pod for pod in look.observed.pods if pod.phase not in ("Succeeded", "Failed")]
+    left = look.since_completion + constants.LINGER - look.now
+    if not running or (left > 0 and look.completed):
+        return PodPlan((), look.status.attempts, recheck=left if running else None)
+    actions = [action for pod in running for action in delete(look, pod, "is not needed any more: the job has ended")]
+    return PodPlan(tuple(actions), look.status.attempts)
+
+
+def _kept(look: Look) -> PodPlan:
+    return PodPlan((), look.status.attempts)
+
+
+POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.ENDED: _ended, Pods.KEPT: _kept}
+
+
+def shortage(look: Look) -> str:
+    """Why there are too few replicas, in a sentence that names a reason for each that isn't ready (the first few)."""
+    ready = len(look.ready)
+    reasons = [f"{pod.name}: {_waiting(look, pod)}" for name, pod in look.live.items() if name not in look.ready]
+    if look.observed.create_error:
+        reasons.insert(0, look.observed.create_error)
+    text = f"{ready} of {sizes.most(look.spec)} replicas are ready"
+    if ready < sizes.least(look.spec):
+        text += f", {sizes.least(look.spec)} are needed"
+    return text + (f"; {'; '.join(reasons[:3])}" if reasons else "")
+
+
+def _waiting(look: Look, pod: PodView) -> str:
+    view = look.agent(pod.name)
+    if view.report and view.report.startup_error:
+        return view.report.startup_error
+    if pod.waiting:
+        return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
+    if pod.phase == "Running":
+        return "its agent is warming up" if view.connected else "its agent does not answer yet"
+    return "starts"

@@ -1,0 +1,191 @@
+"""Whether the committed round can go on, and if not, why: the table of causes that lead to a new claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from concertina.api.status import Member, unix_seconds
+from concertina.plan import budget, claims, constants, pods
+from concertina.plan.claims import Cause
+from concertina.plan.decision import Decision, Phase
+from concertina.plan.look import Look
+from concertina_agent import protocol
+
+OWN_FAULT = frozenset(
+    {"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly", "StartFailed", "RestoreFailed", "BadInput"}
+)
+"""Failures that use up the budget; a lost member does so only when its pod turns out to have ended by itself."""
+
+
+def recover(look: Look) -> Decision | None:
+    """A new round where the committed one is broken: at once, or after a back-off where it keeps failing."""
+    if not look.committed:
+        return None
+    cause = broken(look)
+    if cause is None:
+        return None
+    restart = budget.restart(look, cause)
+    if failed := budget.exhausted(look, cause):
+        return failed
+    wait = budget.backoff(look)
+    if wait > 0:
+        message = f"{cause.sentence}; the next round starts when {look.step} steps have failed less often (back-off)"
+        return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait)
+    return claims.claim(look, cause, restart) or Decision(
+        Phase.WAITING, cause.reason, f"{cause.sentence}; {pods.shortage(look)}", recheck=1.0, watch_all=True
+    )
+
+
+def broken(look: Look) -> Cause | None:
+    """The first cause that applies."""
+    return next((cause for check in CHECKS if (cause := check(look))), None)
+
+
+def _failure_reported(look: Look) -> Cause | None:
+    report = look.report
+    if report is None or report.state == "succeeded":
+        return None
+    failure = first_failure(report)
+    if failure:
+        return Cause(
+            failure.reason,
+            failure.message,
+            failure.replica,
+            counted=failure.reason in OWN_FAULT,
+            last_lines=failure.last_lines,
+        )
+    if report.state == "failed":
+        return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
+    return None
+
+
+def first_failure(report: protocol.Report) -> protocol.Failure | None:
+    """The cause: the first failure that doesn't follow from another."""
+    primary = (failure for failure in report.failures if not failure.secondary)
+    return next(primary, report.failures[0] if report.failures else None)
+
+
+def _member_gone(look: Look) -> Cause | None:
+    for member in look.world.members:
+        pod = look.pods.get(member.replica)
+        if pod is None or pod.uid != member.uid:
+            return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
+        if pod.phase in ("Failed", "Succeeded"):
+            return Cause("ReplicaEnded", f"replica {pod.name} {look.deaths[pod.name]}", pod.name)
+        if look.node(pod).out_of_service:
+            return Cause("NodeLost", f"replica {pod.name} {look.deaths.get(pod.name, 'lost its node')}", pod.name)
+    return None
+
+
+def _lead_lost(look: Look) -> Cause | None:
+    """At once where its host says that it is gone; where it is silent, as soon as another member proves that it isn't
+    the operator who is cut off. A world that is silent as a whole may be training: it is given time."""
+    view, lead = look.agent(look.lead.replica), look.lead.replica
+    if view.connected:
+        if view.report and view.report.instance != look.lead.instance:
+            return Cause("AgentRestarted", f"the agent of the lead {lead} was restarted, its workers are gone", lead)
+        return None
+    gone = Cause("LeadLost", f"the lead {lead} is gone: its agent no longer listens", lead)
+    if view.refused:
+        return gone
+    if not lead_in_doubt(look):
+        return None
+    pod = look.pods[lead]
+    if pod.deleting or not look.node(pod).ready:
+        return gone
+    others = [member.replica for member in look.world.members[1:]]
+    silent_for = look.now - (view.lost_at or view.wanted_at)
+    if any(look.agent(name).connected for name in others) or silent_for >= constants.WHOLE_WORLD:
+        return Cause("LeadLost", f"the lead {lead} is silent", lead)
+    return None
+
+
+def lead_in_doubt(look: Look) -> bool:
+    """Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far."""
+    view = look.agent(look.lead.replica)
+    if view.connected:
+        return False
+    if view.lost_at:
+        return look.now - view.lost_at >= constants.RECONNECT
+    return bool(view.wanted_at) and look.now - view.wanted_at >= constants.FIRST_CONTACT
+
+
+def _not_acknowledged(look: Look) -> Cause | None:
+    for member in look.world.members:
+        view = look.agent(member.replica)
+        call = view.assign
+        if call is None or look.claim is None or (call.round, call.claim) != (look.claim.round, look.claim.claim_id):
+            continue
+        if isinstance(call.reply, protocol.Refused):
+            return Cause("AssignRefused", f"replica {member.replica} refused: {call.reply.reason}", member.replica)
+        if call.error:
+            return Cause(
+                "AssignFailed", f"replica {member.replica} could not be told its rank: {call.error}", member.replica
+            )
+        if not call.done_at and look.now - call.sent_at >= constants.ACKNOWLEDGE:
+            return Cause("AssignFailed", f"replica {member.replica} does not acknowledge its rank", member.replica)
+    return None
+
+
+def _never_assigned(look: Look) -> Cause | None:
+    """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew."""
+    report = look.report
+    if report is None or _assign_sent(look, look.lead):
+        return None
+    if report.state == "prepared":
+        return Cause("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
+    since = unix_seconds(look.world.since) if look.world.since else 0.0
+    if look.now - max(since, look.agent(look.lead.replica).wanted_at) < constants.ASSIGNED_BEFORE:
+        return None
+    for member in look.world.members[1:]:
+        if member.replica not in report.members and not _assign_sent(look, member):
+            return Cause("NotAssigned", f"replica {member.replica} never joined its lead", member.replica)
+    return None
+
+
+def _assign_sent(look: Look, member: Member) -> bool:
+    call, claim = look.agent(member.replica).assign, look.claim
+    return call is not None and claim is not None and (call.round, call.claim) == (claim.round, claim.claim_id)
+
+
+Check = Callable[[Look], Cause | None]
+CHECKS: tuple[Check, ...] = (_failure_reported, _member_gone, _lead_lost, _not_acknowledged, _never_assigned)
+
+
+def recheck(look: Look) -> float:
+    """Seconds until time alone could change the answers above."""
+    view = look.agent(look.lead.replica)
+    if not view.connected:
+        return constants.RECONNECT / 2
+    calls = [look.agent(member.replica).assign for member in look.world.members]
+    if any(call and not call.done_at for call in calls):
+        return constants.ACKNOWLEDGE
+    return constants.STEADY if look.report else constants.RETRY
+
+
+def running(look: Look) -> Decision | None:
+    """The committed round goes on: what it is doing."""
+    if not look.committed:
+        return None
+    report, total = look.report, len(look.world.members)
+    if report is None or report.state == "prepared":
+        # Just assigned, or the operator has just come: as it was until something is known.
+        ready, reason = look.status.condition("Ready"), look.status.condition("Running")
+        phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
+        return Decision(
+            phase,
+            reason.reason if reason else "Assigned",
+            reason.message if reason else "",
+            recheck=recheck(look),
+            watch_all=lead_in_doubt(look),
+        )
+    if report.state in ("draining", "drained"):
+        return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
+    progress = report.progress
+    if look.spec.bundled and (progress is None or not progress.first_step_at):
+        phase = Phase.RECOVERING if look.status.rounds > 1 else Phase.STARTING
+        doing = progress.phase if progress else "starting"
+        message = f"round {report.round} with {total} replicas is {doing}"
+        return Decision(phase, "RoundStarting", message, recheck=recheck(look))
+    size = f"{total} of {look.spec.replicas} replicas train in round {report.round}"
+    return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=lead_in_doubt(look))
