@@ -68,11 +68,14 @@ def from_status(status: int, body: bytes) -> ApiError:
         parsed: dict[str, Any] = json.loads(body)
         message = str(parsed.get("message") or "")
         reason = str(parsed.get("reason") or "")
-        causes = tuple(str(c.get("message", "")) for c in (parsed.get("details") or {}).get("causes") or ())
+        details: dict[str, Any] = parsed.get("details") or {}
     except (ValueError, AttributeError):
-        message, reason, causes = body[:500].decode("utf-8", "replace").strip(), "", ()
+        message, reason, details = body[:500].decode("utf-8", "replace").strip(), "", {}
+    causes = tuple(str(cause.get("message", "")) for cause in details.get("causes") or ())
     message = message or f"the API server answered {status}"
     kind = _KINDS.get(status, ApiError)
-    if kind is Invalid and any("testing path" in text or "test failed" in text for text in (message, *causes)):
-        kind = TestFailed
+    if status == 422 and not details.get("kind"):
+        kind = (
+            TestFailed  # all other refusals of an object name its kind; this one says only that "the request" is wrong
+        )
     return kind(status, reason, message, causes)

@@ -1,0 +1,184 @@
+"""Carries out what plan() decided, in the order that plan/types.py gives."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from concertina.cluster.client import Client
+from concertina.cluster.errors import Conflict, Forbidden, Invalid, NotFound, TestFailed
+from concertina.cluster.events import Events
+from concertina.cluster.pod import Images, pod_manifest, pod_name, secret_manifest
+from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
+from concertina.control.authority import Authority
+from concertina.control.links import Links
+from concertina.journal import decision
+from concertina.plan.types import CreatePod, CreateSecret, DeleteJob, DeletePod, JobView, Plan, Send
+from concertina.world import Job, World
+
+SECRET_SECONDS = 60.0
+"""A job's Secret is made again (a 409 is fine) before pods are created later than this: the operator can't read it."""
+
+
+class Outdated(Exception):
+    """Something that was observed is no longer so: observe and plan again."""
+
+
+@dataclass
+class Applier:
+    client: Client
+    world: World
+    links: Links
+    events: Events
+    images: Images
+    master_key: bytes
+    remember: Callable[[Raw], None]
+    """Takes a pod that a write of ours returned."""
+
+    async def apply(self, job: Job, plan: Plan) -> None:
+        """Raises Outdated where a precondition is lost; nothing after that step is done."""
+        view = job.view
+        await self._write_status(job, plan)
+        self.links.keep(view.uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
+        for kind, group in itertools.groupby(plan.actions, key=type):
+            await self._act(job, kind, list(group))
+        self.links.watch(view.uid, plan.watch)
+        for event in plan.events:
+            decision("event", job.name, type=event.type, reason=event.reason, message=event.message)
+            self.events.post(view, event)
+
+    async def _write_status(self, job: Job, plan: Plan) -> None:
+        view, wanted = job.view, plan.status.manifest()
+        if wanted == view.status.manifest() and job.status:
+            return
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": view.uid},
+            claim_test(job.status),
+            {"op": "add", "path": "/status", "value": wanted},
+        ]
+        try:
+            stored = await self.client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
+        except TestFailed as error:
+            self.world.hear_job(await self.client.get(TRAINING_JOBS, view.namespace, view.name))
+            raise Outdated("the claim is not the one that was observed") from error
+        _tell_of_rounds(job, wanted)
+        self.world.hear_job(stored)
+
+    async def _act(self, job: Job, kind: type, actions: list[object]) -> None:
+        if kind is Send:
+            for action in actions:
+                assert isinstance(action, Send)
+                self._send(job, action)
+            return
+        results = await asyncio.gather(*(self._write(job, action) for action in actions), return_exceptions=True)
+        if errors := [result for result in results if isinstance(result, BaseException)]:
+            raise errors[0]
+
+    async def _write(self, job: Job, action: object) -> None:
+        if isinstance(action, CreateSecret):
+            await self._create_secret(job)
+        elif isinstance(action, CreatePod):
+            await self._create_pod(job, action)
+        elif isinstance(action, DeletePod):
+            await self._delete_pod(job, action)
+        elif isinstance(action, DeleteJob):
+            await self._delete_job(job.view)
+        else:
+            raise TypeError(f"the plan holds what nobody can do: {action!r}")
+
+    def _send(self, job: Job, send: Send) -> None:
+        if self.links.send(job.view.uid, send.replica, send.address, send.message):
+            message = send.message
+            kind = type(message).__name__
+            decision(kind.lower(), job.name, replica=send.replica, round=message.round, claim=message.claim)
+
+    async def _create_secret(self, job: Job) -> None:
+        view = job.view
+        data = await asyncio.to_thread(_identity, self.master_key, view)
+        try:
+            await self.client.create(SECRETS, view.namespace, secret_manifest(view, data))
+        except Conflict:
+            pass  # made by an earlier pass; its name has the job's uid in it, so it is this job's
+        except (Forbidden, Invalid) as error:
+            self.world.create_refused(view.uid, error.message)
+            raise Outdated(f"the Secret was refused: {error.message}") from error
+        job.secret_made_at = time.monotonic()
+
+    async def _create_pod(self, job: Job, create: CreatePod) -> None:
+        view = job.view
+        if view.spec is None:
+            raise TypeError("a pod of a job whose spec can't be read")
+        if job.secret_made_at and time.monotonic() > job.secret_made_at + SECRET_SECONDS:
+            job.secret_made_at = time.monotonic()  # before the request, so that a group of pods makes one
+            await self._create_secret(job)
+        manifest = pod_manifest(view, view.spec, create, self.images)
+        name = pod_name(view.name, create.index, create.attempt)
+        try:
+            stored = await self.client.create(PODS, view.namespace, manifest, strict=True)
+        except Conflict:
+            stored = await self._existing(view, name)
+        except (Forbidden, Invalid) as error:
+            self.world.create_refused(view.uid, error.message)
+            decision("create refused", job.name, pod=name, message=error.message)
+            return
+        self.world.created(view.uid)
+        decision("pod created", job.name, pod=name)
+        self.remember(stored)
+
+    async def _existing(self, view: JobView, name: str) -> Raw:
+        """The pod that has the name already: ours, where an answer was lost or our view is stale."""
+        try:
+            pod = await self.client.get(PODS, view.namespace, name)
+        except NotFound as error:
+            raise Outdated(f"pod {name} was there and is gone") from error
+        owners: Iterable[Raw] = pod["metadata"].get("ownerReferences") or ()
+        if not any(owner["uid"] == view.uid for owner in owners):
+            sentence = f'a pod named "{name}" exists that is not of this job: delete it, or wait until it has ended'
+            self.world.create_refused(view.uid, sentence)
+            raise Outdated(sentence)
+        return pod
+
+    async def _delete_pod(self, job: Job, delete: DeletePod) -> None:
+        grace = 0 if delete.force else None
+        try:
+            left = await self.client.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
+        except Conflict:
+            return  # another pod by now has the name
+        decision("pod deleted", job.name, pod=delete.name, reason=delete.reason, force=delete.force)
+        if left is not None and not delete.force:
+            self.remember(left)
+
+    async def _delete_job(self, view: JobView) -> None:
+        await self.client.delete(TRAINING_JOBS, view.namespace, view.name, uid=view.uid, propagation="Background")
+        decision("job deleted", f"{view.namespace}/{view.name}")
+
+
+def claim_test(status: Raw) -> Raw:
+    """The part of a JSON patch that holds only while `status.world.claim` is the one in `status`."""
+    world = status.get("world")
+    if world is None:
+        return {"op": "test", "path": "/status/world" if status else "/status", "value": None}
+    return {"op": "test", "path": "/status/world/claim", "value": world.get("claim")}
+
+
+def _identity(master_key: bytes, view: JobView) -> dict[str, str]:
+    return Authority(master_key, view.uid, view.created).secret_data()
+
+
+def _tell_of_rounds(job: Job, wanted: Raw) -> None:
+    """A line for each round claimed or committed, and for each condition that changed."""
+    before, after = job.view.status.manifest(), wanted
+    old, new = before.get("world") or {}, after.get("world") or {}
+    if new.get("claim") != old.get("claim") and new.get("claim"):
+        decision("claimed", job.name, round=new["claim"]["round"], claim=new["claim"]["claimId"])
+    if new.get("round") != old.get("round"):
+        members = [member["replica"] for member in new.get("members") or ()]
+        decision("committed", job.name, round=new.get("round"), members=members)
+    was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
+    for condition in after.get("conditions") or ():
+        if was.get(condition["type"]) != (condition["status"], condition["reason"]):
+            shown = {key: condition.get(key) for key in ("status", "reason", "message")}
+            decision("condition", job.name, type=condition["type"], **shown)

@@ -1,0 +1,175 @@
+"""All that the operator knows, as one consistent look at one job after the other."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from concertina.cluster.resources import Raw, version_of
+from concertina.cluster.views import OwnedPod, job_view
+from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView
+
+PROGRESS_SECONDS = 2.0
+WRITES_PER_SECOND = 20.0
+"""Of progress, by all jobs together."""
+ENDED = ("Complete", "Failed")
+
+
+@dataclass
+class Job:
+    """What is known of one job beside its pods and agents."""
+
+    view: JobView
+    version: int
+    status: Raw
+    """As the API server has it: what a write must find unchanged."""
+    secret_made_at: float = 0.0
+    create_error: str = ""
+    create_error_at: float = 0.0
+    pods: dict[str, PodView] = field(default_factory=dict)
+    """By uid."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.view.namespace}/{self.view.name}"
+
+    @property
+    def uri(self) -> str:
+        """Where a live job checkpoints to; empty where it does not, or has ended."""
+        spec = self.view.spec
+        if spec is None or spec.checkpoint is None or self.ended:
+            return ""
+        return spec.checkpoint.uri.rstrip("/")
+
+    @property
+    def ended(self) -> bool:
+        return any(c.type in ENDED and c.status == "True" for c in self.view.status.conditions)
+
+
+class World:
+    """`changed(uid)` is called for every job about which something new is known."""
+
+    def __init__(self, changed: Callable[[str], None], agents: Callable[[str], Mapping[str, AgentView]]) -> None:
+        self._changed = changed
+        self._agents = agents
+        self._jobs: dict[str, Job] = {}
+        self._orphans: dict[str, dict[str, PodView]] = {}
+        """Pods, by uid, of jobs that are not known (yet, or any more)."""
+        self._nodes: dict[str, NodeView] = {}
+        self._uris: dict[str, set[str]] = {}
+
+    def job(self, uid: str) -> Job | None:
+        return self._jobs.get(uid)
+
+    def jobs(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    # --- what is heard ---------------------------------------------------------------------------------------------
+
+    def hear_job(self, obj: Raw) -> None:
+        """A TrainingJob as the API server sent it, in an event or as the answer to a write; an older one is ignored."""
+        uid, version = obj["metadata"]["uid"], version_of(obj)
+        job = self._jobs.get(uid)
+        if job is not None and version <= job.version:
+            return
+        view = job_view(obj, job.view if job else None)
+        status: Raw = obj.get("status") or {}
+        if job is None:
+            job = self._jobs[uid] = Job(view, version, status, pods=self._orphans.pop(uid, {}))
+            self._move(uid, "", job.uri)
+        else:
+            before, before_uri = job.view, job.uri
+            job.view, job.version, job.status = view, version, status
+            self._move(uid, before_uri, job.uri)
+            if view == before:
+                return
+        self._changed(uid)
+
+    def forget_job(self, uid: str) -> None:
+        job = self._jobs.pop(uid, None)
+        if job is not None:
+            self._uris_changed(uid, job.uri, "")
+            if job.pods:
+                self._orphans[uid] = job.pods
+
+    def hear_pod(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
+        for pod in (old, new):
+            if pod is not None and pod.job_uid:
+                pods = self._pods_of(pod.job_uid)
+                if pod is new:
+                    pods[pod.view.uid] = pod.view
+                elif new is None or new.view.uid != pod.view.uid:
+                    pods.pop(pod.view.uid, None)
+                if pod.job_uid in self._jobs:
+                    self._changed(pod.job_uid)
+                elif not pods:
+                    self._orphans.pop(pod.job_uid, None)
+
+    def hear_node(self, old: NodeView | None, new: NodeView | None) -> None:
+        node = new or old
+        assert node is not None
+        name = node.name
+        if new is None:
+            self._nodes.pop(name, None)
+        else:
+            self._nodes[name] = new
+        for uid, job in self._jobs.items():
+            if any(pod.node == name for pod in job.pods.values()):
+                self._changed(uid)
+
+    # --- one look --------------------------------------------------------------------------------------------------
+
+    def observe(self, uid: str) -> Observed | None:
+        """None where the job is not known."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return None
+        return Observed(
+            job=job.view,
+            pods=tuple(sorted(job.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
+            nodes=self._nodes,
+            agents=self._agents(uid),
+            fresh_claim=secrets.token_hex(8),
+            secret_made=job.secret_made_at > 0,
+            create_error=job.create_error,
+            create_error_at=job.create_error_at,
+            uri_holder=self._holder(uid, job),
+            progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
+        )
+
+    def create_refused(self, uid: str, sentence: str) -> None:
+        if job := self._jobs.get(uid):
+            job.create_error, job.create_error_at = sentence, time.time()
+            self._changed(uid)
+
+    def created(self, uid: str) -> None:
+        if job := self._jobs.get(uid):
+            job.create_error, job.create_error_at = "", 0.0
+
+    def _pods_of(self, uid: str) -> dict[str, PodView]:
+        job = self._jobs.get(uid)
+        return job.pods if job else self._orphans.setdefault(uid, {})
+
+    def _holder(self, uid: str, job: Job) -> str:
+        rivals = self._uris.get(job.uri, set()) if job.uri else set()
+        if len(rivals) < 2:
+            return ""
+        first = min((self._jobs[rival] for rival in rivals), key=lambda rival: (rival.view.created, rival.view.uid))
+        return "" if first is job else first.name
+
+    def _move(self, uid: str, old: str, new: str) -> None:
+        if old != new:
+            self._uris_changed(uid, old, new)
+
+    def _uris_changed(self, uid: str, old: str, new: str) -> None:
+        if old:
+            self._uris[old].discard(uid)
+        if new:
+            self._uris.setdefault(new, set()).add(uid)
+        for uri in {old, new} - {""}:
+            for rival in self._uris[uri] - {uid}:
+                self._changed(rival)
+            if not self._uris[uri]:
+                del self._uris[uri]
