@@ -1,1 +1,1 @@
-"""The embedded local cluster."""
+"""The embedded cluster: a real Kubernetes control plane and nodes that run pods as processes of this machine."""

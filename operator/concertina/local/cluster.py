@@ -1,0 +1,282 @@
+"""A local cluster as a whole: up, down, and what can be done to it. See LocalCluster."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from concertina.local import binaries, controlplane, images, nodes, paths, processes, state
+from concertina.local.api import Api, ApiError
+from concertina.local.errors import LocalClusterError
+from concertina.local.processes import MARKER, Identity
+from concertina.local.state import Options, Record
+
+Say = Callable[[str], None]
+_READY_TIMEOUT = 90.0  # seconds, to give up
+_POLL = 0.02
+_DOWN_TIMEOUT = 30.0
+_NODE_BINDING = {
+    "metadata": {"name": "concertina:nodes"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node"},
+    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
+}
+
+
+def silent(_: str) -> None:
+    """A Say that says nothing."""
+
+
+class LocalCluster:
+    """A cluster that has been set up: its kubeconfig, its nodes, its components."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.name, self.directory, self.kubeconfig = record.name, record.directory, record.kubeconfig
+        self.api = Api(record.endpoints.address, record.endpoints.api, record.directory / "pki")
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
+        """Run kubectl as administrator; returns what it prints. Raises LocalClusterError with what it complains about."""
+        command = [self.record.kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+        if done.returncode:
+            raise LocalClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def create_namespace(self, name: str) -> None:
+        """Create a namespace and wait for its service account, without which no pod can be created."""
+        self.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self._wait_account(name)
+
+    def _wait_account(self, namespace: str) -> None:
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+        log = self.record.logs / "kube-controller-manager.log"
+        _until(
+            lambda: self.api.exists(account),
+            _READY_TIMEOUT,
+            lambda: f"namespace {namespace} gets no service account; see {log}: {_last_line(log)}",
+        )
+
+    # Nodes
+
+    def nodes(self) -> list[str]:
+        return self.record.node_names()
+
+    def kill_node(self, name: str) -> None:
+        """SIGKILL to all processes of the node at once; the API server is not told."""
+        nodes.kill(self.record, name)
+
+    def stop_node(self, name: str) -> None:
+        """SIGSTOP to all processes of the node: it falls silent."""
+        nodes.stop(self.record, name)
+
+    def cont_node(self, name: str) -> None:
+        """SIGCONT after stop_node."""
+        nodes.cont(self.record, name)
+
+    def start_node(self, name: str) -> None:
+        """Boot a node that was killed; it is not Ready yet when this returns (see wait_nodes)."""
+        if nodes.process(self.record, name) is None:
+            nodes.finish_boot(nodes.boot(self.record, [name]))
+
+    def drain_node(self, name: str) -> None:
+        """Cordon the node and evict its pods by the Eviction API."""
+        nodes.process(self.record, name)
+        self.kubectl("drain", name, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout=600)
+
+    def taint_node(self, name: str, *taints: str) -> None:
+        """KEY[=VALUE]:EFFECT, or KEY[:EFFECT]- to remove it."""
+        nodes.process(self.record, name)
+        self.kubectl("taint", "--overwrite", "nodes", name, *taints)
+
+    def uncordon_node(self, name: str) -> None:
+        self.kubectl("uncordon", name)
+
+    def wait_nodes(self, names: Sequence[str] | None = None, timeout: float = _READY_TIMEOUT) -> None:
+        """Until these nodes (all without names) are Ready and pods may be scheduled to them."""
+        wanted = set(names or self.nodes())
+        _until(
+            lambda: wanted <= self._schedulable(),
+            timeout,
+            lambda: f"nodes {', '.join(sorted(wanted))} are not Ready; see {self.record.logs}",
+        )
+
+    def _schedulable(self) -> set[str]:
+        with contextlib.suppress(OSError, ApiError):
+            items = self.api.call("GET", "/api/v1/nodes")["items"]
+            return {item["metadata"]["name"] for item in items if _is_schedulable(item)}
+        return set()
+
+    # Components of the control plane
+
+    def kill_component(self, name: str) -> None:
+        """SIGKILL to etcd, kube-apiserver, kube-controller-manager or kube-scheduler."""
+        found = _component(self.directory, name)
+        processes.kill([found] if found else [])
+
+    def start_component(self, name: str) -> None:
+        """Start it again with the same address, port and data."""
+        if _component(self.directory, name) is None:
+            _start(self.record, name)
+
+    def wait_api(self, timeout: float = _READY_TIMEOUT) -> None:
+        """Until the API server is ready."""
+        log = self.record.logs / "kube-apiserver.log"
+        _until(
+            lambda: self.api.exists("/readyz"),
+            timeout,
+            lambda: f"the API server is not ready; see {log}: {_last_line(log)}",
+        )
+
+    def running(self) -> dict[str, Identity | None]:
+        """The processes of the control plane and of the nodes; None for what does not run."""
+        found = {name: _component(self.directory, name) for name in controlplane.COMPONENTS}
+        return found | {name: nodes.process(self.record, name) for name in self.nodes()}
+
+
+def attach(name: str) -> LocalCluster:
+    """A cluster that is up, or was. Raises LocalClusterError when there is none of this name."""
+    record = state.load(state.directory(name))
+    if record is None:
+        raise LocalClusterError(f"there is no local cluster {name}: start it with `concertina local up`.")
+    return LocalCluster(record)
+
+
+def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
+    """Bring a cluster up, and leave it running when this process ends; one that is whole already is left as it is.
+
+    What is left of one that is not (killed in the middle of it, or after a restart of the machine) is cleaned up first.
+    """
+    folder = state.directory(name)
+    with state.locked(paths.clusters() / f".{name}.lock"):
+        existing = state.load(folder)
+        if existing and all(LocalCluster(existing).running().values()):
+            if existing.options != options:
+                raise LocalClusterError(
+                    f"cluster {name} is up with other options: `concertina local down --name {name}` first."
+                )
+            return LocalCluster(existing)
+        found = binaries.control_plane(say)
+        _tear_down(folder)
+        try:
+            return _create(name, folder, options, found, say)
+        except BaseException:
+            _tear_down(folder)
+            raise
+
+
+def down(name: str) -> None:
+    """End every process of the cluster and delete its files, but for the logs. There need not be one."""
+    with state.locked(paths.clusters() / f".{name}.lock"):
+        _tear_down(state.directory(name))
+
+
+@contextlib.contextmanager
+def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalCluster]:
+    """A cluster for as long as the block runs: it goes down at its end, by an exception, by Ctrl-C, and by this process's SIGKILL."""
+    command = [sys.executable, "-m", "concertina.local.guardian", name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:
+        try:
+            yield up(name, options, say)
+        finally:
+            down(name)
+            assert guardian.stdin
+            guardian.stdin.close()
+
+
+def _create(name: str, folder: Path, options: Options, found: dict[str, Path], say: Say) -> LocalCluster:
+    begun = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+    address = f"{state.claim_network(folder)}.0.1"
+    endpoints = controlplane.Endpoints(address, *processes.free_ports(address, 3))
+    controlplane.write_files(folder, endpoints)
+    commands = controlplane.commands(folder, endpoints, found)
+    record = Record(name, folder, endpoints, commands, options, str(found["kubectl"]))
+    (folder / "images.json").write_text(json.dumps(images.own() | options.images))
+    state.save(record)
+    cluster = LocalCluster(record)
+    for component in ("etcd", "kube-apiserver"):
+        _start(record, component)
+    names = [nodes.define(record, index).name for index in range(1, options.nodes + 1)]
+    booting = nodes.boot(record, names)
+    say("waiting for the API server")
+    cluster.wait_api()
+    for component in ("kube-controller-manager", "kube-scheduler"):
+        _start(record, component)
+    cluster.api.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", _NODE_BINDING)
+    say("waiting for the nodes")
+    nodes.finish_boot(booting)
+    cluster._wait_account("default")
+    cluster.wait_nodes(names)
+    say(f"ready in {time.monotonic() - begun:.1f} s")
+    return cluster
+
+
+def _start(record: Record, component: str) -> None:
+    """Start a component in a session of its own and put its identity on record."""
+    with open(record.logs / f"{component}.log", "ab") as log:
+        environment = os.environ | {MARKER: str(record.directory)}
+        process = subprocess.Popen(
+            record.commands[component],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it is not waited for: it outlives this process
+    identity = Identity.of(process.pid)
+    if identity is None:
+        raise LocalClusterError(f"{component} ended at once; see {record.logs / component}.log")
+    (record.directory / f"{component}.process").write_text(str(identity))
+
+
+def _component(folder: Path, name: str) -> Identity | None:
+    try:
+        identity = Identity.parse((folder / f"{name}.process").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return identity if identity.alive() else None
+
+
+def _tear_down(folder: Path) -> None:
+    """All processes that carry the cluster's mark, then its files."""
+    deadline = time.monotonic() + _DOWN_TIMEOUT
+    while found := [process for process in processes.marked(folder) if process.pid != os.getpid()]:
+        left = processes.kill(found)
+        if left or time.monotonic() > deadline:
+            raise LocalClusterError(
+                f"processes {', '.join(str(each.pid) for each in left)} do not end: they hang in the kernel."
+            )
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.name == "logs":
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _is_schedulable(node: dict[str, object]) -> bool:
+    conditions = node["status"].get("conditions", [])  # type: ignore[attr-defined]
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    taints = node["spec"].get("taints", [])  # type: ignore[attr-defined]
+    return ready and not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints)
+
+
+def _until(condition: Callable[[], bool], timeout: float, complaint: Callable[[], str]) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise LocalClusterError(f"{complaint()} (gave up after {timeout:g} s)")
+        time.sleep(_POLL)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it is empty"

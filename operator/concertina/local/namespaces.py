@@ -1,0 +1,101 @@
+"""Linux namespaces and mounts by way of the C library (Python has os.unshare from 3.12 on only, and no mount at all)."""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+from concertina.local.errors import LocalClusterError
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+FORBIDDEN = """this machine does not let concertina make the namespaces that pods run in ({error}).
+Allow it for users: `sudo sysctl -w kernel.unprivileged_userns_clone=1` (Debian), `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` \
+(Ubuntu 23.10 and newer), `sudo sysctl -w user.max_user_namespaces=10000` (elsewhere); in a container start it with \
+`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`, or `--privileged`."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Move this process (for CLONE_NEWPID: its next children) into new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """Join the namespaces of a namespace file or a pidfd."""
+    _check(_libc.setns(descriptor, flags), "setns")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
+    _check(result, f"mount {kind or source} on {target}")
+
+
+def unmount(target: str) -> None:
+    """Detach a mount now, free it when its last user is gone."""
+    _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
+
+
+def bind(source: str, target: str, read_only: bool = False) -> None:
+    """Make the file or folder source appear at target, with all that is mounted below it."""
+    mount(source, target, flags=MS_BIND | MS_REC)
+    if read_only:
+        held = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # a user namespace may not drop these
+        mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | held)
+
+
+def pivot_root(new_root: str, old_root: str) -> None:
+    """Make new_root, a mount, the root, and show the old one at old_root below it."""
+    number = _SYS_PIVOT_ROOT[os.uname().machine]
+    _check(_libc.syscall(number, new_root.encode(), old_root.encode()), "pivot_root")
+    os.chdir("/")
+
+
+def sethostname(name: str) -> None:
+    raw = name.encode()
+    _check(_libc.sethostname(raw, len(raw)), "sethostname")
+
+
+def die_with_parent() -> None:
+    """Have the kernel SIGKILL this process when its parent ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def enter_node() -> None:
+    """Give this process a mount namespace of its own and its children a pid namespace, in a user namespace when not root.
+
+    Raises LocalClusterError with what to do where the machine forbids it.
+    """
+    try:
+        if os.geteuid() == 0:
+            try:
+                unshare(CLONE_NEWNS | CLONE_NEWPID)
+            except PermissionError:  # root of a container, without the capability
+                _enter_user_namespace()
+        else:
+            _enter_user_namespace()
+        mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    except OSError as error:
+        raise LocalClusterError(FORBIDDEN.format(error=error.strerror)) from error
+
+
+def _enter_user_namespace() -> None:
+    user, group = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")

@@ -1,0 +1,84 @@
+"""The node's connection to the API server: raw dicts over one aiohttp session, with the node's own certificate."""
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+Object = dict[str, Any]
+_log = logging.getLogger(__name__)
+JSON, STRATEGIC_MERGE = "application/json", "application/strategic-merge-patch+json"
+
+
+class Refused(Exception):
+    """The API server's answer was an error: its HTTP status, reason and message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """Requests and watches. Use inside a running event loop; close() at the end."""
+
+    def __init__(self, server: str, tls: ssl.SSLContext) -> None:
+        connector = aiohttp.TCPConnector(ssl=tls, limit=64)
+        self._session = aiohttp.ClientSession(server, connector=connector, timeout=aiohttp.ClientTimeout(total=15))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def call(self, method: str, path: str, body: Object | None = None, content_type: str = JSON) -> Object:
+        """One request. Raises Refused, or aiohttp.ClientError and TimeoutError while the API server is away."""
+        data = None if body is None else json.dumps(body)
+        async with self._session.request(method, path, data=data, headers={"Content-Type": content_type}) as response:
+            text = await response.text()
+            if response.status >= 300:
+                raise Refused(response.status, _message(text))
+            answer: Object = json.loads(text)
+            return answer
+
+    async def get(self, path: str) -> Object:
+        return await self.call("GET", path)
+
+    async def follow(self, path: str, selector: str) -> AsyncIterator[tuple[str, list[Object]]]:
+        """All objects of a collection, for ever: ("LIST", everything), then single ("ADDED" | "MODIFIED" | "DELETED", [object]).
+
+        Starts over with a LIST whenever the watch breaks; outages are waited out.
+        """
+        while True:
+            try:
+                listed = await self.get(f"{path}?fieldSelector={selector}")
+                yield "LIST", listed["items"]
+                async for kind, item in self._watch(path, selector, listed["metadata"]["resourceVersion"]):
+                    yield kind, [item]
+            except (aiohttp.ClientError, TimeoutError, Refused, ConnectionError) as error:
+                _log.warning("watch of %s: %s; trying again", path, error or type(error).__name__)
+                await asyncio.sleep(0.25)
+
+    async def _watch(self, path: str, selector: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        query = f"{path}?fieldSelector={selector}&watch=1&allowWatchBookmarks=true&resourceVersion={version}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=90)  # bookmarks come every minute
+        async with self._session.get(query, timeout=timeout) as response:
+            if response.status >= 300:
+                raise Refused(response.status, _message(await response.text()))
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise Refused(event["object"].get("code", 500), event["object"].get("message", ""))
+                    if event["type"] != "BOOKMARK":
+                        yield event["type"], event["object"]
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:500]

@@ -1,0 +1,83 @@
+"""Container output: lines with their time of arrival in one file per container start, as the kubelet keeps them."""
+
+import asyncio
+import datetime
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+_CHUNK = 65536
+
+
+def timestamp() -> str:
+    """Now, as in container logs: UTC with microseconds (RFC 3339)."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class LogWriter:
+    """Reads a container's output from a pipe and appends it to a file, a line each: TIME SPACE TEXT."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed with the pipe)
+        self._rest = b""
+        self._changed = asyncio.Event()
+        self.done = asyncio.Event()  # the last process that could write is gone
+
+    def attach(self) -> int:
+        """Start reading a new pipe; returns its write end, for the container."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
+        asyncio.get_running_loop().add_reader(read, self._read, read)
+        return write
+
+    def _read(self, descriptor: int) -> None:
+        try:
+            data = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data or len(self._rest) > _CHUNK:
+            lines, self._rest = lines + ([self._rest] if self._rest else []), b""
+        if lines:
+            stamp = timestamp().encode() + b" "
+            self._file.write(b"".join(stamp + line + b"\n" for line in lines))
+        if not data:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+            self._file.close()
+            self.done.set()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Until there is more, or no more to come."""
+        if not self.done.is_set():
+            await self._changed.wait()
+
+
+def lines(path: Path, tail: int | None = None, since: str = "", with_time: bool = False) -> list[bytes]:
+    """The lines of a log file: the last ones, those from a time on, with or without their time."""
+    kept = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if since:
+        kept = [line for line in kept if line.partition(b" ")[0] >= since.encode()]
+    if tail is not None:
+        kept = kept[-tail:] if tail > 0 else []
+    return kept if with_time else [line.partition(b" ")[2] for line in kept]
+
+
+async def follow(writer: LogWriter, offset: int, with_time: bool) -> AsyncIterator[bytes]:
+    """What is appended to a log file from offset on, until its container's output ends."""
+    with open(writer.path, "rb") as file:
+        file.seek(offset)
+        while True:
+            ended = writer.done.is_set()
+            data = file.read()
+            if data:
+                chunk = data.splitlines(keepends=True)
+                yield data if with_time else b"".join(line.partition(b" ")[2] for line in chunk)
+            elif ended:
+                return
+            else:
+                await writer.wait()

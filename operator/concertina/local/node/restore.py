@@ -1,0 +1,64 @@
+"""What a node agent makes of a pod that it finds when it starts: after the death of a node, nothing of it runs. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from concertina.local.node.status import ContainerState, now
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The containers' states by name, and whether the pod has ended: then it is not started again."""
+
+    states: dict[str, ContainerState]
+    over: bool
+
+
+def containers(pod: Object) -> Restored:
+    """A new pod's containers wait; those that ran have died with the node (exit 255, as a kubelet says after a reboot)."""
+    status = pod.get("status") or {}
+    reported = {
+        each["name"]: each
+        for each in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    }
+    inits = pod["spec"].get("initContainers") or []
+    specs = inits + pod["spec"]["containers"]
+    begun = any("running" in each["state"] or "terminated" in each["state"] for each in reported.values())
+    never_again = begun and pod["spec"].get("restartPolicy") == "Never"
+    over = status.get("phase") in ("Succeeded", "Failed") or never_again
+    waiting = "PodInitializing" if inits else "ContainerCreating"
+    states = {spec["name"]: _state(spec, reported.get(spec["name"]), waiting, over) for spec in specs}
+    if not over:
+        for spec in inits:  # a new sandbox runs all of its init containers again
+            _again(states[spec["name"]])
+    return Restored(states, over)
+
+
+def _state(spec: Object, reported: Object | None, waiting: str, over: bool) -> ContainerState:
+    state = ContainerState(spec["name"], spec["image"], {"waiting": {"reason": waiting}})
+    state.restarts_always = spec.get("restartPolicy") == "Always"
+    if reported is None:
+        return state
+    state.restarts, state.last_state = reported["restartCount"], reported.get("lastState") or {}
+    state.container_id = reported.get("containerID", "")
+    before = reported["state"]
+    if "terminated" in before:
+        state.state = before
+    elif "running" in before:
+        state.state = {"terminated": _lost(before["running"]["startedAt"], state.container_id)}
+    elif over:
+        state.state = {"terminated": _lost(now(), "")}
+    return state
+
+
+def _lost(started: str, container_id: str) -> Object:
+    known = {"containerID": container_id} if container_id else {}
+    return {"exitCode": 255, "reason": "Unknown", "startedAt": started, "finishedAt": now()} | known
+
+
+def _again(state: ContainerState) -> None:
+    if "terminated" in state.state:
+        state.last_state, state.restarts = dict(state.state), state.restarts + 1
+        state.state = {"waiting": {"reason": "PodInitializing"}}

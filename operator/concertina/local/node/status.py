@@ -1,0 +1,137 @@
+"""PodStatus as the kubelet writes it, computed from the containers' states. Pure."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+
+def now() -> str:
+    """The time as the Kubernetes API writes it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class ContainerState:
+    """What the status says about one container."""
+
+    name: str
+    image: str
+    state: Object = field(default_factory=lambda: {"waiting": {"reason": "PodInitializing"}})
+    last_state: Object = field(default_factory=dict)
+    restarts: int = 0
+    ready: bool = False
+    started: bool = False
+    container_id: str = ""
+    restarts_always: bool = False  # a sidecar among the init containers
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a container that has ended and is not about to be started again."""
+        code: int | None = self.state.get("terminated", {}).get("exitCode")
+        return code
+
+    @property
+    def initialized(self) -> bool:
+        """As an init container: whether the next one may start."""
+        return self.started if self.restarts_always else self.exit_code == 0
+
+    def as_object(self) -> Object:
+        return {
+            "name": self.name,
+            "image": self.image,
+            "imageID": self.image if self.container_id else "",
+            "state": self.state,
+            "lastState": self.last_state,
+            "restartCount": self.restarts,
+            "ready": self.ready,
+            "started": self.started,
+            **({"containerID": self.container_id} if self.container_id else {}),
+        }
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """What a PodStatus is made from."""
+
+    restart_policy: str
+    host_ip: str
+    pod_ip: str  # empty until the pod has one
+    start_time: str
+    inits: Sequence[ContainerState]
+    mains: Sequence[ContainerState]
+    deleted: bool = False
+    failure: tuple[str, str] | None = None  # reason and message of a failure of the pod as a whole
+
+
+def pod_status(facts: PodFacts, previous: Object) -> Object:
+    """The status to write; conditions that did not change keep the time of their last transition from previous."""
+    phase = _phase(facts)
+    status: Object = {
+        "phase": phase,
+        "startTime": facts.start_time,
+        "hostIP": facts.host_ip,
+        "hostIPs": [{"ip": facts.host_ip}],
+        "conditions": _conditions(facts, phase, previous),
+        "containerStatuses": [container.as_object() for container in facts.mains],
+        "reason": facts.failure[0] if facts.failure else None,
+        "message": facts.failure[1] if facts.failure else None,
+    }
+    if facts.inits:
+        status["initContainerStatuses"] = [
+            container.as_object() | {"ready": container.initialized} for container in facts.inits
+        ]
+    if facts.pod_ip:
+        status |= {"podIP": facts.pod_ip, "podIPs": [{"ip": facts.pod_ip}]}
+    return status
+
+
+def _phase(facts: PodFacts) -> str:
+    if facts.failure:
+        return "Failed"
+    if all(container.exit_code is not None for container in facts.mains):
+        return "Succeeded" if all(container.exit_code == 0 for container in facts.mains) else "Failed"
+    if any(container.exit_code not in (None, 0) and not container.restarts_always for container in facts.inits):
+        return "Failed" if facts.restart_policy == "Never" or facts.deleted else "Pending"
+    fresh = [container for container in facts.mains if "waiting" in container.state and not container.last_state]
+    return "Pending" if fresh or not all(container.initialized for container in facts.inits) else "Running"
+
+
+def _conditions(facts: PodFacts, phase: str, previous: Object) -> list[Object]:
+    not_initialized = [container.name for container in facts.inits if not container.initialized]
+    not_ready = [container.name for container in facts.mains if not container.ready]
+    initialized = _verdict(not_initialized, "ContainersNotInitialized", "containers with incomplete status: [{}]")
+    ready = _verdict(not_ready, "ContainersNotReady", "containers with unready status: [{}]")
+    if phase == "Succeeded":
+        ready = ("False", "PodCompleted", None)
+        initialized = ("True", "PodCompleted", None)
+    elif phase == "Failed":
+        ready = ("False", "PodFailed", None)
+    sandbox = ("True" if facts.pod_ip and phase not in ("Succeeded", "Failed") else "False", None, None)
+    wanted = {
+        "PodReadyToStartContainers": sandbox,
+        "Initialized": initialized,
+        "Ready": ready,
+        "ContainersReady": ready,
+    }
+    known = {condition["type"]: condition for condition in previous.get("conditions") or []}
+    return [_condition(kind, verdict, known.get(kind, {})) for kind, verdict in wanted.items()]
+
+
+def _verdict(names: list[str], reason: str, message: str) -> tuple[str, str | None, str | None]:
+    return ("False", reason, message.format(" ".join(names))) if names else ("True", None, None)
+
+
+def _condition(kind: str, verdict: tuple[str, str | None, str | None], before: Object) -> Object:
+    status, reason, message = verdict
+    since = before["lastTransitionTime"] if before.get("status") == status else now()
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastProbeTime": None,
+        "lastTransitionTime": since,
+    }

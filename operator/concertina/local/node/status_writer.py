@@ -1,0 +1,73 @@
+"""Writes one pod's status to the API server whenever it changed: bursts as one, outages waited out."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from concertina.local.node.client import STRATEGIC_MERGE, Client, Refused
+from concertina.local.node.status import PodFacts, pod_status
+
+Object = dict[str, Any]
+_log = logging.getLogger(__name__)
+_RETRY = 0.5  # seconds
+
+
+class StatusWriter:
+    """One task per pod; `facts` is asked for the state of things at each write."""
+
+    def __init__(self, client: Client, pod: Object, facts: Callable[[], PodFacts]) -> None:
+        metadata = pod["metadata"]
+        self._client, self._facts = client, facts
+        self._uid = metadata["uid"]
+        self._path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+        self._written: Object = pod.get("status") or {}
+        self._dirty, self._clean = asyncio.Event(), asyncio.Event()
+        self._clean.set()
+        self._task = asyncio.create_task(self._run())
+
+    def mark(self) -> None:
+        """Something changed."""
+        self._clean.clear()
+        self._dirty.set()
+
+    async def flush(self) -> None:
+        """Until all that was marked is written, or the pod is gone."""
+        await self._clean.wait()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            status = pod_status(self._facts(), self._written)
+            gone = not await self._write(status)
+            if gone or not self._dirty.is_set():
+                self._clean.set()
+            if gone:
+                return
+
+    async def _write(self, status: Object) -> bool:
+        """False when there is no such pod any more."""
+        if status == self._written:
+            return True
+        body = {"metadata": {"uid": self._uid}, "status": status}
+        while True:
+            try:
+                await self._client.call("PATCH", self._path, body, STRATEGIC_MERGE)
+                self._written = status
+                return True
+            except Refused as error:
+                if error.status in (404, 409):  # gone; or another pod of the same name: our uid is a precondition
+                    return False
+                _log.warning("status of %s not written: %s", self._path, error)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                _log.warning("status of %s not written: %s", self._path, error or type(error).__name__)
+            await asyncio.sleep(_RETRY)

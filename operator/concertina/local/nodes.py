@@ -1,0 +1,109 @@
+"""Nodes from the outside: make, boot, kill, stop and continue. All of a node lives below process 1 of its pid namespace."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from concertina.local import certificates, processes
+from concertina.local.errors import LocalClusterError
+from concertina.local.node.node import NodeConfig
+from concertina.local.processes import MARKER, Identity
+from concertina.local.state import Record
+
+_BOOT_TIMEOUT = 60.0  # seconds
+
+
+def define(record: Record, index: int) -> Path:
+    """Write what a node agent needs; returns the node's folder. index counts from 1 and gives name and address."""
+    options, name = record.options, f"node-{index}"
+    network = record.endpoints.address.rpartition(".")[0].rpartition(".")[0]
+    folder, pki = record.directory / "nodes" / name, record.directory / "pki"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = NodeConfig(
+        name=name,
+        address=f"{network}.{index}.1",
+        cpus=options.cpus or str(os.cpu_count()),
+        memory=options.memory or _memory(),
+        gpus=options.gpus,
+        api_host=record.endpoints.address,
+        api_port=record.endpoints.api,
+        pki=str(pki),
+        images=str(record.directory / "images.json"),
+    )
+    authority = certificates.Authority(pki)
+    authority.issue(f"node-{name}", f"system:node:{name}", ["system:nodes"], hosts=[config.address, name])
+    (folder / "node.json").write_text(json.dumps(asdict(config), indent=1))
+    return folder
+
+
+def _memory() -> str:
+    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 1024}Ki"
+
+
+def boot(record: Record, names: Sequence[str]) -> "subprocess.Popen[str]":
+    """Begin to boot nodes (returns before they are); see finish_boot."""
+    folders = [str(record.directory / "nodes" / name) for name in names]
+    command = [sys.executable, "-m", "concertina.local.node", *folders]
+    environment = os.environ | {MARKER: str(record.directory)}
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish_boot(booting: "subprocess.Popen[str]") -> None:
+    """Wait until the nodes are booted. Raises LocalClusterError when the machine does not let them."""
+    _, errors = booting.communicate(timeout=_BOOT_TIMEOUT)
+    if booting.returncode:
+        lines = dict.fromkeys(errors.strip().splitlines())
+        raise LocalClusterError("\n".join(lines) or f"the nodes could not be booted (status {booting.returncode})")
+
+
+def process(record: Record, name: str) -> Identity | None:
+    """Process 1 of a node, None when it is down. Raises LocalClusterError when there is no such node."""
+    folder = record.directory / "nodes" / name
+    if not folder.exists():
+        known = ", ".join(record.node_names()) or "none"
+        raise LocalClusterError(f'cluster {record.name} has no node "{name}"; it has: {known}.')
+    try:
+        identity = Identity.parse((folder / "process").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return identity if identity.alive() else None
+
+
+def running(record: Record, name: str) -> Identity:
+    """The same, for what can be done to a running node only."""
+    found = process(record, name)
+    if found is None:
+        raise LocalClusterError(f"node {name} is down: boot it with `concertina local node start {name}`.")
+    return found
+
+
+def kill(record: Record, name: str) -> None:
+    """The node loses power: all of its processes end at once, and nobody is told."""
+    left = processes.kill([running(record, name)])
+    if left:
+        raise LocalClusterError(
+            f"node {name} does not end (process {left[0].pid}): a process of it hangs in the kernel."
+        )
+
+
+def stop(record: Record, name: str) -> None:
+    """The node falls silent: every process of it is stopped, connections stay open."""
+    processes.signal_tree(running(record, name), signal.SIGSTOP)
+
+
+def cont(record: Record, name: str) -> None:
+    """The node wakes up and goes on where it was."""
+    processes.signal_tree(running(record, name), signal.SIGCONT)

@@ -1,0 +1,107 @@
+"""Official release binaries, checked against the checksums that their publishers serve beside them.
+
+The checksums are fetched over TLS from the publisher, not pinned here: pinned ones have to be copied from the publisher
+anyhow, and would have to be renewed with each version of four programs on two architectures.
+"""
+
+import hashlib
+import http.client
+import io
+import os
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Say = Callable[[str], None]
+_CONNECT_TIMEOUT = 5.0  # seconds without a byte: a machine without a way out should go on to the next source soon
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Unavailable(Exception):
+    """A release cannot be had, or is not what its checksum says; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One downloadable file. {version} and {arch} are filled in; member is what is wanted of an archive ("" for a bare program)."""
+
+    program: str
+    url: str
+    checksum_url: str
+    member: str = ""
+
+
+_KUBERNETES = "https://dl.k8s.io/release/{version}/bin/linux/{arch}/"
+_ETCD = "https://github.com/etcd-io/etcd/releases/download/{etcd}/"
+_HELM = "https://get.helm.sh/helm-{version}-linux-{arch}.tar.gz"
+ASSETS: Mapping[str, tuple[Asset, ...]] = {
+    "controlplane": (
+        *(
+            Asset(name, _KUBERNETES + name, f"{_KUBERNETES}{name}.sha256")
+            for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+        ),
+        Asset("etcd", _ETCD + "etcd-{etcd}-linux-{arch}.tar.gz", _ETCD + "SHA256SUMS", "etcd-{etcd}-linux-{arch}/etcd"),
+    ),
+    "helm": (Asset("helm", _HELM, _HELM + ".sha256sum", "linux-{arch}/helm"),),
+}
+
+
+def download(
+    bundle: str,
+    version: str,
+    required: Mapping[str, str],
+    folder: Path,
+    say: Say,
+    assets: Mapping[str, tuple[Asset, ...]] = ASSETS,
+) -> None:
+    """Put a bundle's programs into folder. required: the versions of go.mod, by module. Raises Unavailable."""
+    architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
+    names = {"version": version, "arch": architecture, "etcd": required.get("go.etcd.io/etcd/server/v3", "")}
+    for asset in assets[bundle]:
+        url = asset.url.format(**names)
+        expected = _checksum(_fetch(asset.checksum_url.format(**names), say).decode(), url.rpartition("/")[2])
+        data = _fetch(url, say)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != expected:
+            raise Unavailable(f"{url} is damaged: its SHA-256 is {actual}, its publisher says {expected}")
+        path = folder / asset.program
+        path.write_bytes(_member(data, asset.member.format(**names)) if asset.member else data)
+        path.chmod(0o755)
+
+
+def _checksum(text: str, name: str) -> str:
+    """The checksum of a file: all of the text, or its line in a list of sums and names."""
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    for words in lines:
+        if len(words) == 1 or words[-1].lstrip("*") == name:
+            return words[0]
+    raise Unavailable(f"its publisher gives no checksum for {name}")
+
+
+def _fetch(url: str, say: Say) -> bytes:
+    say(f"downloading {url}")
+    chunks = []
+    try:
+        with urllib.request.urlopen(url, timeout=_CONNECT_TIMEOUT) as response:
+            length, done = int(response.headers.get("Content-Length") or 0), 0
+            while chunk := response.read(1 << 20):
+                chunks.append(chunk)
+                done += len(chunk)
+                say(f"downloading {url}: {done >> 20} of {length >> 20} MB")
+    except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"{url} cannot be had ({getattr(error, 'reason', error)})") from error
+    return b"".join(chunks)
+
+
+def _member(archive: bytes, name: str) -> bytes:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            file = tar.extractfile(name)
+            if file:
+                return file.read()
+    except (tarfile.TarError, KeyError) as error:
+        raise Unavailable(f"the archive has no {name} ({error})") from error
+    raise Unavailable(f"the archive has no file {name}")

@@ -1,0 +1,26 @@
+"""A real cluster for the tests of this folder: one for the session, a namespace for each test."""
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from concertina.local import cluster as local
+from concertina.local.cluster import LocalCluster
+from concertina.local.state import Options
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """A local cluster of three nodes with two simulated GPUs each; it goes down with the session, however that ends."""
+    with local.owned(f"test-{os.getpid()}", Options(nodes=3, gpus=2), print) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(cluster: LocalCluster) -> Iterator[str]:
+    """A namespace of the test's own, with its service account; it is deleted with all that is in it (in the background)."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    cluster.create_namespace(name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
