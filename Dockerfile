@@ -1,0 +1,30 @@
+# The operator and the agent: docker build --target operator -t concertina/operator .
+#                            docker build --target agent -t concertina/agent .
+ARG PYTHON=3.13-slim-trixie
+
+FROM python:${PYTHON} AS source
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
+COPY tools/install-environment.sh tools/find-python.sh tools/
+COPY operator operator
+COPY trainer_image trainer_image
+
+FROM source AS operator-environment
+RUN tools/install-environment.sh /opt/concertina operator
+
+FROM source AS agent-environment
+RUN tools/install-environment.sh /opt/concertina agent
+
+FROM python:${PYTHON} AS agent
+COPY --from=agent-environment /opt/concertina /opt/concertina
+ENV PATH=/opt/concertina/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+ENTRYPOINT ["concertina-agent"]
+
+FROM python:${PYTHON} AS operator
+COPY --from=operator-environment /opt/concertina /opt/concertina
+ENV PATH=/opt/concertina/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+ENTRYPOINT ["concertina"]
+CMD ["operator"]

@@ -1,0 +1,54 @@
+# concertina: `make help` lists what can be made.
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench crds lock clean environment binaries
+
+BIN := .venv/bin
+HELM = $$($(BIN)/python -m concertina.local.binaries helm)
+TESTS ?= tests
+BENCHMARKS ?= local_cluster recovery
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: environment binaries ## Make .venv from the lock, and find or build the control plane's programs (once)
+
+environment:
+	@tools/install-environment.sh .venv dev
+
+binaries: environment
+	@$(BIN)/python -m concertina.local.binaries
+
+demo: setup ## See a job lose a node, go on, grow back and finish: a cluster of its own, about 3 minutes
+	@$(BIN)/concertina demo
+
+test: setup ## Run all tests; TESTS=tests/unit runs some
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: setup ## Check form, types, import rules, the CRD and the chart; change nothing
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m concertina.api.crd --check
+	@$(HELM) lint --strict --quiet charts/concertina
+	@$(HELM) template concertina charts/concertina --set 'watchNamespaces={a,b}' > /dev/null
+	@echo "lint: all good"
+
+format: environment ## Put the sources into form
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format .
+
+bench: setup ## Run the benchmarks and print their tables; BENCHMARKS=recovery runs one
+	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+crds: environment ## Write the CRD into crds/ and the chart, from the models in operator/concertina/api
+	@$(BIN)/python -m concertina.api.crd
+
+lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
+	@$(BIN)/python tools/lock.py --upgrade
+
+clean: ## Remove what was made in this folder (shared programs in the user's cache stay)
+	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
