@@ -15,20 +15,15 @@ class Holdings:
 
     def __init__(self, held: Iterable[Held] = ()) -> None:
         self._shards: dict[SnapshotId, set[int]] = {}
-        self._commits: dict[int, int] = {}
         self.replace(held)
 
     def replace(self, held: Iterable[Held]) -> None:
         """Believe what has been read from the volume."""
         self._shards = {h.id: set(h.shards) for h in held}
-        self._commits = {}
 
-    def committed(self, id: SnapshotId, shard: int) -> tuple[SnapshotId, ...]:
-        """A worker of ours has filled a slot. Returns the older rounds' ids, to be dropped, once it is certain that a
-        snapshot of this round is complete on all peers: a worker begins its third only then."""
+    def committed(self, id: SnapshotId, shard: int) -> None:
+        """A worker of ours has filled a slot."""
         self._put(id, shard, OWN_SLOTS)
-        self._commits[shard] = self._commits.get(shard, 0) + 1
-        return self.drop(i for i in self._shards if i.round < id.round) if self._commits[shard] >= OWN_SLOTS else ()
 
     def copied(self, id: SnapshotId, shard: int) -> None:
         self._put(id, shard, COPY_SLOTS)
@@ -40,6 +35,10 @@ class Holdings:
     def void(self, round: int, restore: Restore) -> tuple[SnapshotId, ...]:
         """Drop what lies beyond the base of `round`: made in lower rounds, after the step it goes on from."""
         return self.drop(id for id in self._shards if id.round < round and id.step > restore.step)
+
+    def outlived(self, round: int) -> tuple[SnapshotId, ...]:
+        """Drop those of lower rounds: `round` has one that is complete on all peers."""
+        return self.drop(id for id in self._shards if id.round < round)
 
     def drop(self, ids: Iterable[SnapshotId]) -> tuple[SnapshotId, ...]:
         dropped = tuple(ids)

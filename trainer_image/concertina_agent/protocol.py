@@ -340,6 +340,8 @@ class MemberState:
     state: str
     step: int = -1
     failure: Optional[Failure] = None
+    snapshot_step: int = -1
+    """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()
     """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
 

@@ -21,7 +21,7 @@ Events and effects are the dataclasses of `events`; effects are to be carried ou
   lead's own report says drained only when every member is, and with `durable` only when LATEST names that step.
 - succeeded: all own workers are through; the lead's report: every member's are, and the final checkpoint is published.
 - Snapshots beyond the base of a new round are dropped at its Assign; those of older rounds once this one has a snapshot
-  complete on all peers (at a worker's third commit, see `holdings`).
+  complete on all peers, as rank 0 knows and the lead's beats say.
 - A Notice says draining to the lead and exits when the workers are gone, copied and shipped, or the grace is over.
 """
 
@@ -126,7 +126,14 @@ class AgentCore:
         if r is None:
             return p.MemberState(self.replica, self.instance, *self.seen, state="starting")
         return p.MemberState(
-            self.replica, self.instance, *self.seen, self._own_state(r), r.workers.step, r.failure, r.parts
+            self.replica,
+            self.instance,
+            *self.seen,
+            state=self._own_state(r),
+            step=r.workers.step,
+            failure=r.failure,
+            snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
+            durable_parts=r.parts,
         )
 
     def report(self) -> p.Report:
@@ -290,6 +297,8 @@ class AgentCore:
         message = event.message
         if isinstance(message, w.Committed):
             self._committed(r, message)
+        elif isinstance(message, p.Progress):
+            self._complete_on_peers(r, message.snapshot_step)
         elif isinstance(message, w.WantDurable):
             r.unshipped |= {(message.id, message.shard)}
             r.complete |= {message.id} if message.complete else set()
@@ -297,8 +306,7 @@ class AgentCore:
         self._own_state_changed()
 
     def _committed(self, r: Round, message: w.Committed) -> None:
-        if older := self._holdings.committed(message.id, message.shard):
-            self._effects.append(e.DropSnapshots(older))
+        self._holdings.committed(message.id, message.shard)
         if r.lonely:
             self._effects.append(e.ToWorker(message.shard, w.CopiedUpTo(message.id.step)))
 
@@ -355,6 +363,8 @@ class AgentCore:
         r.silent_at = self._now + p.SILENCE_SECONDS
         if isinstance(event.message, p.Drain) and r.drain != event.message:
             self._begin_drain(r, event.message)
+        elif isinstance(event.message, p.MemberState):
+            self._complete_on_peers(r, event.message.snapshot_step)
         elif isinstance(event.message, p.DurableMoved):
             self._durable_moved(r, event.message.durable)
 
@@ -420,6 +430,11 @@ class AgentCore:
             if r.drain is not None:
                 self._own_state_changed()
 
+    def _complete_on_peers(self, r: Round, step: int) -> None:
+        """A snapshot of this round at `step` is safe everywhere: older rounds are not needed any more."""
+        if step > r.assign.restore.step and (older := self._holdings.outlived(r.assign.round)):
+            self._effects.append(e.DropSnapshots(older))
+
     def _copy_held(self, event: e.CopyHeld) -> None:
         if self._current(event.id.round) is not None:
             self._holdings.copied(event.id, event.shard)
@@ -452,8 +467,11 @@ class AgentCore:
         self._own_state_changed()
 
     def _storage_seen(self, event: e.StorageSeen) -> None:
-        if self._storage is not None and event.storage != self._storage:
-            self._storage, self._changed = event.storage, True
+        storage = event.storage
+        if storage.state == "Error" and storage.latest is None:
+            storage = dataclasses.replace(storage, latest=self._latest())
+        if self._storage is not None and storage != self._storage:
+            self._storage, self._changed = storage, True
 
     def _warm(self, event: e.Warm) -> None:
         self._ready, self._startup_error, self._changed = not event.error, event.error, True

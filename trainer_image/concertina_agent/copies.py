@@ -1,0 +1,187 @@
+"""Shards between agents: the ring copy of each commit, and what a starting worker needs from its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional
+
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent.log import log
+from concertina_agent.snapshots import CHUNK, Damaged, Shard, Snapshots, Writing
+from concertina_agent.wire import Dialer, Wire
+
+RETRY_SECONDS = 0.1
+STALL_SECONDS = 30.0
+"""A transfer that brings no byte for this long is given up."""
+
+GONE = (OSError, asyncio.TimeoutError, p.ProtocolError, Damaged)
+
+
+class Peers:
+    def __init__(self, uid: str, dialer: Dialer, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
+        self._uid, self._dialer, self._snapshots, self._emit = uid, dialer, snapshots, emit
+        self._assign: Optional[p.Assign] = None
+        self._replica = ""
+        self._copying: list[asyncio.Task[None]] = []
+        self._fetching: dict[tuple[p.SnapshotId, int], asyncio.Lock] = {}
+
+    def begin(self, assign: p.Assign, replica: str) -> None:
+        self._assign, self._replica = assign, replica
+        self._snapshots.news.tell()
+
+    def stop(self) -> None:
+        """The round is over."""
+        self._assign = None
+        for task in self._copying:
+            task.cancel()
+        self._copying.clear()
+        self._fetching.clear()
+        self._snapshots.forget_fetched()
+        self._snapshots.news.tell()
+
+    # --- copying from the member before us --------------------------------------------------------------------------
+
+    def copy_from(self, effect: e.CopyFrom) -> None:
+        for number in effect.shards:
+            work = self._copy(effect.round, effect.member.address, number)
+            self._copying.append(asyncio.get_running_loop().create_task(work))
+
+    async def _copy(self, round: int, address: str, number: int) -> None:
+        after = -1
+        while True:
+            with contextlib.suppress(*GONE), contextlib.closing(await self._dialer.connect(address)) as wire:
+                await wire.send(p.Pull(self._uid, number, None, round, after))
+                while True:
+                    shard = await self._take(wire, lambda header: self._snapshots.copy_slot(header.id, header.shard))
+                    after = shard.id.step
+                    self._emit(e.CopyHeld(shard.id, number))
+                    await wire.send(p.Copied(shard.id, number))
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _take(self, wire: Wire, place: Callable[[p.ShardHeader], Path], timeout: Optional[float] = None) -> Shard:
+        """Receive one shard: its header, then its bytes."""
+        header = await wire.receive(timeout)
+        if not isinstance(header, p.ShardHeader):
+            raise Damaged(header.reason if isinstance(header, p.Refused) else "the connection was closed")
+        writing = Writing(place(header), header)
+        try:
+            while writing.left:
+                data = await asyncio.wait_for(wire.reader.read(min(writing.left, 4 * CHUNK)), STALL_SECONDS)
+                if not data:
+                    raise Damaged(f"shard {header.shard} broke off")
+                writing.write(data)
+            return writing.commit()
+        finally:
+            writing.close()
+
+    # --- what a worker of ours needs --------------------------------------------------------------------------------
+
+    async def fetch(self, id: p.SnapshotId, number: int) -> Path:
+        """A local file with this shard, checked; pulled from a peer if need be. Raises Damaged with a sentence."""
+        async with self._fetching.setdefault((id, number), asyncio.Lock()):
+            for held in (self._snapshots.find(id, number), self._snapshots.fetched(id, number)):
+                if held is not None:
+                    try:
+                        await held.verify()
+                        return held.path
+                    except (OSError, Damaged) as error:
+                        log("snapshot_damaged", error=str(error))
+            reasons = []
+            for address in self._holders(number):
+                try:
+                    return await self._fetch_from(address, id, number)
+                except GONE as error:
+                    reasons.append(f"{address}: {error or type(error).__name__}")
+        raise Damaged(_nowhere(id, number, reasons))
+
+    async def header(self, id: p.SnapshotId, number: int) -> str:
+        """The safetensors header of this shard. Raises Damaged with a sentence."""
+        reasons = []
+        held = self._snapshots.find(id, number)
+        if held is not None:
+            try:
+                return held.tensors_header()
+            except (OSError, UnicodeDecodeError, Damaged) as error:
+                reasons.append(str(error))
+        for address in self._holders(number):
+            try:
+                answer = await self._dialer.ask(address, p.Index(self._uid, id, number))
+                if isinstance(answer, p.ShardHeader):
+                    return answer.header
+                reasons.append(f"{address}: {answer.reason if isinstance(answer, p.Refused) else answer}")
+            except GONE as error:
+                reasons.append(f"{address}: {error or type(error).__name__}")
+        raise Damaged(_nowhere(id, number, reasons))
+
+    async def _fetch_from(self, address: str, id: p.SnapshotId, number: int) -> Path:
+        with contextlib.closing(await self._dialer.connect(address)) as wire:
+            await wire.send(p.Pull(self._uid, number, id))
+            place = self._snapshots.fetched_path(id, number)
+            return (await self._take(wire, lambda header: place, STALL_SECONDS)).path
+
+    def _holders(self, number: int) -> list[str]:
+        """Addresses of the other members that hold a shard, in the order of the Assign."""
+        if self._assign is None:
+            return []
+        addresses = {m.replica: m.address for m in self._assign.members if m.replica != self._replica}
+        holders = self._assign.restore.holders.get(str(number), ())
+        return [addresses[replica] for replica in holders if replica in addresses]
+
+    # --- what peers ask of us ---------------------------------------------------------------------------------------
+
+    async def answer_index(self, message: p.Index, wire: Wire) -> None:
+        shard = self._snapshots.find(message.id, message.shard)
+        if shard is None:
+            return await wire.send(_not_here(message.id, message.shard))
+        answer = p.ShardHeader(shard.id, shard.number, shard.size, shard.checksum, shard.tensors_header())
+        return await wire.send(answer)
+
+    async def answer_pull(self, message: p.Pull, wire: Wire) -> None:
+        if message.id is None:
+            return await self._stream(message, wire)
+        shard = self._snapshots.find(message.id, message.shard)
+        if shard is None:
+            return await wire.send(_not_here(message.id, message.shard))
+        return await _give(wire, shard)
+
+    async def _stream(self, message: p.Pull, wire: Wire) -> None:
+        """Every newest commit of one shard of this round, until the copier leaves or the round ends."""
+        news, after = self._snapshots.news, message.after_step
+        while not wire.reader.at_eof():
+            count = news.count
+            if self._assign is not None and self._assign.round > message.round:
+                return await wire.send(p.Refused(f"round {message.round} is over", self._assign.round, ""))
+            shard = self._snapshots.newest(message.round, message.shard, after)
+            if shard is None:
+                await news.after(count, p.BEAT_SECONDS)
+                continue
+            await _give(wire, shard)
+            answer = await wire.receive()
+            if not isinstance(answer, p.Copied):
+                return None
+            after = answer.id.step
+            self._emit(e.PeerCopied(answer.id, answer.shard))
+        return None
+
+
+async def _give(wire: Wire, shard: Shard) -> None:
+    wire.write(shard.header)
+    try:
+        async for data in shard.chunks():
+            wire.writer.write(data)
+            await wire.drain()
+    except Damaged as error:  # what was announced can't be kept: the other end must see it
+        raise ConnectionError(str(error)) from error
+
+
+def _not_here(id: p.SnapshotId, number: int) -> p.Refused:
+    return p.Refused(f"shard {number} of round {id.round}, step {id.step} is not held here", 0, "")
+
+
+def _nowhere(id: p.SnapshotId, number: int, reasons: list[str]) -> str:
+    tried = "; ".join(reasons) or "no member holds it"
+    return f"Shard {number} of the snapshot of round {id.round}, step {id.step} can't be had: {tried}."

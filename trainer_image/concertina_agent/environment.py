@@ -1,0 +1,47 @@
+"""The variables that a worker is started with: torchrun's, mpirun's and srun's names for the same facts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from concertina_agent.protocol import Assign
+
+
+def worker_environment(
+    base: Mapping[str, str], assign: Assign, me: int, local_rank: int, agent_store: bool
+) -> dict[str, str]:
+    """`base` with what the worker `local_rank` of members[me] needs; `agent_store`: MASTER_PORT is served already."""
+    member = assign.members[me]
+    rank, world = member.first_rank + local_rank, sum(m.workers for m in assign.members)
+    host, _, port = assign.store.rpartition(":")
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": member.workers,
+        "GROUP_RANK": me,
+        "GROUP_WORLD_SIZE": len(assign.members),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "TORCHELASTIC_RESTART_COUNT": assign.round,
+        "TORCHELASTIC_MAX_RESTARTS": 1 << 30,
+        "TORCHELASTIC_USE_AGENT_STORE": agent_store,
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_SIZE": world,
+        "OMPI_COMM_WORLD_LOCAL_RANK": local_rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": member.workers,
+        "SLURM_PROCID": rank,
+        "SLURM_NTASKS": world,
+        "SLURM_LOCALID": local_rank,
+        "SLURM_NODEID": me,
+        "SLURM_NNODES": len(assign.members),
+        "CONCERTINA_ROUND": assign.round,
+    }
+    words = {
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": assign.uid,
+    }
+    threads = {} if member.workers == 1 else {"OMP_NUM_THREADS": "1"}
+    return {**threads, **base, **words, **{name: str(value) for name, value in numbers.items()}}

@@ -1,0 +1,188 @@
+"""A parent that has imported what workers need, and forks them in milliseconds.
+
+    python -m concertina_agent.forkserver --control FD --preload MODULE...
+    python -m concertina_agent.forkserver --run MODULE:FUNCTION [ARGUMENT...]      (the same bootstrap without a fork)
+
+The agent and it share a SOCK_SEQPACKET socket, one JSON object a packet. It first says {"warm": true} or {"error":
+sentence}. A request is {"run": "module:function", "arguments": [...], "environment": {...}} with the file descriptors
+for stdout, stderr and what the arguments name ("fd:0" is the first after those two); the answer is {"pid": N}, or
+{"unfit": why} (then the agent spawns instead). {"pid": N, "code": C} tells of each child's end.
+
+It only imports: a tensor operation here would hang every child, and a second thread or an open GPU would make a fork
+unsound, so both are looked for before each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Optional
+
+from concertina_agent.processes import die_with_parent, exit_code
+
+MAX_PACKET = 1 << 18
+MAX_FDS = 8
+
+
+def unfit() -> str:
+    """Why this process must not be forked; empty when it may."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"it has {threads} threads"
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
+                return f"it has opened {target}"
+    return ""
+
+
+def run_target(target: str, arguments: Sequence[Any]) -> int:
+    """Call "module:function" with the arguments; its exit code, with a traceback on stderr where it raises."""
+    module, _, name = target.partition(":")
+    try:
+        result = getattr(importlib.import_module(module), name)(*arguments)
+        code = result if isinstance(result, int) else 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else (0 if end.code is None else 1)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    return code
+
+
+def become_worker(parent: int, environment: Mapping[str, str], fds: Sequence[int]) -> None:
+    """In a new child: a session, output and environment of its own, default signals, death with its parent."""
+    os.setsid()
+    die_with_parent(parent)
+    os.dup2(fds[0], 1)
+    os.dup2(fds[1], 2)
+    for fd in fds[:2]:
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+class Forkserver:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._wakeup, wake = socket.socketpair()
+        for end in (self._wakeup, wake):
+            end.setblocking(False)
+        self._wake = wake
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno())
+
+    def serve(self) -> None:
+        """Until the agent closes its end."""
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(self._wakeup, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is self._wakeup:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wakeup.recv(4096)
+                elif not self._take_request(selector):
+                    return
+            self._reap()
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        self._control.send(json.dumps(message).encode())
+
+    def _take_request(self, selector: selectors.BaseSelector) -> bool:
+        data, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET, MAX_FDS)
+        if not data:
+            return False
+        request = json.loads(data)
+        why = unfit()
+        if why:
+            self.say({"unfit": why})
+        else:
+            self.say({"pid": self._fork(request, fds, selector)})
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _fork(self, request: Mapping[str, Any], fds: list[int], selector: selectors.BaseSelector) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            selector.close()
+            for end in (self._control, self._wakeup, self._wake):
+                end.close()
+            become_worker(parent, request["environment"], fds)
+            arguments = [fds[2 + int(a[3:])] if a.startswith("fd:") else a for a in request["arguments"]]
+            code = run_target(request["run"], arguments)
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self.say({"pid": pid, "code": exit_code(status)})
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="concertina_agent.forkserver")
+    parser.add_argument("--control", type=int)
+    parser.add_argument("--parent", type=int, default=0)
+    parser.add_argument("--preload", nargs="*", default=[])
+    parser.add_argument("--run")
+    parser.add_argument("arguments", nargs="*")
+    options = parser.parse_args(argv)
+    if options.parent:
+        die_with_parent(options.parent)
+    if options.run:
+        _leave(run_target(options.run, [int(a) if a.isdigit() else a for a in options.arguments]))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = Forkserver(socket.socket(fileno=options.control))
+    try:
+        for module in options.preload:
+            importlib.import_module(module)
+    except Exception as error:
+        traceback.print_exc()
+        server.say({"error": f"importing {module} failed: {type(error).__name__}: {error}"})
+        return 1
+    gc.collect()
+    gc.freeze()
+    server.say({"warm": True})
+    server.serve()
+    return 0
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""A member's stream to its lead, and the lead's streams to its members."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Optional
+
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent.changes import Changes
+from concertina_agent.log import log
+from concertina_agent.wire import Dialer, Wire
+
+RETRY_SECONDS = 0.05
+"""Between attempts to join a lead that has not been assigned yet."""
+MIN_GAP_SECONDS = 0.02
+"""Between two lines of a stream that says only the latest."""
+
+Emit = Callable[[e.Event], None]
+
+
+async def follow_lead(
+    dialer: Dialer, join: p.Join, address: str, state: Callable[[], p.MemberState], changes: Changes, emit: Emit
+) -> None:
+    """Join, again and again until the lead says yes or will never; then talk until the stream breaks."""
+    key, wire = (join.round, join.claim), None
+    try:
+        while wire is None:
+            try:
+                wire = await _try_to_join(dialer, join, address)
+            except PermissionError as refusal:
+                return emit(e.LeadGone(*key, str(refusal)))
+            if wire is None:
+                await asyncio.sleep(RETRY_SECONDS)
+        emit(e.LeadJoined(*key))
+        telling = asyncio.ensure_future(tell(wire, state, changes))
+        try:
+            await _listen(
+                wire, lambda message: emit(e.LeadSaid(*key, message)), (p.Drain, p.DurableMoved, p.MemberState)
+            )
+        finally:
+            telling.cancel()
+        return emit(e.LeadGone(*key))
+    finally:
+        if wire is not None:
+            wire.close()
+
+
+async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[Wire]:
+    """None: try again. Raises PermissionError where the lead has moved on."""
+    try:
+        wire = await dialer.connect(address)
+    except (OSError, asyncio.TimeoutError):
+        return None
+    try:
+        await wire.send(join)
+        answer = await wire.receive(p.SILENCE_SECONDS)
+    except (OSError, asyncio.TimeoutError, p.ProtocolError):
+        answer = None
+    if isinstance(answer, p.Accepted):
+        return wire
+    wire.close()
+    if isinstance(answer, p.Refused) and answer.round > join.round:
+        raise PermissionError(f"has moved on to round {answer.round}")
+    return None
+
+
+async def tell(wire: Wire, state: Callable[[], p.Message], changes: Changes) -> None:
+    """Send what `state` returns now, whenever it changes, and at least every BEAT_SECONDS."""
+    count = changes.count
+    with contextlib.suppress(OSError):
+        while True:
+            await wire.send(state())
+            await asyncio.sleep(MIN_GAP_SECONDS)
+            count = await changes.after(count, p.BEAT_SECONDS)
+
+
+async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
+    """Until the stream breaks or says what it may not."""
+    try:
+        while (message := await wire.receive()) is not None:
+            if not isinstance(message, kinds):
+                raise p.ProtocolError(f"a {type(message).__name__} is not expected here")
+            heard(message)
+    except p.ProtocolError as error:
+        log("protocol_error", error=str(error))
+
+
+class MemberStreams:
+    """The lead's ends."""
+
+    def __init__(self, state: Callable[[], p.MemberState], emit: Emit) -> None:
+        self._state, self._emit = state, emit
+        self._never = Changes()
+        self._wires: dict[str, Wire] = {}
+
+    def add(self, join: p.Join, wire: Wire) -> None:
+        """Take the place of an older stream of the same member."""
+        if old := self._wires.get(join.replica):
+            old.close()
+        self._wires[join.replica] = wire
+
+    async def serve(self, join: p.Join, wire: Wire) -> None:
+        """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines."""
+        telling = asyncio.ensure_future(tell(wire, self._state, self._never))
+        try:
+            await _listen(wire, lambda state: self._emit(e.MemberSaid(state)), (p.MemberState,))
+        finally:
+            telling.cancel()
+            if self._wires.get(join.replica) is wire:
+                del self._wires[join.replica]
+                self._emit(e.MemberGone(join.round, join.claim, join.replica))
+
+    def send(self, message: p.Message, only: str = "") -> None:
+        for replica, wire in self._wires.items():
+            if only in ("", replica):
+                wire.write(message)
+
+    def close(self) -> None:
+        wires, self._wires = self._wires, {}
+        for wire in wires.values():
+            wire.close()

@@ -1,0 +1,173 @@
+"""The worker processes of the current round in this replica, and the store that they meet at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Optional
+
+from concertina_agent import events as e
+from concertina_agent import worker_channel as w
+from concertina_agent.environment import worker_environment
+from concertina_agent.log import log
+from concertina_agent.processes import Reaper, kill_group
+from concertina_agent.protocol import Assign
+from concertina_agent.settings import Settings
+from concertina_agent.workers import ForkParent, Process, StartError, Target, start_command
+
+CHANNEL_EOF_SECONDS = 0.5
+"""How long a dead worker's last messages are waited for."""
+
+
+@dataclasses.dataclass
+class LocalWorker:
+    round: int
+    rank: int
+    process: Process
+    assign: Assign
+    channel: Optional[w.AgentEnd] = None
+    waiting: list[w.Message] = dataclasses.field(default_factory=list)
+    """For it, until it has opened its channel."""
+    channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+
+class LocalWorkers:
+    def __init__(
+        self, settings: Settings, reaper: Reaper, parent: Optional[ForkParent], emit: Callable[[e.Event], None]
+    ) -> None:
+        """`parent`: for the bundled trainer; None for a command of one's own."""
+        self._settings, self._reaper, self._parent, self._emit = settings, reaper, parent, emit
+        self._workers: dict[int, LocalWorker] = {}
+        """By rank."""
+        self._others: list[Process] = []
+        self._starting: Optional[asyncio.Task[None]] = None
+        self._over = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = asyncio.Event()
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    def start(self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]) -> None:
+        """Start the workers of members[me] in the background; `store`: a bound socket to be served here."""
+        self._over, self._started = asyncio.Event(), asyncio.Event()
+        self._starting = self._spawn(self._start(assign, me, store, environment))
+
+    async def _start(
+        self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]
+    ) -> None:
+        try:
+            if self._parent is not None and not await self._until_warm(self._parent):
+                return
+            if store is not None:
+                await self._serve_store(store)
+            for local_rank in range(assign.members[me].workers):
+                await self._start_one(assign, me, local_rank, environment)
+        except (StartError, OSError) as error:
+            self._emit(e.StartFailed(assign.round, f"Workers could not be started: {error}"))
+        finally:
+            self._started.set()
+            if store is not None:
+                store.close()
+
+    async def _until_warm(self, parent: ForkParent) -> bool:
+        """False where the round was over first."""
+        over = asyncio.ensure_future(self._over.wait())
+        either: set[asyncio.Future[Any]] = {parent.warm, over}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        return not self._over.is_set()
+
+    async def _serve_store(self, listening: socket.socket) -> None:
+        assert self._parent is not None
+        target = Target(f"{self._settings.package}.store:serve", ("fd:0",), (listening.fileno(),))
+        self._others.append(await self._parent.run(target, self._settings.environment, "[store] "))
+
+    async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> None:
+        member = assign.members[me]
+        rank = member.first_rank + local_rank
+        base = {**self._settings.environment, **extra}
+        environment = worker_environment(base, assign, me, local_rank, self._parent is not None)
+        prefix = f"[rank {rank}] " if member.workers > 1 else ""
+        if self._parent is not None:
+            process = await self._parent.run(Target(f"{self._settings.package}.worker:main"), environment, prefix)
+        else:
+            process = start_command(self._settings.command, environment, self._reaper, prefix)
+        log("worker_started", round=assign.round, rank=rank, pid=process.pid)
+        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign)
+        self._spawn(self._watch(worker, self._over))
+        if self._parent is None:
+            self._emit(e.WorkerSaid(assign.round, rank, w.Hello(rank, process.pid)))
+
+    async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
+        code = await worker.process.ended
+        log("worker_ended", round=worker.round, rank=worker.rank, code=code)
+        if worker.channel is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(worker.channel_closed.wait(), CHANNEL_EOF_SECONDS)
+        lines = await worker.process.last_lines()
+        if not over.is_set():
+            self._emit(e.WorkerExited(worker.round, worker.rank, code, lines))
+
+    # --- while they run ---------------------------------------------------------------------------------------------
+
+    async def of(self, pid: int) -> Optional[LocalWorker]:
+        """The worker with this pid; a fork may speak before its parent's answer has been read."""
+        await self._started.wait()
+        return next((worker for worker in self._workers.values() if worker.process.pid == pid), None)
+
+    def attach(self, worker: LocalWorker, channel: w.AgentEnd) -> None:
+        worker.channel = channel
+        for message in worker.waiting:
+            channel.send(message)
+        worker.waiting.clear()
+
+    def send(self, rank: int, message: w.Message) -> None:
+        worker = self._workers.get(rank)
+        if worker is None:
+            return
+        if worker.channel is None:
+            worker.waiting.append(message)
+        else:
+            worker.channel.send(message)
+
+    def signal(self, number: int) -> None:
+        for worker in self._workers.values():
+            worker.process.send_signal(number)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def kill(self) -> None:
+        """SIGKILL everything of the current round; returns when all of it has been reaped, strays included."""
+        self._over.set()
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
+        processes = [*(worker.process for worker in self._workers.values()), *self._others]
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        for process in processes:
+            await process.ended
+        while strays := self._reaper.strays():
+            for pid in strays:
+                kill_group(pid)
+            await asyncio.sleep(0.002)
+        for worker in self._workers.values():
+            if worker.channel is not None:
+                worker.channel.close()
+        self._workers.clear()
+        self._others.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def available_cores() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,89 @@
+"""concertina-agent: process 1 of each replica.
+
+    concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on
+    concertina-agent run --bundled       run the bundled trainer
+    concertina-agent run -- COMMAND...   run a command of one's own
+
+The environment says the rest (docs/architecture.md, "What the operator puts into a pod").
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import ssl
+import sys
+import tempfile
+import zipapp
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from concertina_agent import settings
+from concertina_agent.log import log
+
+PYZ = "agent.pyz"
+
+
+def install(destination: Path) -> Path:
+    """Write this package as a zipapp; a reader sees the old file or the whole new one."""
+    destination.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=destination) as scratch:
+        tree, built = Path(scratch, "tree"), Path(scratch, PYZ)
+        _copy_package(tree / "concertina_agent")
+        zipapp.create_archive(tree, built, interpreter="/usr/bin/env python3", main="concertina_agent.main:main")
+        built.chmod(0o755)
+        built.replace(destination / PYZ)
+    return destination / PYZ
+
+
+def _copy_package(target: Path) -> None:
+    """Our own modules, out of a folder or out of a zipapp."""
+    target.mkdir(parents=True)
+    folder = Path(__file__).parent
+    if folder.is_dir():
+        for module in sorted(folder.glob("*.py")):
+            (target / module.name).write_bytes(module.read_bytes())
+        return
+    with zipfile.ZipFile(folder.parent) as archive:
+        for name in archive.namelist():
+            if name.startswith("concertina_agent/") and name.endswith(".py"):
+                (target / Path(name).name).write_bytes(archive.read(name))
+
+
+def run(command: tuple[str, ...], package: str) -> int:
+    """Until told to go; 2 where the pod's set-up is wrong, with a sentence on stderr."""
+    from concertina_agent.agent import Agent
+
+    async def life() -> int:
+        return await Agent(settings.read(os.environ, command, package)).run()
+
+    try:
+        return asyncio.run(life())
+    except (settings.SettingsError, OSError, ssl.SSLError) as error:
+        log("agent_failed", error=f"{type(error).__name__}: {error}")
+        return 2
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="concertina-agent", description="Process 1 of each replica of a TrainingJob.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    installing = actions.add_parser("install", help=f"write {PYZ} into a folder")
+    installing.add_argument("destination", type=Path)
+    running = actions.add_parser("run", help="run the workers that the operator asks for")
+    running.add_argument("--bundled", action="store_true", help="run the trainer that the image holds")
+    running.add_argument("--package", default="concertina_trainer", help=argparse.SUPPRESS)
+    running.add_argument("command", nargs="*", help="after --: a command of one's own, started once per worker")
+    options = parser.parse_args(argv)
+    if options.action == "install":
+        print(install(options.destination))
+        return 0
+    if options.bundled == bool(options.command):
+        parser.error("run needs either --bundled, or -- and a command")
+    return run(tuple(options.command), options.package)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

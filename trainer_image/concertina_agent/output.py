@@ -1,0 +1,145 @@
+"""What processes print: passed on line by line to our own stdout and stderr, and the last lines of each kept."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+KEEP_LINES = 50
+MAX_KEPT = 2000
+"""Characters kept of one line."""
+MAX_WAITING = 1 << 20
+"""Bytes that may wait for a slow reader of our own output before the printing process has to wait as well."""
+
+
+class Sink:
+    """One of our own streams, never waited for: what it does not take at once is written when it does."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = _reopened(fd)
+        self._waiting = bytearray()
+        self._paused: list[Tail] = []
+
+    def write(self, data: bytes, source: Tail) -> None:
+        self._waiting += data
+        self._flush()
+        if len(self._waiting) > MAX_WAITING:
+            source.pause()
+            self._paused.append(source)
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._fd, self._waiting)]
+        except BlockingIOError:
+            loop.add_writer(self._fd, self._flush)
+            return
+        except OSError:
+            self._waiting.clear()
+        with contextlib.suppress(OSError, ValueError):
+            loop.remove_writer(self._fd)
+        for source in self._paused:
+            source.resume()
+        self._paused.clear()
+
+
+class Tail:
+    """The output of one process."""
+
+    def __init__(self, streams: dict[int, int]) -> None:
+        self._streams = streams
+        """Read end -> 1 (stdout) or 2 (stderr)."""
+        self._partial = dict.fromkeys(streams, b"")
+        self._lines: collections.deque[bytes] = collections.deque(maxlen=KEEP_LINES)
+        self._prefix = b""
+        self._closed = asyncio.Event()
+        self.started = False
+
+    def start(self, prefix: str) -> None:
+        """Read from now on."""
+        self.started = True
+        self._prefix = prefix.encode()
+        for fd in self._streams:
+            os.set_blocking(fd, False)
+        self.resume()
+
+    def last(self) -> tuple[str, ...]:
+        return tuple(line[:MAX_KEPT].decode(errors="replace") for line in self._lines)
+
+    async def closed(self, timeout: float) -> None:
+        """Wait until every holder of the write ends has closed them, or the time is up."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), timeout)
+
+    def pause(self) -> None:
+        for fd in self._streams:
+            asyncio.get_running_loop().remove_reader(fd)
+
+    def resume(self) -> None:
+        for fd in self._streams:
+            asyncio.get_running_loop().add_reader(fd, self._read, fd)
+
+    def _read(self, fd: int) -> None:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(fd)
+            return
+        *lines, rest = (self._partial[fd] + data).split(b"\n")
+        if len(rest) > 1 << 16:
+            lines, rest = [*lines, rest], b""
+        self._partial[fd] = rest
+        self._take(fd, lines)
+
+    def _take(self, fd: int, lines: list[bytes]) -> None:
+        self._lines.extend(lines)
+        if lines:
+            _sink(self._streams[fd]).write(b"".join(self._prefix + line + b"\n" for line in lines), self)
+
+    def _end(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        if self._partial[fd]:
+            self._take(fd, [self._partial[fd]])
+        os.close(fd)
+        del self._streams[fd], self._partial[fd]
+        if not self._streams:
+            self._closed.set()
+
+
+@contextlib.contextmanager
+def pipes() -> Iterator[tuple[int, int, Tail]]:
+    """Write ends for a child's stdout and stderr (closed here afterwards) and the Tail that reads them once started."""
+    (out_read, out), (err_read, err) = os.pipe(), os.pipe()
+    tail = Tail({out_read: 1, err_read: 2})
+    try:
+        yield out, err, tail
+    finally:
+        for fd in (out, err) if tail.started else (out, err, out_read, err_read):
+            os.close(fd)
+
+
+_SINKS: dict[int, Sink] = {}
+
+
+def _sink(fd: int) -> Sink:
+    if fd not in _SINKS:
+        _SINKS[fd] = Sink(fd)
+    return _SINKS[fd]
+
+
+def _reopened(fd: int) -> int:
+    """The same pipe or file with an open file description of our own, so that not blocking is our affair alone."""
+    (sys.stdout if fd == 1 else sys.stderr).flush()
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+    except OSError:
+        return os.dup(fd)

@@ -1,0 +1,64 @@
+"""What the pod says to its agent: the environment of docs/architecture.md, read once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from concertina_agent.protocol import PORT
+
+
+class SettingsError(ValueError):
+    """The environment lacks something; a sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    uid: str
+    replica: str
+    pod_ip: str
+    port: int
+    workers: int
+    volume: Path
+    """Survives the container: what was seen, snapshots, copies, the workers' socket."""
+    identity: Path
+    """Folder of ca.crt, tls.crt and tls.key."""
+    grace: float
+    """Seconds from SIGTERM to SIGKILL, less a margin."""
+    checkpoints: bool
+    """There is durable storage to write to."""
+    environment: Mapping[str, str]
+    command: tuple[str, ...] = ()
+    """Empty: the bundled trainer."""
+    package: str = "concertina_trainer"
+    """Whose modules preload, worker, uploader and store are run, when bundled."""
+
+    @property
+    def bundled(self) -> bool:
+        return not self.command
+
+
+def read(environment: Mapping[str, str], command: tuple[str, ...], package: str = "concertina_trainer") -> Settings:
+    """Raises SettingsError."""
+    checkpoint = environment.get("CONCERTINA_CHECKPOINT") or "null"
+    try:
+        return Settings(
+            uid=environment["CONCERTINA_UID"],
+            replica=environment["CONCERTINA_REPLICA"],
+            pod_ip=environment["CONCERTINA_POD_IP"],
+            port=int(environment.get("CONCERTINA_PORT") or PORT),
+            workers=int(environment.get("CONCERTINA_WORKERS") or 1),
+            volume=Path(environment.get("CONCERTINA_VOLUME") or "/concertina"),
+            identity=Path(environment.get("CONCERTINA_IDENTITY") or "/etc/concertina"),
+            grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
+            checkpoints=not command and json.loads(checkpoint) is not None,
+            environment=dict(environment),
+            command=command,
+            package=package,
+        )
+    except KeyError as error:
+        raise SettingsError(f"the environment variable {error.args[0]} is missing; the operator sets it") from error
+    except ValueError as error:
+        raise SettingsError(f"the agent's environment can't be read: {error}") from error

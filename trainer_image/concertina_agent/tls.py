@@ -1,0 +1,34 @@
+"""Mutual TLS under the job's own CA: who is at the other end, by the DNS name in its certificate."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+OPERATOR, AGENT = "operator", "agent"
+
+
+def server_context(identity: Path) -> ssl.SSLContext:
+    return _context(ssl.PROTOCOL_TLS_SERVER, identity)
+
+
+def client_context(identity: Path) -> ssl.SSLContext:
+    """Use it with server_hostname=f"{uid}.agent": addresses are not known in advance, so names stand for roles."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+
+
+def peer_role(connection: Any, uid: str) -> str:
+    """OPERATOR, AGENT, or empty for anybody else (another job's agent, too). `connection` is a stream writer."""
+    certificate = connection.get_extra_info("peercert") or {}
+    names = {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
+    return next((role for role in (OPERATOR, AGENT) if f"{uid}.{role}" in names), "")
+
+
+def _context(protocol: int, identity: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(identity / "ca.crt")
+    context.load_cert_chain(identity / "tls.crt", identity / "tls.key")
+    return context

@@ -1,0 +1,137 @@
+"""Driving the uploader process: one request at a time, again and again until durable storage takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Optional, TypeVar
+
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+from concertina_agent.changes import Changes
+from concertina_agent.log import log
+from concertina_agent.settings import Settings
+from concertina_agent.workers import ForkParent, StartError, Target
+
+BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds between looks at a storage that is in trouble, and between starts of an uploader that dies."""
+T = TypeVar("T")
+
+
+class Uploads:
+    def __init__(self, emit: Callable[[e.Event], None]) -> None:
+        self._emit = emit
+        self._ships: dict[int, e.Ship] = {}
+        """By shard: the newest that is not in storage."""
+        self._publish: Optional[e.Publish] = None
+        self._news = Changes()
+        self._failures, self._look_at = 0, 0.0
+        """Looks in a row that went wrong, and when to look again (monotonic)."""
+        self._well = False
+
+    # --- what is wanted ---------------------------------------------------------------------------------------------
+
+    def ship(self, effect: e.Ship) -> None:
+        if effect.shard in self._ships:
+            _remove(self._ships[effect.shard].path)
+        self._ships[effect.shard] = effect
+        self._news.tell()
+
+    def publish(self, effect: e.Publish) -> None:
+        self._publish = effect
+        self._news.tell()
+
+    def abandon(self) -> None:
+        """The round is over."""
+        for effect in self._ships.values():
+            _remove(effect.path)
+        self._ships.clear()
+        self._publish = None
+
+    # --- the process ------------------------------------------------------------------------------------------------
+
+    async def keep_running(self, parent: ForkParent, settings: Settings, channel: str) -> None:
+        """Start the uploader, and again when it dies."""
+        environment = {**settings.environment, "CONCERTINA_SOCKET": channel}
+        deaths = 0
+        while True:
+            try:
+                process = await parent.run(Target(f"{settings.package}.uploader:main"), environment, "[uploader] ")
+                log("uploader_ended", code=await process.ended)
+            except StartError as error:
+                log("uploader_not_started", error=str(error))
+            self._well = False
+            await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
+            deaths += 1
+
+    async def serve(self, end: w.AgentEnd) -> None:
+        """Give it work, as long as its connection lasts."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                count = self._news.count
+                if not self._well:
+                    await self._news.after(count, self._look_at - time.monotonic())
+                    if time.monotonic() >= self._look_at:
+                        await self._look(end)
+                elif self._publish is not None:
+                    await self._publish_one(end, self._publish)
+                elif self._ships:
+                    await self._ship_one(end, min(self._ships.values(), key=lambda ship: ship.id.step))
+                else:
+                    await self._news.after(count, 60.0)
+
+    async def _look(self, end: w.AgentEnd) -> None:
+        storage = (await _ask(end, w.Probe(), w.StorageState)).storage
+        self._emit(e.StorageSeen(storage))
+        self._well = storage.state == "Ready"
+        self._trouble("" if self._well else storage.message)
+
+    async def _ship_one(self, end: w.AgentEnd, effect: e.Ship) -> None:
+        answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
+        if answer.error:
+            return self._fail(answer.error)
+        if self._ships.get(effect.shard) is effect:
+            del self._ships[effect.shard]
+            self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
+        return None
+
+    async def _publish_one(self, end: w.AgentEnd, effect: e.Publish) -> None:
+        answer = await _ask(end, w.Publish(effect.id, effect.complete), w.Published)
+        if answer.error and not answer.refused:
+            return self._fail(answer.error)
+        if self._publish is effect:
+            self._publish = None
+        self._emit(e.PublishDone(effect.id, answer.durable, answer.error))
+        return None
+
+    def _fail(self, message: str) -> None:
+        """Work is taken up again when a look at the storage says that it is well."""
+        self._well = False
+        self._emit(e.StorageSeen(p.Storage("Error", None, message)))
+        self._trouble(message)
+
+    def _trouble(self, message: str) -> None:
+        if not message:
+            self._failures = 0
+            return
+        wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
+        log("storage_trouble", error=message, again_in=wait)
+        self._failures, self._look_at = self._failures + 1, time.monotonic() + wait
+
+
+async def _ask(end: w.AgentEnd, message: w.Message, kind: type[T]) -> T:
+    """Raises ConnectionError when the uploader is gone."""
+    end.send(message)
+    answer = await end.receive()
+    if not isinstance(answer, kind):
+        raise ConnectionError(f"the uploader answered with {answer!r}")
+    return answer
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,211 @@
+"""Starting, hearing and ending worker processes: forks of the warm parent, or plain commands."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from concertina_agent import output
+from concertina_agent.forkserver import MAX_PACKET
+from concertina_agent.log import log
+from concertina_agent.processes import Reaper, die_with_parent, kill_group
+
+SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+"""Where `concertina_agent` is imported from: a folder or the zipapp."""
+PRELOAD_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""For the parent alone: with one thread it can be forked, and asking for GPUs must not open them."""
+
+
+class Process:
+    """A started process. `ended` has its exit code as soon as it is reaped."""
+
+    def __init__(self, pid: int, lines: output.Tail) -> None:
+        self.pid, self.lines = pid, lines
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def end(self, code: int) -> None:
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+    def send_signal(self, number: int) -> None:
+        """To its whole process group, while it has not been reaped."""
+        if not self.ended.done():
+            kill_group(self.pid, number)
+
+    async def last_lines(self) -> tuple[str, ...]:
+        """Once it has ended; output that a grandchild still holds open is not waited for."""
+        await self.lines.closed(0.2)
+        return self.lines.last()
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What to run in a fork: "module:function" with arguments; `fds` are handed over ("fd:0" names the first)."""
+
+    run: str
+    arguments: tuple[str, ...] = ()
+    fds: tuple[int, ...] = ()
+
+
+class StartError(RuntimeError):
+    """A process could not be started; a sentence."""
+
+
+def start_command(
+    command: Sequence[str], environment: Mapping[str, str], reaper: Reaper, prefix: str = "", fds: tuple[int, ...] = ()
+) -> Process:
+    """A plain process in a session of its own. Raises StartError."""
+    parent = os.getpid()
+    with output.pipes() as (out, err, tail):
+        try:
+            child = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=fds,
+                start_new_session=True, preexec_fn=lambda: die_with_parent(parent),
+            )  # fmt: skip
+        except OSError as error:
+            raise StartError(f"The command {command[0]!r} can't be started: {error.strerror}.") from error
+        tail.start(prefix)
+    process = Process(child.pid, tail)
+
+    def end(code: int) -> None:
+        child.returncode = code
+        process.end(code)
+
+    reaper.watch(child.pid, end)
+    return process
+
+
+class ForkParent:
+    """The warm parent as the agent sees it: started once, started again when it dies."""
+
+    def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
+        self._preload, self._environment, self._reaper = preload, environment, reaper
+        self._children: dict[int, Process] = {}
+        self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
+        self._early: dict[int, int] = {}
+        self.warm: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Its result is empty, or why workers can never be started."""
+        self._control: Optional[socket.socket] = None
+        self._process: Optional[Process] = None
+
+    def start(self) -> None:
+        """Raises StartError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        environment = {**self._environment, **PRELOAD_ENVIRONMENT, **_search_path(self._environment)}
+        command = [sys.executable, "-m", "concertina_agent.forkserver", "--parent", str(os.getpid())]
+        command += ["--control", str(theirs.fileno()), "--preload", self._preload]
+        try:
+            self._process = start_command(command, environment, self._reaper, fds=(theirs.fileno(),))
+        except StartError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._control = ours
+        asyncio.get_running_loop().add_reader(ours, self._read, ours)
+
+    async def run(self, target: Target, environment: Mapping[str, str], prefix: str = "") -> Process:
+        """Fork (or, where the parent is unfit for it, spawn) a process. Raises StartError."""
+        error = await asyncio.shield(self.warm)
+        if error or self._control is None:
+            raise StartError(error or "The warm parent is gone.")
+        with output.pipes() as (out, err, tail):
+            answer = await self._ask(target, environment, (out, err, *target.fds))
+            if "pid" in answer:
+                tail.start(prefix)
+                return self._adopt(Process(answer["pid"], tail))
+        log("fork_unfit", why=answer.get("unfit", ""))
+        arguments = [str(target.fds[int(a[3:])]) if a.startswith("fd:") else a for a in target.arguments]
+        command = [sys.executable, "-m", "concertina_agent.forkserver", "--run", target.run, "--", *arguments]
+        environment = {**environment, **_search_path(environment)}
+        return start_command(command, environment, self._reaper, prefix, target.fds)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+
+    async def _ask(self, target: Target, environment: Mapping[str, str], fds: Sequence[int]) -> Mapping[str, Any]:
+        request = {"run": target.run, "arguments": target.arguments, "environment": dict(environment)}
+        data = json.dumps(request).encode()
+        control = self._control
+        if control is None or len(data) > MAX_PACKET:
+            raise StartError(f"The environment of a worker is too large ({len(data)} bytes).")
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        try:
+            socket.send_fds(control, [data], list(fds))
+        except OSError as error:
+            self._answers.remove(answer)
+            raise StartError(f"The warm parent does not answer: {error}.") from error
+        return await answer
+
+    def _adopt(self, process: Process) -> Process:
+        if process.pid in self._early:
+            process.end(self._early.pop(process.pid))
+        else:
+            self._children[process.pid] = process
+        return process
+
+    def _read(self, control: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    data = control.recv(MAX_PACKET)
+                except ConnectionError:
+                    data = b""
+                if not data:
+                    return self._lost(control)
+                self._heard(json.loads(data))
+
+    def _heard(self, message: Mapping[str, Any]) -> None:
+        if "code" in message:
+            child = self._children.pop(message["pid"], None)
+            if child is not None:
+                child.end(message["code"])
+            else:
+                self._early[message["pid"]] = message["code"]
+        elif "pid" in message or "unfit" in message:
+            self._answers.popleft().set_result(message)
+        elif not self.warm.done():
+            self.warm.set_result(message.get("error", ""))
+
+    def _lost(self, control: socket.socket) -> None:
+        """It died: its children die with it (their parent-death signal), so they are told dead here."""
+        asyncio.get_running_loop().remove_reader(control)
+        control.close()
+        if control is not self._control:
+            return
+        self._control = None
+        log("fork_parent_lost", children=sorted(self._children))
+        for answer in self._answers:
+            answer.set_exception(StartError("The warm parent died."))
+        self._answers.clear()
+        for child in self._children.values():
+            kill_group(child.pid)
+            child.end(-signal.SIGKILL)
+        self._children.clear()
+        if not self.warm.done():
+            self.warm.set_result(f"The process that imports {self._preload} died; its output says why.")
+        elif not self.warm.result():
+            self.warm = asyncio.get_running_loop().create_future()
+            self.start()
+
+
+def _search_path(environment: Mapping[str, str]) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (SEARCH_PATH, environment.get("PYTHONPATH", ""))))}
