@@ -1,0 +1,144 @@
+"""Raw objects to what plan() sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from concertina.cluster.views import job_view, node_view, pod_view
+
+JOB: dict[str, Any] = {
+    "metadata": {
+        "name": "j", "namespace": "n", "uid": "u", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z",
+    },
+    "spec": {"template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["x"]}]}}},
+}  # fmt: skip
+
+
+def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "j-1-2",
+            "namespace": "n",
+            "uid": "p",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {
+                "concertina.dev/job-uid": "u",
+                "concertina.dev/replica-index": "1",
+                "concertina.dev/attempt": "2",
+            },
+            "ownerReferences": [{"uid": "u", "controller": True}],
+            **metadata,
+        },
+        "spec": {"nodeName": "node-1"},
+        "status": status,
+    }
+
+
+def test_a_running_pod() -> None:
+    owned = pod_view(pod({"phase": "Running", "podIP": "127.1.2.3"}))
+    view = owned.view
+    assert owned.job_uid == "u"
+    assert (view.index, view.attempt, view.node, view.ip, view.phase) == (1, 2, "node-1", "127.1.2.3", "Running")
+    assert view.created == 1767225600.0
+    assert not view.deleting
+    assert view.exit_code is None
+
+
+def test_a_pod_that_only_wears_our_labels_is_nobodys() -> None:
+    assert pod_view(pod({}, ownerReferences=[])).job_uid == ""
+    assert pod_view(pod({}, ownerReferences=[{"uid": "other", "controller": True}])).job_uid == ""
+
+
+def test_deleting() -> None:
+    assert pod_view(pod({}, deletionTimestamp="2026-01-01T00:00:00Z")).view.deleting
+
+
+def waiting(reason: str, message: str = "m", init: bool = False) -> dict[str, Any]:
+    key = "initContainerStatuses" if init else "containerStatuses"
+    return {key: [{"name": "x", "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+UNSCHEDULED = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({}, ("", "")),
+        (waiting("ContainerCreating"), ("", "")),
+        (waiting("PodInitializing"), ("", "")),
+        (waiting("ErrImagePull", "pull"), ("ErrImagePull", "pull")),
+        (waiting("CrashLoopBackOff", init=True), ("CrashLoopBackOff", "m")),
+        (UNSCHEDULED, ("Unschedulable", "no")),
+    ],
+)
+def test_why_a_pod_waits(status: dict[str, Any], expected: tuple[str, str]) -> None:
+    view = pod_view(pod(status)).view
+    assert (view.waiting, view.waiting_message) == expected
+
+
+def ended(code: int, reason: str, name: str = "trainer", init: bool = False, message: str = "") -> dict[str, Any]:
+    key = "initContainerStatuses" if init else "containerStatuses"
+    terminated = {"exitCode": code, "reason": reason, "message": message}
+    return {key: [{"name": name, "state": {"terminated": terminated}}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (ended(137, "OOMKilled", message="big\n"), (137, "OOMKilled", "big")),
+        (ended(0, "Completed"), (0, "Completed", "")),
+        (ended(1, "Error", name="sidecar"), (1, "Error", "")),
+        (ended(0, "Completed", name="sidecar"), (None, "", "")),
+        (ended(2, "Error", name="concertina-agent", init=True), (2, "Error", "")),
+        (ended(0, "Completed", name="concertina-agent", init=True), (None, "", "")),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, (None, "Evicted", "low on disk")),
+        ({**ended(137, "Error"), "reason": "Evicted", "message": "low"}, (137, "Evicted", "low")),
+    ],
+)
+def test_how_a_pod_ended(status: dict[str, Any], expected: tuple[int | None, str, str]) -> None:
+    view = pod_view(pod(status)).view
+    assert (view.exit_code, view.exit_reason, view.exit_message) == expected
+
+
+def node(status: str, *taints: str) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": status, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "metadata": {"name": "a"},
+        "spec": {"taints": [{"key": taint, "effect": "NoExecute"} for taint in taints]},
+        "status": {"conditions": [condition]},
+    }
+
+
+def test_nodes() -> None:
+    assert node_view(node("True")).ready
+    for status in ("False", "Unknown"):
+        view = node_view(node(status))
+        assert not view.ready
+        assert view.not_ready_since == 1767225600.0
+    assert node_view(node("Unknown", "node.kubernetes.io/out-of-service")).out_of_service
+    assert not node_view({"metadata": {"name": "new"}}).ready
+
+
+def test_a_job_whose_spec_is_wrong_has_a_sentence_and_keeps_its_status() -> None:
+    view = job_view({**JOB, "spec": {**JOB["spec"], "replicas": "three"}, "status": {"rounds": 4}})
+    assert view.spec is None
+    assert "replicas" in view.spec_error
+    assert view.status.rounds == 4
+
+
+def test_a_spec_is_parsed_once_for_each_generation() -> None:
+    first = job_view(JOB)
+    again = job_view({**JOB, "status": {"rounds": 1}}, first)
+    assert again.spec is first.spec
+    changed = {**JOB, "metadata": {**JOB["metadata"], "generation": 2}, "spec": {**JOB["spec"], "replicas": 3}}
+    assert job_view(changed, again).spec.replicas == 3  # type: ignore[union-attr]
+
+
+def test_of_a_status_that_is_half_wrong_the_world_is_kept() -> None:
+    world = {"round": 3, "claim": {"round": 4, "claimId": "c"}}
+    view = job_view({**JOB, "status": {"rounds": "many", "world": world}})
+    assert view.status.world.claim is not None
+    assert view.status.world.claim.round == 4

@@ -1,0 +1,145 @@
+"""What the operator knows: the newest word counts, whatever the order in which it is heard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from concertina.apply import claim_test
+from concertina.cluster.views import OwnedPod
+from concertina.plan.types import NodeView, PodView
+from concertina.world import World
+
+
+class Known:
+    def __init__(self) -> None:
+        self.changed: list[str] = []
+        self.world = World(self.changed.append, lambda uid: {})
+
+    def heard(self) -> list[str]:
+        names, self.changed[:] = sorted(set(self.changed)), []
+        return names
+
+
+def job(uid: str, version: int, uri: str = "", created: int = 0, **status: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["x"]}]}},
+    }
+    if uri:
+        spec["checkpoint"] = {"uri": uri}
+    metadata = {
+        "name": f"job-{uid}",
+        "namespace": "n",
+        "uid": uid,
+        "generation": 1,
+        "resourceVersion": str(version),
+        "creationTimestamp": f"2026-01-01T00:00:{created:02}Z",
+    }
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def pod(name: str, job_uid: str, node: str = "", index: int = 0, attempt: int = 0, phase: str = "Pending") -> OwnedPod:
+    return OwnedPod(job_uid, PodView(name, f"uid-{name}", index, attempt, 0.0, phase, False, node=node))
+
+
+def test_an_older_word_than_the_answer_to_our_own_write_is_ignored() -> None:
+    known = Known()
+    known.world.hear_job(job("a", 10))
+    known.heard()
+    known.world.hear_job(job("a", 12, rounds=2))
+    known.world.hear_job(job("a", 11, rounds=1))
+    observed = known.world.observe("a")
+    assert observed is not None
+    assert observed.job.status.rounds == 2
+    assert known.heard() == ["a"]
+
+
+def test_a_word_that_says_nothing_new_triggers_nothing() -> None:
+    known = Known()
+    known.world.hear_job(job("a", 10))
+    known.heard()
+    known.world.hear_job(job("a", 11))
+    assert known.heard() == []
+
+
+def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
+    known = Known()
+    known.world.hear_pod(None, pod("late", "a", index=1))
+    known.world.hear_job(job("a", 1))
+    known.world.hear_pod(None, pod("new", "a", index=0, attempt=1))
+    known.world.hear_pod(None, pod("old", "a", index=0))
+    known.world.hear_pod(None, pod("other", "b"))
+    observed = known.world.observe("a")
+    assert observed is not None
+    assert [view.name for view in observed.pods] == ["old", "new", "late"]
+    known.world.hear_pod(pod("old", "a"), pod("old", "a", phase="Running"))
+    known.world.hear_pod(pod("new", "a", attempt=1), None)
+    observed = known.world.observe("a")
+    assert observed is not None
+    assert [(view.name, view.phase) for view in observed.pods] == [("old", "Running"), ("late", "Pending")]
+    assert known.world.observe("b") is None
+
+
+def test_a_node_concerns_the_jobs_that_have_pods_on_it() -> None:
+    known = Known()
+    for uid, node in (("a", "x"), ("b", "y")):
+        known.world.hear_job(job(uid, 1))
+        known.world.hear_pod(None, pod(f"pod-{uid}", uid, node=node))
+    known.heard()
+    known.world.hear_node(None, NodeView("x", ready=False))
+    assert known.heard() == ["a"]
+    observed = known.world.observe("a")
+    assert observed is not None
+    assert not observed.nodes["x"].ready
+    known.world.hear_node(NodeView("x", ready=False), None)
+    assert known.heard() == ["a"]
+
+
+def holder(known: Known, uid: str) -> str:
+    observed = known.world.observe(uid)
+    assert observed is not None
+    return observed.uri_holder
+
+
+def test_of_live_jobs_with_one_checkpoint_uri_the_oldest_holds_it() -> None:
+    known = Known()
+    known.world.hear_job(job("young", 1, uri="s3://b/run/", created=9))
+    known.world.hear_job(job("old", 2, uri="s3://b/run", created=3))
+    known.world.hear_job(job("other", 3, uri="s3://b/other", created=1))
+    assert holder(known, "young") == "n/job-old"
+    assert holder(known, "old") == ""
+    assert holder(known, "other") == ""
+    known.heard()
+    complete = {
+        "type": "Complete", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    known.world.hear_job(job("old", 4, uri="s3://b/run", created=3, conditions=[complete]))
+    assert known.heard() == ["old", "young"]
+    assert holder(known, "young") == ""
+
+
+def test_a_job_that_is_forgotten_gives_its_uri_free() -> None:
+    known = Known()
+    known.world.hear_job(job("old", 2, uri="s3://b/run", created=3))
+    known.world.hear_job(job("young", 1, uri="s3://b/run", created=9))
+    known.heard()
+    known.world.forget_job("old")
+    assert known.heard() == ["young"]
+    assert holder(known, "young") == ""
+    assert known.world.observe("old") is None
+
+
+def test_the_more_jobs_the_rarer_are_writes_of_progress() -> None:
+    known = Known()
+    known.world.hear_job(job("0", 1))
+    assert known.world.observe("0").progress_every == 2.0  # type: ignore[union-attr]
+    for number in range(1, 1000):
+        known.world.hear_job(job(str(number), 1))
+    assert known.world.observe("0").progress_every == 50.0  # type: ignore[union-attr]
+
+
+def test_a_write_tests_the_claim_as_it_was_observed() -> None:
+    claim = {"round": 2, "claimId": "c"}
+    assert claim_test({}) == {"op": "test", "path": "/status", "value": None}
+    assert claim_test({"rounds": 1}) == {"op": "test", "path": "/status/world", "value": None}
+    assert claim_test({"world": {"round": 0}}) == {"op": "test", "path": "/status/world/claim", "value": None}
+    assert claim_test({"world": {"claim": claim}}) == {"op": "test", "path": "/status/world/claim", "value": claim}
