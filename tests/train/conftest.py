@@ -1,3 +1,4 @@
+import contextlib
 import os
 import shutil
 import sys
@@ -29,16 +30,30 @@ def data(tmp_path_factory):
     return out
 
 
-@pytest.fixture
-def folder():
+@contextlib.contextmanager
+def memory_folder():
     """In memory, as the replica's volume is; short, for the socket's path."""
     root = "/dev/shm" if Path("/dev/shm").is_dir() else None
     path = Path(tempfile.mkdtemp(prefix="concertina-test-", dir=root))
-    yield path
-    shutil.rmtree(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 @pytest.fixture
+def folder():
+    with memory_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def folder_of_module():
+    with memory_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
 def trainer(data):
     """A configuration that trains in milliseconds a step."""
     return {

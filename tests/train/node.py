@@ -92,6 +92,7 @@ class Job:
         self.folder, self.parent, self.uid = folder, parent, uid
         self.trainer, self.checkpoint = trainer, checkpoint
         self.number = 0
+        folder.mkdir(exist_ok=True)
 
     def run(self, world: int, restore: Restore = FRESH, script: Script | None = None) -> Outcome:
         """One round from start to the end of all its processes."""

@@ -18,7 +18,7 @@ import time
 import zlib
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from concertina_agent.protocol import Durable, SnapshotId, from_json
 from concertina_trainer.errors import BadInput
@@ -53,7 +53,7 @@ class Manifest:
     complete: bool
     at: float
     parts: tuple[Part, ...]
-    continued: Continued | None = None
+    continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,17 @@ environment must have OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 (else `import
 PYTORCH_NVML_BASED_CUDA_CHECK=1 so that asking for GPUs doesn't open one.
 """
 
-# torch imports these lazily, at FSDP's first wrap and first step; each costs up to 2 s there.
+# ruff: noqa: F401
+
+# torch imports these lazily, at FSDP's first wrap and at the first step, where each costs up to 2 s.
+import numpy.random
+import torch._dynamo
+import torch._inductor.config
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.utils._device
 
 import concertina_trainer.store
 import concertina_trainer.uploader
-import concertina_trainer.worker  # noqa: F401
+import concertina_trainer.worker

@@ -69,9 +69,12 @@ def _from_memory(id: SnapshotId, state: TrainState, world: World, channel: Worke
 
     def header(shard: int) -> Header:
         answer = channel.request(FetchHeader(id, shard), FetchedHeader)
-        if answer.error:
-            raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step}: {answer.error}")
-        return parse_header(answer.header)
+        try:
+            if not answer.error:
+                return parse_header(answer.header)
+        except Damaged as error:
+            raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step} is damaged: {error}") from error
+        raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step}: {answer.error}")
 
     def fetch(shard: int) -> ShardBytes:
         answer = channel.request(Fetch(id, shard), Fetched)

@@ -13,6 +13,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
+from typing import Optional
 
 from concertina_agent.protocol import SnapshotId, from_json
 
@@ -58,7 +59,7 @@ class Facts:
     """Digest of the configuration."""
     data: str
     """Digest of the data's manifest; positions mean nothing with other data."""
-    continued: Continued | None = None
+    continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
 
 
 @dataclasses.dataclass(frozen=True)
