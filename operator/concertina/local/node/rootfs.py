@@ -37,7 +37,8 @@ class RootFileSystem:
         ordered = sorted(mounts, key=lambda mount: mount.target.rstrip("/").count("/"))
         # Opened before anything is mounted over the paths that they come from.
         sources = [os.open(mount.source, os.O_PATH | os.O_CLOEXEC) for mount in ordered]
-        if any(not os.path.lexists("/" + mount.target.split("/")[1]) for mount in ordered):
+        replaced = any(not os.path.lexists("/" + mount.target.split("/")[1]) for mount in ordered)
+        if replaced:
             self._replace_root()
         self._mount_dev()
         for mount, source in zip(ordered, sources, strict=True):
@@ -48,6 +49,9 @@ class RootFileSystem:
             os.close(source)
             if is_folder:
                 self._volumes.add(target)
+        if replaced:  # not earlier: nothing can be bound from a mount that is detached
+            namespaces.unmount("/.machine")
+            os.rmdir("/.machine")
 
     def _make(self, target: str, is_folder: bool) -> None:
         """Make sure that target exists, without writing into the machine's own folders."""
@@ -81,8 +85,6 @@ class RootFileSystem:
         namespaces.pivot_root("/tmp", "/tmp/.machine")
         for name in os.listdir("/.machine"):
             _show(f"/.machine/{name}", f"/{name}")
-        namespaces.unmount("/.machine")
-        os.rmdir("/.machine")
         self._own.add("/")
 
     def _mount_dev(self) -> None:
