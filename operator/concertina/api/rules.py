@@ -7,6 +7,7 @@ manifests that got past an older CRD. Rules about changes are the API server's a
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,10 @@ class Rule:
     def path(self) -> str:
         """The field that a refusal names."""
         return (self.at + (self.field or "")).lstrip(".")
+
+
+STORED = "^(s3://[a-z0-9][a-z0-9.-]+(/.*)?|file:///.+)$"
+"""Where checkpoints can be: a regular expression of RE2 and of Python."""
 
 
 def _one_trainer(spec: JobSpec) -> bool:
@@ -123,9 +128,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=".spec.checkpoint.uri",
-        cel="self.matches('^(s3://[a-z0-9][a-z0-9.-]*/?.*|file:///.+)$')",
+        cel=f"self.matches('{STORED}')",
         message="must be s3://bucket/folder or file:///folder",
-        holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.uri),
+        holds=lambda spec: spec.checkpoint is None or re.search(STORED, spec.checkpoint.uri) is not None,
     ),
     _while_suspended("template", optional=False),
     _while_suspended("trainer", optional=True),
@@ -133,10 +138,6 @@ RULES: tuple[Rule, ...] = (
     _while_suspended("workersPerReplica", optional=False),
     _while_suspended("parallelism", optional=False),
 )
-
-
-def _stored(uri: str) -> bool:
-    return uri.startswith(("s3://", "file:///")) and uri not in ("s3://", "file:///")
 
 
 def broken(spec: JobSpec) -> tuple[Rule, ...]:

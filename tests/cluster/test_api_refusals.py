@@ -1,0 +1,144 @@
+"""Bad manifests are refused by the API server itself, in words a person understands; and by us in the same cases."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from concertina.api.parse import SpecError, parse_spec
+from concertina.local.cluster import LocalCluster
+from concertina.local.errors import LocalClusterError
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+JOB = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
+OWN = yaml.safe_load((ROOT / "examples" / "own-command.yaml").read_text())
+CONTAINER = "spec.template.spec.containers.0"
+LONG = "a" * 51
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crd(cluster: LocalCluster) -> None:
+    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
+
+
+def changed(job: dict[str, Any], *changes: tuple[str, Any]) -> dict[str, Any]:
+    """A job with fields set; None removes one."""
+    job = copy.deepcopy(job)
+    for path, value in changes:
+        *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+        target: Any = job
+        for part in parents:
+            target = target[part]
+        if value is None:
+            del target[last]
+        else:
+            target[last] = value
+    return job
+
+
+def apply(cluster: LocalCluster, namespace: str, job: dict[str, Any], *options: str) -> str:
+    return cluster.kubectl("-n", namespace, "apply", *options, "-f", "-", stdin=json.dumps(job))
+
+
+def refusal(cluster: LocalCluster, namespace: str, job: dict[str, Any]) -> str:
+    """What `kubectl apply` says (and nothing is stored, even if it should say yes)."""
+    with pytest.raises(LocalClusterError) as caught:
+        apply(cluster, namespace, job, "--dry-run=server")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_accepted_by_both(cluster: LocalCluster, example: Path) -> None:
+    job = yaml.safe_load(example.read_text())
+    stored = json.loads(apply(cluster, "default", job, "--dry-run=server", "-o", "json"))
+    assert parse_spec(stored) == parse_spec(job), "the API server fills in the defaults that the models have"
+    assert stored["spec"]["template"] == job["spec"]["template"], "nothing is filled into the template"
+
+
+ALL_REFUSED = [
+    ("unknown field", JOB, [("spec.elastic.minReplica", 1)], 'unknown field "spec.elastic.minReplica"'),
+    ("unknown trainer field", JOB, [("spec.trainer.epochs", 3)], 'unknown field "spec.trainer.epochs"'),
+    ("mistyped field", JOB, [("spec.replicas", "three")], "spec.replicas in body must be of type integer"),
+    ("label that is no string", JOB, [("spec.template.metadata", {"labels": {"a": True}})], "must be of type string"),
+    ("no replicas", JOB, [("spec.replicas", 0)], "spec.replicas in body should be greater than or equal to 1"),
+    ("size below the floor", JOB, [("spec.replicas", 1)], "elastic.minReplicas is larger than replicas: lower it"),
+    ("workers", OWN, [("spec.workersPerReplica", "many")], "must be auto or a number from 1 to 1024"),
+    ("no trainer", JOB, [(f"{CONTAINER}.name", "main")], "no container is named trainer: name the one that"),
+    ("no command", OWN, [(f"{CONTAINER}.command", None)], "the container trainer has no command: give it the one"),
+    ("empty command", OWN, [(f"{CONTAINER}.command", [])], "the container trainer has no command: give it the one"),
+    ("trainer and command", JOB, [(f"{CONTAINER}.command", ["x"])], "the container trainer has a command of its own"),
+    ("trainer and args", JOB, [(f"{CONTAINER}.args", ["x"])], "the container trainer has a command of its own"),
+    ("no data", JOB, [("spec.trainer.data", None)], "spec.trainer.data: Required value"),
+    ("precision", JOB, [("spec.trainer.precision", "float8")], 'supported values: "auto", "bfloat16", "float32"'),
+    ("heads", JOB, [("spec.trainer.model.heads", 5)], "dim must be an even multiple of heads"),
+    ("kvHeads", JOB, [("spec.trainer.model.kvHeads", 3)], "heads must be a multiple of kvHeads"),
+    (
+        "parallelism",
+        JOB,
+        [("spec.parallelism", {"tensor": 2})],
+        "the bundled trainer only does data parallelism so far",
+    ),
+    ("uri scheme", JOB, [("spec.checkpoint.uri", "ftp://host/run")], "must be s3://bucket/folder or file:///folder"),
+    ("uri without bucket", JOB, [("spec.checkpoint.uri", "s3:///run")], "must be s3://bucket/folder or file:///folder"),
+    ("relative uri", JOB, [("spec.checkpoint.uri", "file://run")], "must be s3://bucket/folder or file:///folder"),
+    ("long name", JOB, [("metadata.name", LONG)], "metadata.name is longer than 50 characters"),
+]
+
+
+@pytest.mark.parametrize(("what", "job", "changes", "message"), ALL_REFUSED, ids=[case[0] for case in ALL_REFUSED])
+def test_bad_manifests_are_refused(
+    cluster: LocalCluster, what: str, job: dict[str, Any], changes: list[tuple[str, Any]], message: str
+) -> None:
+    bad = changed(job, *changes)
+    assert message in refusal(cluster, "default", bad)
+    if what != "long name":  # it is the name's fault, not the spec's
+        with pytest.raises(SpecError):
+            parse_spec(bad)
+
+
+def test_two_containers_of_one_name(cluster: LocalCluster) -> None:
+    containers = OWN["spec"]["template"]["spec"]["containers"]
+    twice = changed(OWN, ("spec.template.spec.containers", containers * 2))
+    assert "spec.template.spec.containers[1]: Duplicate value" in refusal(cluster, "default", twice)
+    with pytest.raises(SpecError, match="named trainer"):
+        parse_spec(twice)
+
+
+FIXED = [
+    ("template", "spec.template.spec.nodeSelector", {"pool": "spot"}),
+    ("template", f"{CONTAINER}.image", "other/image"),
+    ("template", f"{CONTAINER}.env", [{"name": "A", "value": "b"}]),
+    ("trainer", "spec.trainer.steps", 10),
+    ("checkpoint", "spec.checkpoint.uri", "s3://demo/elsewhere"),
+    ("checkpoint", "spec.checkpoint", None),
+    ("workersPerReplica", "spec.workersPerReplica", 2),
+]
+
+
+@pytest.mark.parametrize(("field", "path", "value"), FIXED, ids=[case[1] for case in FIXED])
+def test_what_pods_are_made_of_changes_only_while_suspended(
+    cluster: LocalCluster, namespace: str, field: str, path: str, value: Any
+) -> None:
+    apply(cluster, namespace, JOB)
+    after = changed(JOB, (path, value))
+    assert f"spec.{field}: Invalid value: {field} changes only while the job is suspended" in refusal(
+        cluster, namespace, after
+    )
+    assert "changes only while" in refusal(cluster, namespace, changed(after, ("spec.suspend", True)))
+    apply(cluster, namespace, changed(JOB, ("spec.suspend", True)))
+    apply(cluster, namespace, after)  # changes it and goes on, in one write
+    assert "unchanged" in apply(cluster, namespace, after)
+
+
+def test_sizes_and_policies_change_at_any_time(cluster: LocalCluster, namespace: str) -> None:
+    apply(cluster, namespace, JOB)
+    after = changed(JOB, ("spec.replicas", 5), ("spec.elastic", {"minReplicas": 1}), ("spec.suspend", True))
+    after["spec"] |= {"failurePolicy": {"maxRestarts": 0}, "ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60}
+    assert "configured" in apply(cluster, namespace, after)
