@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,7 +36,9 @@ def write_identity(folder: Path, authority: Authority) -> Path:
 class Replica:
     """One replica: its volume, address and agent process."""
 
-    def __init__(self, name: str, folder: Path, address: str, environment: dict[str, str], arguments: list[str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, address: str, environment: dict[str, str], arguments: list[str]
+    ) -> None:
         self.name, self.folder, self.address = name, folder, address
         self._environment, self._arguments = environment, arguments
         self.process: subprocess.Popen[bytes] | None = None
@@ -81,7 +82,9 @@ class Job:
             self._make(folder, f"job-{index}-0", f"{network}.{index + 1}", arguments, workers, environment)
         self._watches: dict[str, asyncio.Task[None]] = {}
 
-    def _make(self, folder: Path, name: str, ip: str, arguments: list[str], workers: int, extra: dict[str, str]) -> None:
+    def _make(
+        self, folder: Path, name: str, ip: str, arguments: list[str], workers: int, extra: dict[str, str]
+    ) -> None:
         (folder / name).mkdir()
         environment = {
             "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(HERE),
@@ -190,4 +193,3 @@ async def running(
         yield job
     finally:
         await job.stop()
-        shutil.rmtree(folder, ignore_errors=True)

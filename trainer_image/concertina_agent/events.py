@@ -73,6 +73,8 @@ class WorkerExited:
     rank: int
     code: int
     last_lines: tuple[str, ...] = ()
+    last_error: str = ""
+    """The last line of stderr: with stdout buffered, its lines come last though they were printed first."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable
 from typing import Optional
 
+from concertina_agent.events import WorkerExited
 from concertina_agent.protocol import Failure
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, Fault
 
@@ -34,11 +35,9 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def worker_failure(
-    replica: str, rank: int, code: int, last_lines: tuple[str, ...], fault: Optional[Fault], step: int, at: float
-) -> Failure:
-    """Why a worker that did not end well did so; `code` as in `subprocess`."""
-    permanent = False
+def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], step: int, at: float) -> Failure:
+    """Why a worker that did not end well did so."""
+    rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
         permanent = reason == "BadInput" and code == BAD_INPUT_EXIT
@@ -47,7 +46,7 @@ def worker_failure(
     elif code == 0:
         reason, message = "WorkerExitedEarly", f"Rank {rank} exited with code 0 before the run was complete."
     else:
-        last = next((line for line in reversed(last_lines) if line.strip()), "")
+        last = ended.last_error or next((line for line in reversed(last_lines) if line.strip()), "")
         reason = "WorkerFailed"
         message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
     return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at)
