@@ -4,7 +4,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .PHONY: help setup demo test lint format bench crds lock clean environment binaries
 
 BIN := .venv/bin
-HELM = $$($(BIN)/python -m concertina.local.binaries helm)
+HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
 BENCHMARKS ?= local_cluster recovery
 
@@ -17,7 +17,7 @@ environment:
 	@tools/install-environment.sh .venv dev
 
 binaries: environment
-	@$(BIN)/python -m concertina.local.binaries
+	@$(BIN)/python tools/binaries.py
 
 demo: setup ## See a job lose a node, go on, grow back and finish: a cluster of its own, about 3 minutes
 	@$(BIN)/concertina demo

@@ -1,0 +1,58 @@
+"""The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from concertina.local import binaries
+from concertina.local.errors import LocalClusterError
+
+QUIET_SECONDS = 15.0
+"""Between two lines about one build, where nobody watches."""
+
+
+@contextmanager
+def telling(console: Console) -> Iterator[Callable[[str], None]]:
+    """What is being done and for how long: a line that changes on a terminal, a line now and then elsewhere."""
+    begun = time.monotonic()
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda text: status.update(f"{text[:100]} [dim]{time.monotonic() - begun:.0f} s")
+        return
+    last = [-QUIET_SECONDS]
+
+    def say(text: str) -> None:
+        elapsed = time.monotonic() - begun
+        if elapsed - last[0] >= QUIET_SECONDS:
+            last[0] = elapsed
+            console.print(f"{elapsed:4.0f} s  {text}", soft_wrap=True, markup=False)
+
+    yield say
+
+
+def main() -> int:
+    console = Console(stderr=True, highlight=False)
+    wanted = sys.argv[1:]
+    try:
+        with telling(console) as say:
+            found: dict[str, Path] = {}
+            if wanted != ["helm"]:
+                found |= binaries.control_plane(say)
+            if not wanted or "helm" in wanted:
+                found["helm"] = binaries.helm(say)
+    except LocalClusterError as error:
+        console.print(f"{error}", soft_wrap=True, markup=False)
+        return 1
+    for name in wanted:
+        print(found[name])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
