@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from concertina.local.s3 import serve
 from concertina_trainer.data.build import build
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,3 +67,23 @@ def trainer(data):
         "optimizer": {"learningRate": 0.01, "warmupSteps": 4},
         "logEverySteps": 1,
     }
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """A real S3 server with the bucket `train`; its credentials in the environment."""
+    with serve(f"train-tests-{os.getpid()}", ["train"]) as server:
+        before = dict(os.environ)
+        os.environ.update(server.environment)
+        yield server
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(params=["file", "s3"])
+def storage_uri(request, tmp_path):
+    """A place of its own in each kind of durable storage."""
+    if request.param == "file":
+        return f"file://{tmp_path}/checkpoints"
+    request.getfixturevalue("s3")
+    return f"s3://train/{tmp_path.name}"

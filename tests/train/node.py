@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,7 @@ class Outcome:
     errors: list[str] = dataclasses.field(default_factory=list)
     codes: dict[int, int] = dataclasses.field(default_factory=dict)
     output: str = ""
+    t0: float = 0.0
 
     @property
     def losses(self) -> dict[int, float]:
@@ -147,6 +149,7 @@ class _Round:
         self.uploads = asyncio.Lock()
 
     async def play(self) -> Outcome:
+        self.outcome.t0 = time.time()
         path = self.job.folder / "agent.sock"
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._serve, str(path), limit=MAX_LINE)

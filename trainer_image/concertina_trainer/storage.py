@@ -47,7 +47,7 @@ class Folder:
                 parts.netloc,
                 prefix=parts.path.strip("/") or None,
                 client_options={"allow_http": True, "connect_timeout": timedelta(seconds=3)},
-                retry_config={"max_retries": 8, "retry_timeout": patience},
+                retry_config={"max_retries": 50, "retry_timeout": patience},
             )
         elif parts.scheme in ("file", ""):
             self._directory = Path(parts.path)

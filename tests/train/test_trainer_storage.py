@@ -1,0 +1,201 @@
+"""Durable checkpoints in real storage: shipped, published, fenced, read back into any world, damaged."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import node
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from concertina_agent.protocol import Restore, SnapshotId
+from concertina_agent.worker_channel import Probe, Publish, Ship
+from concertina_trainer import checkpoint as checkpoints
+from concertina_trainer.config import CheckpointConfig
+from concertina_trainer.shardfile import Chunk, Continued, Facts, Layout
+from concertina_trainer.storage import Changed, Folder, StorageError
+from concertina_trainer.uploader import answer
+
+
+def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer, storage_uri):
+    reference = node.Job(folder / "whole", parent, trainer).run(3).losses
+    job = node.Job(folder / "job", parent, trainer, {"uri": storage_uri, "everySteps": 4, "keep": 2})
+    first = job.run(3, script=node.Script(kill=(10, (0, 1, 2))))
+    assert first.errors == []
+    steps = [d.step for d in first.durable]
+    assert steps[0] == 4, "and then from 8 on, when the parts of 4 have been shipped"
+    for lost in range(3):
+        job.lose(lost)
+    latest = checkpoints.read_latest(Folder(storage_uri))
+    assert latest == first.durable[-1]
+
+    second = job.run(2, Restore("Storage", latest.step, durable=latest))
+    assert set(second.codes.values()) == {0}, second.output
+    assert second.progress[-1].restored_step == steps[-1]
+    assert {**first.losses, **second.losses} == pytest.approx(reference, rel=2e-4)
+    assert [(d.step, d.complete) for d in second.durable] == [(12, True)]
+
+
+def test_a_drain_is_durable_when_asked(folder, parent, trainer, tmp_path):
+    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/c"})
+    outcome = job.run(2, script=node.Script(drain=(3, True)))
+    step = outcome.done[0].step
+    assert [(d.step, d.complete) for d in outcome.durable] == [(step, False)]
+    assert outcome.done == {0: outcome.done[0], 1: outcome.done[0]}
+
+
+def test_torchs_own_reader_loads_a_checkpoint(folder, parent, trainer, tmp_path):
+    """The format is DCP's: HuggingFaceStorageReader puts three shards together into whole tensors."""
+    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/c"})
+    [durable] = job.run(3).durable
+    path = durable.uri.removeprefix("file://")
+    reader = HuggingFaceStorageReader(path)
+    saved = reader.read_metadata().state_dict_metadata
+    whole = {name: torch.full(entry.size, torch.nan) for name, entry in saved.items()}
+    dcp.load(whole, storage_reader=HuggingFaceStorageReader(path), no_dist=True)
+    assert whole["model.embedding.weight"].shape == (256, 32)
+    assert "optimizer.exp_avg_sq.blocks.1.attention.query.weight" in whole
+    assert all(tensor.isfinite().all() for tensor in whole.values())
+    assert len({name.removeprefix("model.") for name in whole if name.startswith("model.")}) * 3 == len(whole)
+
+
+def test_a_damaged_part_is_refused_with_a_sentence(folder, parent, trainer, tmp_path):
+    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/c"})
+    [durable] = job.run(2).durable
+    part = Path(durable.uri.removeprefix("file://"), "shard-1-of-2.safetensors")
+    content = bytearray(part.read_bytes())
+    content[-5] ^= 1
+    part.write_bytes(content)
+    outcome = job.run(2, Restore("Storage", 12, durable=durable))
+    assert outcome.faults[1].reason == "BadInput"
+    assert "shard-1-of-2.safetensors is damaged: its crc32 is" in outcome.faults[1].message
+
+
+# --- the fence, without workers ---------------------------------------------------------------------------------------
+
+
+def shard_file(folder: Path, id: SnapshotId, shard: int, continued: Continued | None = None) -> Path:
+    """A small real shard of one tensor of 2 rows a shard."""
+    layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))])
+    path = folder / f"{id.round}-{id.step}-{shard}"
+    facts = Facts(id, shard, 7 * id.step, "config", "data", continued)
+    path.write_bytes(layout.header(facts) + bytes(24))
+    return path
+
+
+def publish(uri: str, tmp_path: Path, round: int, step: int, uid: str = "u1", continued: Continued | None = None):
+    id = SnapshotId(round, step, "layout", 2)
+    config = CheckpointConfig(uri=uri, keep=2)
+    for shard in range(2):
+        shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued))), config, uid)
+        assert shipped.error == ""
+    return answer(Publish(id), config, uid)
+
+
+def test_latest_moves_forward_only(storage_uri, tmp_path):
+    assert publish(storage_uri, tmp_path, 2, 10).durable.step == 10
+    assert publish(storage_uri, tmp_path, 2, 10).durable.step == 10, "the same again is no error"
+    assert publish(storage_uri, tmp_path, 3, 8).durable.step == 8, "a higher round may be at a lower step"
+    late = publish(storage_uri, tmp_path, 2, 12)
+    assert late.refused
+    assert "LATEST is already at round 3, step 8" in late.error
+    state = answer(Probe(), CheckpointConfig(uri=storage_uri), "u1").storage
+    assert (state.state, state.latest.round, state.latest.step) == ("Ready", 3, 8)
+
+
+def test_the_newest_are_kept_and_unfinished_ones_swept(storage_uri, tmp_path):
+    for step in (1, 2, 3):
+        publish(storage_uri, tmp_path, 1, step)
+    unfinished = SnapshotId(1, 4, "layout", 2)
+    answer(Ship(unfinished, 0, str(shard_file(tmp_path, unfinished, 0))), CheckpointConfig(uri=storage_uri), "u1")
+
+    def steps() -> set[str]:
+        return {key.split("/")[2] for key in Folder(storage_uri).list("u1")}
+
+    assert steps() == {"step-2", "step-3", "step-4"}
+    publish(storage_uri, tmp_path, 1, 5)
+    assert steps() == {"step-3", "step-4", "step-5"}, "4 may still be finished: it is newer than the oldest kept"
+    publish(storage_uri, tmp_path, 2, 5)
+    assert steps() == {"step-5"}
+
+
+def test_another_job_is_refused_unless_it_goes_on_from_exactly_this(storage_uri, tmp_path):
+    publish(storage_uri, tmp_path, 1, 10, uid="old")
+    stranger = publish(storage_uri, tmp_path, 5, 20, uid="new")
+    assert stranger.refused
+    assert "two jobs can't share a checkpoint URI" in stranger.error
+    heir = publish(storage_uri, tmp_path, 1, 20, uid="new", continued=Continued("old", 1, 10))
+    assert heir.durable.uid == "new"
+    assert publish(storage_uri, tmp_path, 1, 30, uid="old").refused, "the first one lives, and is shut out now"
+    assert publish(storage_uri, tmp_path, 1, 40, uid="new", continued=Continued("old", 1, 10)).durable.step == 40
+
+
+def test_only_one_of_two_conditional_writes_wins(storage_uri):
+    folder = Folder(storage_uri, create=True)
+    folder.put_if("LATEST", b"first", None)
+    with pytest.raises(Changed):
+        folder.put_if("LATEST", b"second", None)
+    _, version = folder.get_version("LATEST")
+    folder.put_if("LATEST", b"third", version)
+    with pytest.raises(Changed):
+        folder.put_if("LATEST", b"fourth", version)
+    assert folder.get("LATEST") == b"third"
+
+
+def test_a_missing_part_is_not_published(storage_uri, tmp_path):
+    id = SnapshotId(1, 5, "layout", 2)
+    config = CheckpointConfig(uri=storage_uri)
+    answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), config, "u1")
+    assert "Part 1 of step 5 is not in storage yet" in answer(Publish(id), config, "u1").error
+    assert checkpoints.read_latest(Folder(storage_uri)) is None
+
+
+def test_a_torn_shard_is_not_shipped(storage_uri, tmp_path):
+    """A file that holds another snapshot than the one asked for (a slot that was used again)."""
+    asked, held = SnapshotId(1, 5, "layout", 2), SnapshotId(1, 8, "layout", 2)
+    shipped = answer(Ship(asked, 0, str(shard_file(tmp_path, held, 0))), CheckpointConfig(uri=storage_uri), "u1")
+    assert "holds shard 0 of step 8" in shipped.error
+
+
+def test_an_older_checkpoint_that_is_continued_is_named_in_the_manifest(storage_uri, tmp_path):
+    continued = Continued("old", 1, 10)
+    durable = publish(storage_uri, tmp_path, 1, 20, continued=continued).durable
+    manifest = checkpoints.StoredCheckpoint(durable.uri).manifest
+    assert (manifest.continued, manifest.position, len(manifest.parts)) == (continued, 140, 2)
+
+
+@pytest.mark.parametrize(
+    ("uri", "change", "sentence"),
+    [
+        ("s3://nowhere/x", {}, "The bucket nowhere does not exist at http://127.0.0.1"),
+        ("s3://train/x", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "refused the credentials for s3://train/x"),
+        ("s3://train/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "http://127.0.0.1:9 can't be reached for"),
+    ],
+)
+def test_a_probe_says_what_is_wrong_and_what_to_do(s3, monkeypatch, uri, change, sentence):
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    state = answer(Probe(), CheckpointConfig(uri=uri), "u1").storage
+    assert state.state == "Error"
+    assert sentence in state.message
+
+
+def test_s3_restarted_during_a_checkpoint_is_waited_for(s3, tmp_path):
+    uri = f"s3://train/{tmp_path.name}"
+    publish(uri, tmp_path, 1, 5)
+    s3.kill()
+    id = SnapshotId(1, 6, "layout", 1)
+    path = shard_file(tmp_path, id, 0)
+    config = CheckpointConfig(uri=uri)
+    with pytest.raises(StorageError, match="can't be reached"):
+        Folder(uri, timedelta(seconds=1)).get("LATEST")
+    s3.start()
+    assert answer(Ship(id, 0, str(path)), config, "u1").error == ""
+    assert answer(Publish(id), config, "u1").durable.step == 6
+
+
+def test_the_manifest_of_a_damaged_latest_is_told(storage_uri):
+    Folder(storage_uri, create=True).put("LATEST", b"nonsense")
+    state = answer(Probe(), CheckpointConfig(uri=storage_uri), "u1").storage
+    assert "LATEST is damaged" in state.message
