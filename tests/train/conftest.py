@@ -74,7 +74,7 @@ def s3():
     """A real S3 server with the bucket `train`; its credentials in the environment."""
     with serve(f"train-tests-{os.getpid()}", ["train"]) as server:
         before = dict(os.environ)
-        os.environ.update(server.environment)
+        os.environ.update(server.environment())
         yield server
         os.environ.clear()
         os.environ.update(before)

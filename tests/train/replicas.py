@@ -15,10 +15,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from concertina_agent import protocol as p
-
 from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, call, connection, receive
+from concertina_agent import protocol as p
 
 GIVE_UP = 60.0
 """Only a limit: nothing takes this long."""

@@ -5,8 +5,9 @@ import os
 import sys
 
 import pytest
-from concertina_agent import protocol as p
 from replicas import UID, running
+
+from concertina_agent import protocol as p
 
 
 def script(text: str) -> list[str]:
@@ -92,7 +93,7 @@ def test_a_lost_agent_is_a_lost_member_and_a_lost_lead(folder):
             report = await job.until(job[0], lambda r: r.failures)
             assert [(f.replica, f.reason) for f in report.failures] == [(job[2].name, "MemberLost")]
             async with asyncio.timeout(20):
-                while not gone(worker):  # noqa: ASYNC110
+                while not gone(worker):
                     await asyncio.sleep(0.01)
 
             job.watch(job[1])
