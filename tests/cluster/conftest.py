@@ -5,21 +5,28 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+
 from concertina.local import cluster as local
+from concertina.local import lifetime
 from concertina.local.cluster import LocalCluster
 from concertina.local.state import Options
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """A local cluster of three nodes with two simulated GPUs each; it goes down with the session, however that ends."""
-    with local.owned(f"test-{os.getpid()}", Options(nodes=3, gpus=2), print) as running:
+    name = f"test-{os.getpid()}"
+    with local.owned(name, Options(nodes=3, gpus=2), print) as running:
         yield running
+    if request.session.testsfailed:
+        print(f"logs of the local cluster: {running.record.logs}")
+    else:
+        lifetime.forget(name)
 
 
 @pytest.fixture
 def namespace(cluster: LocalCluster) -> Iterator[str]:
-    """A namespace of the test's own, with its service account; it is deleted with all that is in it (in the background)."""
+    """A namespace of the test's own, with its service account; it is deleted in the background with all that is in it."""
     name = f"t-{uuid.uuid4().hex[:8]}"
     cluster.create_namespace(name)
     yield name

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from concertina.local.cluster import LocalCluster
 
 Object = dict[str, Any]

@@ -1,4 +1,4 @@
-"""A small client of the cluster's API server for what the launcher itself has to ask; it blocks, and needs no library."""
+"""A small blocking client of the API server, for what the launcher itself has to ask; it needs no library."""
 
 import http.client
 import json

@@ -1,8 +1,8 @@
 """The programs that the local cluster runs, each found or made in this order: $KUBEBUILDER_ASSETS and PATH (where its
 version fits), our cache, the official release, a build from the Go modules pinned in tools/.
 
-The cache is shared between checkouts. A set of programs lies in a folder named after its versions and the digest of its
-go.mod and go.sum; it appears there whole (renamed into place) and under a lock, so that two checkouts can set up side by side.
+The cache is shared between checkouts. A set of programs lies in a folder named after its version and the digest of its
+go.mod and go.sum; it appears there whole (renamed into place) and under a lock: two checkouts can set up side by side.
 """
 
 import hashlib
@@ -10,12 +10,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from concertina.local import gobuild, paths, release, state
+from concertina.local import gobuild, paths, progress, release, state
 from concertina.local.errors import LocalClusterError
 
 Say = Callable[[str], None]
@@ -70,8 +71,17 @@ def helm(say: Say) -> Path:
     return find(HELM, say)["helm"]
 
 
+def run_helm(kubeconfig: Path, *arguments: str) -> str:
+    """Run helm on a cluster; returns what it prints. Raises LocalClusterError with what it complains about."""
+    command = [str(helm(lambda _: None)), f"--kubeconfig={kubeconfig}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise LocalClusterError(f"helm {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
 def find(bundle: Bundle, say: Say) -> dict[str, Path]:
-    """All programs of a bundle, made if need be. Raises LocalClusterError with what can be done when they can't be had."""
+    """All programs of a bundle, made if need be. Raises LocalClusterError when they can't be had: why, what to do."""
     found = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
     if len(found) < len(bundle.programs):
         made = cached(bundle, say)
@@ -139,3 +149,24 @@ def _fill(bundle: Bundle, module: Path, folder: Path, say: Say) -> None:
     gobuild.build(module, version(bundle, module), folder, say)
     for name, built in bundle.renamed.items():
         (folder / built).rename(folder / name)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prepare the programs; with the name of one, print where it is (progress goes to stderr)."""
+    try:
+        if arguments == ["helm"]:
+            with progress.shown() as say:
+                found = helm(say)
+            print(found)
+        else:
+            with progress.shown() as say:
+                programs = control_plane(say) | {"helm": helm(say)}
+            print(f"programs: {', '.join(programs)} ready")
+    except LocalClusterError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,24 +2,20 @@
 
 import contextlib
 import json
-import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from concertina.local import binaries, controlplane, images, nodes, paths, processes, state
+from concertina.local import binaries, controlplane, images, lifetime, nodes, processes, s3, state
 from concertina.local.api import Api, ApiError
 from concertina.local.errors import LocalClusterError
-from concertina.local.processes import MARKER, Identity
+from concertina.local.processes import Identity
 from concertina.local.state import Options, Record
 
 Say = Callable[[str], None]
 _READY_TIMEOUT = 90.0  # seconds, to give up
 _POLL = 0.02
-_DOWN_TIMEOUT = 30.0
 _NODE_BINDING = {
     "metadata": {"name": "concertina:nodes"},
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node"},
@@ -37,10 +33,11 @@ class LocalCluster:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.name, self.directory, self.kubeconfig = record.name, record.directory, record.kubeconfig
+        self.s3 = s3.load(record.directory / "s3")
         self.api = Api(record.endpoints.address, record.endpoints.api, record.directory / "pki")
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
-        """Run kubectl as administrator; returns what it prints. Raises LocalClusterError with what it complains about."""
+        """Run kubectl as administrator; returns what it prints. Raises LocalClusterError with its complaint."""
         command = [self.record.kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
         if done.returncode:
@@ -115,13 +112,13 @@ class LocalCluster:
 
     def kill_component(self, name: str) -> None:
         """SIGKILL to etcd, kube-apiserver, kube-controller-manager or kube-scheduler."""
-        found = _component(self.directory, name)
+        found = lifetime.find(self.directory, name)
         processes.kill([found] if found else [])
 
     def start_component(self, name: str) -> None:
         """Start it again with the same address, port and data."""
-        if _component(self.directory, name) is None:
-            _start(self.record, name)
+        if lifetime.find(self.directory, name) is None:
+            lifetime.spawn(self.directory, name, self.record.commands[name])
 
     def wait_api(self, timeout: float = _READY_TIMEOUT) -> None:
         """Until the API server is ready."""
@@ -134,7 +131,7 @@ class LocalCluster:
 
     def running(self) -> dict[str, Identity | None]:
         """The processes of the control plane and of the nodes; None for what does not run."""
-        found = {name: _component(self.directory, name) for name in controlplane.COMPONENTS}
+        found = {name: lifetime.find(self.directory, name) for name in controlplane.COMPONENTS}
         return found | {name: nodes.process(self.record, name) for name in self.nodes()}
 
 
@@ -152,7 +149,7 @@ def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
     What is left of one that is not (killed in the middle of it, or after a restart of the machine) is cleaned up first.
     """
     folder = state.directory(name)
-    with state.locked(paths.clusters() / f".{name}.lock"):
+    with lifetime.alone(name):
         existing = state.load(folder)
         if existing and all(LocalCluster(existing).running().values()):
             if existing.options != options:
@@ -161,37 +158,29 @@ def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
                 )
             return LocalCluster(existing)
         found = binaries.control_plane(say)
-        _tear_down(folder)
+        lifetime.tear_down(folder)
         try:
             return _create(name, folder, options, found, say)
         except BaseException:
-            _tear_down(folder)
+            lifetime.tear_down(folder)
             raise
 
 
 def down(name: str) -> None:
     """End every process of the cluster and delete its files, but for the logs. There need not be one."""
-    with state.locked(paths.clusters() / f".{name}.lock"):
-        _tear_down(state.directory(name))
+    lifetime.end(name)
 
 
 @contextlib.contextmanager
 def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalCluster]:
-    """A cluster for as long as the block runs: it goes down at its end, by an exception, by Ctrl-C, and by this process's SIGKILL."""
-    command = [sys.executable, "-m", "concertina.local.guardian", name]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:
-        try:
-            yield up(name, options, say)
-        finally:
-            down(name)
-            assert guardian.stdin
-            guardian.stdin.close()
+    """A cluster for as long as the block runs; it goes down by an exception, Ctrl-C and SIGKILL of this process too."""
+    with lifetime.guarded(name):
+        yield up(name, options, say)
 
 
 def _create(name: str, folder: Path, options: Options, found: dict[str, Path], say: Say) -> LocalCluster:
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "logs").mkdir(exist_ok=True)
     address = f"{state.claim_network(folder)}.0.1"
     endpoints = controlplane.Endpoints(address, *processes.free_ports(address, 3))
     controlplane.write_files(folder, endpoints)
@@ -199,67 +188,25 @@ def _create(name: str, folder: Path, options: Options, found: dict[str, Path], s
     record = Record(name, folder, endpoints, commands, options, str(found["kubectl"]))
     (folder / "images.json").write_text(json.dumps(images.own() | options.images))
     state.save(record)
+    server = s3.create(folder / "s3", ["concertina"]) if options.s3 else None
     cluster = LocalCluster(record)
     for component in ("etcd", "kube-apiserver"):
-        _start(record, component)
+        lifetime.spawn(folder, component, commands[component])
     names = [nodes.define(record, index).name for index in range(1, options.nodes + 1)]
     booting = nodes.boot(record, names)
     say("waiting for the API server")
     cluster.wait_api()
     for component in ("kube-controller-manager", "kube-scheduler"):
-        _start(record, component)
+        lifetime.spawn(folder, component, commands[component])
     cluster.api.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", _NODE_BINDING)
     say("waiting for the nodes")
     nodes.finish_boot(booting)
+    if server:
+        server.start()
     cluster._wait_account("default")
     cluster.wait_nodes(names)
     say(f"ready in {time.monotonic() - begun:.1f} s")
     return cluster
-
-
-def _start(record: Record, component: str) -> None:
-    """Start a component in a session of its own and put its identity on record."""
-    with open(record.logs / f"{component}.log", "ab") as log:
-        environment = os.environ | {MARKER: str(record.directory)}
-        process = subprocess.Popen(
-            record.commands[component],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    process.returncode = 0  # it is not waited for: it outlives this process
-    identity = Identity.of(process.pid)
-    if identity is None:
-        raise LocalClusterError(f"{component} ended at once; see {record.logs / component}.log")
-    (record.directory / f"{component}.process").write_text(str(identity))
-
-
-def _component(folder: Path, name: str) -> Identity | None:
-    try:
-        identity = Identity.parse((folder / f"{name}.process").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    return identity if identity.alive() else None
-
-
-def _tear_down(folder: Path) -> None:
-    """All processes that carry the cluster's mark, then its files."""
-    deadline = time.monotonic() + _DOWN_TIMEOUT
-    while found := [process for process in processes.marked(folder) if process.pid != os.getpid()]:
-        left = processes.kill(found)
-        if left or time.monotonic() > deadline:
-            raise LocalClusterError(
-                f"processes {', '.join(str(each.pid) for each in left)} do not end: they hang in the kernel."
-            )
-    for path in folder.iterdir() if folder.exists() else ():
-        if path.name == "logs":
-            continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _is_schedulable(node: dict[str, object]) -> bool:

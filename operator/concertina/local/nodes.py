@@ -1,4 +1,4 @@
-"""Nodes from the outside: make, boot, kill, stop and continue. All of a node lives below process 1 of its pid namespace."""
+"""Nodes from outside: make, boot, kill, stop, continue. A node is process 1 of its pid namespace and all below it."""
 
 import json
 import os

@@ -5,7 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +38,10 @@ class Identity:
         return Identity.of(self.pid) == self
 
     def signal(self, number: int) -> None:
-        """Send a signal unless the process is gone. (No pid is reused within the microseconds between look and kill.)"""
+        """Send a signal unless the process is gone (no pid is reused in the microseconds between look and kill)."""
         if self.alive():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-            except ProcessLookupError:
-                pass
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -60,16 +58,17 @@ def _pids() -> Iterator[int]:
 
 
 def marked(directory: Path) -> list[Identity]:
-    """All live processes of the cluster with this state folder, pods excepted."""
+    """All live processes of the cluster with this state folder (or of one in it), pods excepted."""
     needle = f"{MARKER}={directory}".encode()
+    below = needle + b"/"
     found = []
     for pid in _pids():
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:  # gone, or of another user
             continue
-        identity = Identity.of(pid) if needle in environment else None
-        if identity:
+        ours = any(entry == needle or entry.startswith(below) for entry in environment)
+        if ours and (identity := Identity.of(pid)):
             found.append(identity)
     return found
 
@@ -90,22 +89,20 @@ def descendants(root: int) -> list[int]:
 
 
 def signal_tree(root: Identity, number: int) -> None:
-    """Send a signal to root and all below it, again and again until no new process turns up (one may fork meanwhile)."""
+    """Send a signal to root and all below it, again until no new process turns up (they may fork meanwhile)."""
     done: set[int] = set()
     while root.alive():
         fresh = [pid for pid in descendants(root.pid) if pid not in done]
         if not fresh:
             return
         for pid in fresh:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
         done.update(fresh)
 
 
 def kill(processes: Iterable[Identity], timeout: float = 30.0) -> list[Identity]:
-    """SIGKILL them and wait until they are gone (a zombie counts as gone); returns those that are not within the timeout, in seconds."""
+    """SIGKILL them and wait until they are gone (or zombies); returns those that are not after timeout seconds."""
     left = list(processes)
     for process in left:
         process.signal(signal.SIGKILL)

@@ -26,7 +26,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Asset:
-    """One downloadable file. {version} and {arch} are filled in; member is what is wanted of an archive ("" for a bare program)."""
+    """One downloadable file. {version}, {arch} and {etcd} are filled in; member: what is wanted of an archive."""
 
     program: str
     url: str

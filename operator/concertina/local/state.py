@@ -87,7 +87,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def claim_network(folder: Path) -> str:
-    """The first two bytes of loopback addresses that no other cluster of this user has ("127.x"), kept in the folder."""
+    """The start ("127.x") of loopback addresses that no other cluster of this user has; kept in the folder."""
     claim = folder / "network"
     with locked(paths.clusters() / ".networks"):
         if claim.exists():

@@ -1,6 +1,6 @@
 """Boot nodes: python -m concertina.local.node FOLDER...   (one folder with node.json per node, see NodeConfig).
 
-Each node becomes a process tree of its own below process 1 of a new pid namespace; this process ends when all are booted.
+Each node becomes a process tree below process 1 of a new pid namespace; this process ends when all are booted.
 It writes each one's identity (pid and start time) to FOLDER/process before anything of the node runs.
 """
 

@@ -46,7 +46,7 @@ class Client:
         return await self.call("GET", path)
 
     async def follow(self, path: str, selector: str) -> AsyncIterator[tuple[str, list[Object]]]:
-        """All objects of a collection, for ever: ("LIST", everything), then single ("ADDED" | "MODIFIED" | "DELETED", [object]).
+        """A collection, for ever: ("LIST", all objects), then ("ADDED" | "MODIFIED" | "DELETED", [object]).
 
         Starts over with a LIST whenever the watch breaks; outages are waited out.
         """

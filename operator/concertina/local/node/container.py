@@ -82,7 +82,8 @@ class Container:
 
     async def wait(self) -> int:
         """Until the process has ended and its output is read; returns the exit code, which is in the state then."""
-        assert self.running and self.log
+        assert self.running
+        assert self.log
         code = await asyncio.shield(self.running.exit)
         await self.log.done.wait()
         if "running" in self.state.state:
@@ -173,7 +174,6 @@ def _command(spec: Object, image: images.Image, variables: dict[str, str]) -> li
     command = [environment.expand(word, variables) for word in spec.get("command") or []] or list(image.command)
     argv = command + [environment.expand(word, variables) for word in spec.get("args") or []]
     if not argv:
-        raise environment.ConfigError(
-            f'container "{spec["name"]}" has no command: image {spec["image"]} stands for {image.environment}, which has none of its own'
-        )
+        what = f"image {spec['image']} stands for {image.environment}, which has none of its own"
+        raise environment.ConfigError(f'container "{spec["name"]}" has no command: {what}')
     return argv

@@ -32,9 +32,9 @@ class Pod:
         self.folder = node.folder / "pods" / pod["metadata"]["uid"]
         self.folder.mkdir(parents=True, exist_ok=True)
         restored = restore.containers(pod)
-        make = lambda spec: self._container(spec, restored.states[spec["name"]])  # noqa: E731
-        self.inits = [make(spec) for spec in pod["spec"].get("initContainers") or []]
-        self.mains = [make(spec) for spec in pod["spec"]["containers"]]
+        states = restored.states
+        self.inits = [self._container(spec, states[spec["name"]]) for spec in pod["spec"].get("initContainers") or []]
+        self.mains = [self._container(spec, states[spec["name"]]) for spec in pod["spec"]["containers"]]
         self.address = ""
         self._start_time = (pod.get("status") or {}).get("startTime") or now()
         self._deleted = False
@@ -152,7 +152,8 @@ class Pod:
         container.retire()
         seconds, container.backoff = container.backoff.seconds, container.backoff.next()
         if seconds:
-            text = f"back-off {seconds:g}s restarting failed container={container.name} pod={self.object['metadata']['name']}"
+            pod = self.object["metadata"]["name"]
+            text = f"back-off {seconds:g}s restarting failed container={container.name} pod={pod}"
             container.waiting("CrashLoopBackOff", text)
             self.node.warn(self.object, "BackOff", text)
             self._writer.mark()

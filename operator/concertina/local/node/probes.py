@@ -106,11 +106,12 @@ async def _http(action: Object, container: Container, address: str) -> str | Non
         return None if 200 <= response.status < 400 else f"HTTP probe failed with statuscode: {response.status}"
 
 
-async def _tcp(action: Object, container: Container, address: str) -> None:
+async def _tcp(action: Object, container: Container, address: str) -> str | None:
     _, writer = await asyncio.open_connection(action.get("host") or address, _port(action["port"], container))
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+    return None
 
 
 def _port(port: int | str, container: Container) -> int:

@@ -1,4 +1,4 @@
-"""What a node agent makes of a pod that it finds when it starts: after the death of a node, nothing of it runs. Pure."""
+"""What a node agent makes of a pod that it finds when it starts: after a node's death nothing of it runs. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ class Restored:
 
 
 def containers(pod: Object) -> Restored:
-    """A new pod's containers wait; those that ran have died with the node (exit 255, as a kubelet says after a reboot)."""
+    """A new pod's containers wait; those that ran died with the node (exit 255, as after a reboot with a kubelet)."""
     status = pod.get("status") or {}
     reported = {
         each["name"]: each

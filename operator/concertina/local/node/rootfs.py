@@ -4,6 +4,7 @@ All of it is arranged in the child that becomes the container, in a mount namesp
 and nothing is left when it ends.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ class RootFileSystem:
         self._own.add(folder)
 
     def _replace_root(self) -> None:
-        """The same for /, over which nothing can be mounted: move into a folder in memory, then show the old root's entries in it."""
+        """The same for /, over which nothing can be mounted: move into a folder in memory, show the old root in it."""
         namespaces.mount("tmpfs", "/tmp", "tmpfs", 0, "mode=755")
         os.mkdir("/tmp/.machine")
         namespaces.pivot_root("/tmp", "/tmp/.machine")
@@ -110,11 +111,9 @@ class RootFileSystem:
 
 
 def mount_proc() -> None:
-    """Show the pid namespace's own processes; where /proc is partly hidden (as in Docker) the kernel refuses, and the old one stays."""
-    try:
+    """Show the pid namespace's own processes. Where parts of /proc are hidden (Docker) the old one stays."""
+    with contextlib.suppress(PermissionError):
         namespaces.mount("proc", "/proc", "proc")
-    except PermissionError:
-        pass
 
 
 def _show(source: str, target: str) -> None:

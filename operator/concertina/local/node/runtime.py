@@ -1,9 +1,9 @@
-"""Process 1 of a node: it forks containers and reports their ends, as containerd and its shims do. No threads, no event loop.
+"""Process 1 of a node: it forks containers and reports their ends, as containerd and its shims do. It has no threads.
 
 It is the init process of the node's pid namespace, so whatever kills it kills every process of the node at once.
-The kubelet, its child, speaks to it over a socket pair of sequenced packets. Requests carry their body in a memory file:
-    start   body: Launch, descriptors: output    -> Started or Failed, later Exited
-    execute body: Execution, descriptors: output -> the same
+The kubelet, its child, speaks to it over a socket pair of sequenced packets: a request names its kind (Launch or
+Execution) and carries two descriptors, a memory file with the request as JSON and the output of the new process. The
+answers are Events: started or failed, and exited some time after started.
 """
 
 import array

@@ -1,6 +1,7 @@
 """The kubelet's end of the link to the runtime: futures for starts and ends."""
 
 import asyncio
+import contextlib
 import os
 import socket
 
@@ -22,10 +23,8 @@ class Running:
     def signal(self, number: int) -> None:
         """Send a signal unless it has ended."""
         if self.pid.done() and not self.exit.done():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid.result(), number)
-            except ProcessLookupError:
-                pass
 
 
 class RuntimeClient:

