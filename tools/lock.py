@@ -20,7 +20,7 @@ COMPILE = (
 
 
 def environments() -> dict[str, list[str]]:
-    """What each environment is asked to hold. The build's own needs are among it: the package is built without a net."""
+    """What each environment is asked to hold. With what builds it: no net is needed then."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     build, project = pyproject["build-system"]["requires"], pyproject["project"]
     extras = project["optional-dependencies"]

@@ -1,0 +1,226 @@
+"""The chart on a real cluster: the operator runs with its permissions and no others, and one acts at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concertina.local import binaries
+from concertina.local.cluster import LocalCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "concertina"
+
+
+@dataclass(frozen=True)
+class Release:
+    """The chart, installed once for the tests of this file: two operators that serve one namespace."""
+
+    cluster: LocalCluster
+    helm: Path
+    name: str
+    jobs: str
+    """The namespace that it serves."""
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
+        command = [str(self.helm), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def install(self, *settings: str) -> None:
+        sets = [f"--set={setting}" for setting in settings]
+        done = self.run("upgrade", "--install", self.name, str(CHART), "--namespace", self.name, *sets)
+        assert done.returncode == 0, done.stderr
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl("-n", self.name, *arguments)
+
+    def may(self, verb: str, resource: str, namespace: str, *options: str) -> bool:
+        """Whether the operator's service account may do that."""
+        account = f"system:serviceaccount:{self.name}:{self.operator}"
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": account, "groups": ["system:serviceaccounts", "system:authenticated"]},
+        }
+        group, _, plural = resource.rpartition("/")
+        plural, _, subresource = plural.partition(":")
+        review["spec"]["resourceAttributes"] = {  # type: ignore[index]
+            "verb": verb,
+            "group": group,
+            "resource": plural,
+            "subresource": subresource,
+            "namespace": namespace,
+            "name": options[0] if options else "",
+        }
+        answer = self.cluster.api.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
+    @property
+    def operator(self) -> str:
+        """What the chart names things after."""
+        return f"{self.name}-concertina"
+
+    def master_key(self) -> str:
+        return self.kubectl("get", "secret", f"{self.operator}-master-key", "-o", "jsonpath={.data.key}")
+
+    def holder(self) -> str:
+        """The pod that holds the Lease."""
+        return self.kubectl(
+            "get", "lease", "concertina-operator", "--ignore-not-found", "-o", "jsonpath={.spec.holderIdentity}"
+        )
+
+
+@pytest.fixture(scope="module")
+def release(cluster: LocalCluster) -> Iterator[Release]:
+    name = f"chart-{uuid.uuid4().hex[:6]}"
+    made = Release(cluster, binaries.helm(print), name, f"{name}-jobs")
+    cluster.kubectl("create", "namespace", made.jobs)
+    cluster.create_namespace(name)
+    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    made.install("replicas=2", f"watchNamespaces={{{made.jobs}}}")
+    made.kubectl("rollout", "status", f"deployment/{made.operator}", "--timeout=90s")
+    yield made
+    made.run("uninstall", name, "--namespace", name)
+    cluster.kubectl("delete", "namespace", name, made.jobs, "--wait=false")
+
+
+def until(check: Callable[[], Any], what: str) -> Any:
+    """The first truthy answer; a minute is when to give up, not what is expected."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        if answer := check():
+            return answer
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not happen within a minute")
+
+
+def ready(release: Release, namespace: str, name: str) -> dict[str, Any]:
+    """The condition Ready of a job; empty while there is none."""
+    job = json.loads(release.cluster.kubectl("-n", namespace, "get", "tj", name, "-o", "json"))
+    conditions = job.get("status", {}).get("conditions", [])
+    return next((c for c in conditions if c["type"] == "Ready"), {})
+
+
+JOB = """
+apiVersion: concertina.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: simple}
+spec:
+  template: {spec: {containers: [{name: trainer, image: concertina/trainer, command: [sleep, "60"]}]}}
+"""
+
+
+def test_a_job_of_a_served_namespace_gets_pods_and_another_none(release: Release) -> None:
+    cluster = release.cluster
+    cluster.kubectl("-n", release.jobs, "apply", "-f", "-", stdin=JOB)
+    cluster.kubectl("-n", release.name, "apply", "-f", "-", stdin=JOB)
+    until(lambda: ready(release, release.jobs, "simple"), "a status of the job")
+    listed = until(
+        lambda: json.loads(cluster.kubectl("-n", release.jobs, "get", "pods,secrets", "-o", "json"))["items"],
+        "a pod of the job",
+    )
+    owners = [item["metadata"].get("ownerReferences", [{}])[0] for item in listed]
+    assert {owner["name"] for owner in owners if owner} == {"simple"}
+    assert ready(release, release.name, "simple") == {}
+    logs = release.kubectl("logs", "-l", "app.kubernetes.io/name=concertina-operator", "--tail=-1")
+    assert "forbidden" not in logs
+    cluster.kubectl("-n", release.jobs, "delete", "tj", "simple", "--wait=false")
+    cluster.kubectl("-n", release.name, "delete", "tj", "simple")
+
+
+def test_another_operator_takes_over(release: Release) -> None:
+    pods = release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.name}").split()
+    first = until(release.holder, "an operator that holds the lease")
+    assert len(pods) == 2
+    assert first in pods
+    release.kubectl("delete", "pod", first, "--wait=false")
+    assert until(lambda: release.holder() not in ("", first), "another operator that holds the lease")
+
+
+ALLOWED = [
+    ("list", "nodes"),
+    ("watch", "concertina.dev/trainingjobs"),
+    ("delete", "concertina.dev/trainingjobs"),
+    ("patch", "concertina.dev/trainingjobs:status"),
+    ("create", "pods"),
+    ("delete", "pods"),
+    ("create", "secrets"),
+    ("patch", "events"),
+]
+FORBIDDEN = [
+    ("patch", "concertina.dev/trainingjobs"),
+    ("update", "concertina.dev/trainingjobs"),
+    ("create", "concertina.dev/trainingjobs"),
+    ("get", "secrets"),
+    ("list", "secrets"),
+    ("delete", "secrets"),
+    ("update", "secrets"),
+    ("patch", "pods"),
+    ("create", "pods:exec"),
+    ("get", "pods:log"),
+    ("patch", "nodes"),
+    ("get", "configmaps"),
+    ("create", "apps/deployments"),
+    ("create", "rbac.authorization.k8s.io/rolebindings"),
+    ("impersonate", "users"),
+    ("create", "serviceaccounts:token"),
+]
+
+
+def test_permissions_where_jobs_are(release: Release) -> None:
+    assert [case for case in ALLOWED if not release.may(*case, release.jobs)] == []
+    assert [case for case in FORBIDDEN if release.may(*case, release.jobs)] == []
+
+
+def test_permissions_elsewhere(release: Release) -> None:
+    elsewhere = [case for case in ALLOWED if release.may(*case, "default")]
+    assert elsewhere == [("list", "nodes")]
+    assert release.may("update", "coordination.k8s.io/leases", release.name, "concertina-operator")
+    assert not release.may("update", "coordination.k8s.io/leases", release.name, "another")
+    assert not release.may("create", "coordination.k8s.io/leases", "kube-system")
+    assert [case for case in FORBIDDEN if release.may(*case, release.name)] == []
+
+
+def test_upgrades_and_uninstalls_keep_the_master_key(release: Release) -> None:
+    scoped = f"watchNamespaces={{{release.jobs}}}"
+    before = release.master_key()
+    assert len(before) >= 64
+    release.install("replicas=0", scoped, "logLevel=DEBUG")
+    assert release.master_key() == before
+    assert release.run("uninstall", release.name, "--namespace", release.name).returncode == 0
+    assert release.master_key() == before
+    release.install("replicas=0")
+    assert release.master_key() == before
+    assert [case for case in ALLOWED if not release.may(*case, "default")] == [], "all namespaces without names"
+    assert [case for case in FORBIDDEN if release.may(*case, "default")] == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("replica=2", "additional properties 'replica' not allowed"),
+        ("replicas=two", "got string, want integer"),
+        ("logLevel=LOUD", "value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
+        ("watchNamespaces={A_B}", "does not match pattern"),
+    ],
+)
+def test_values_that_can_not_be(release: Release, setting: str, message: str) -> None:
+    done = release.run("template", "x", str(CHART), f"--set={setting}")
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_a_key_of_ones_own(release: Release) -> None:
+    rendered = release.run("template", "x", str(CHART), "--set=masterKey.existingSecret=mine").stdout
+    assert "secretName: mine" in rendered
+    assert "kind: Secret" not in rendered
