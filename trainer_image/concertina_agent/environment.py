@@ -43,5 +43,6 @@ def worker_environment(
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": assign.uid,
     }
-    threads = {} if member.workers == 1 else {"OMP_NUM_THREADS": "1"}
-    return {**threads, **base, **words, **{name: str(value) for name, value in numbers.items()}}
+    # As torchrun has it; and what a worker has printed should not die with it.
+    defaults = {"PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if member.workers > 1 else {})}
+    return {**defaults, **base, **words, **{name: str(value) for name, value in numbers.items()}}

@@ -111,7 +111,8 @@ class LocalWorkers:
                 await asyncio.wait_for(worker.channel_closed.wait(), CHANNEL_EOF_SECONDS)
         lines = await worker.process.last_lines()
         if not over.is_set():
-            self._emit(e.WorkerExited(worker.round, worker.rank, code, lines))
+            last_error = worker.process.lines.last_error
+            self._emit(e.WorkerExited(worker.round, worker.rank, code, lines, last_error))
 
     # --- while they run ---------------------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Tail:
         self._prefix = b""
         self._closed = asyncio.Event()
         self.started = False
+        self.last_error = ""
+        """The last line of stderr that is not blank."""
 
     def start(self, prefix: str) -> None:
         """Read from now on."""
@@ -102,6 +104,8 @@ class Tail:
 
     def _take(self, fd: int, lines: list[bytes]) -> None:
         self._lines.extend(lines)
+        if self._streams[fd] == 2 and (said := [line for line in lines if line.strip()]):
+            self.last_error = said[-1][:MAX_KEPT].decode(errors="replace")
         if lines:
             _sink(self._streams[fd]).write(b"".join(self._prefix + line + b"\n" for line in lines), self)
 

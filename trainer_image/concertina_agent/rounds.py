@@ -317,10 +317,7 @@ class AgentCore:
         stopping = r.drain is not None or self._notice_until is not None
         worker = r.workers.exited(event.rank, event.code, stopping)
         if worker.outcome == "failed":
-            step = r.workers.step
-            self._fail(
-                worker_failure(self.replica, event.rank, event.code, event.last_lines, worker.fault, step, self._at)
-            )
+            self._fail(worker_failure(self.replica, event, worker.fault, r.workers.step, self._at))
         self._own_state_changed()
 
     def _start_failed(self, event: e.StartFailed) -> None:
