@@ -1,4 +1,4 @@
-"""Real agents on loopback addresses of their own, and this test in the operator's place: its CA, its calls, its watches."""
+"""Real agents on loopback addresses of their own, and the test in the operator's place, with its CA and calls."""
 
 from __future__ import annotations
 

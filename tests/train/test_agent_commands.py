@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from replicas import UID, running
+from replicas import GIVE_UP, UID, running
 
 from concertina_agent import protocol as p
 
@@ -19,6 +19,18 @@ SLEEPS = script("import time; print('up', flush=True); time.sleep(600)")
 
 def gone(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}")
+
+
+async def died(pid: int) -> None:
+    async with asyncio.timeout(GIVE_UP):
+        while not gone(pid):
+            await asyncio.sleep(0.01)
+
+
+async def printed(replica, text: str) -> None:
+    async with asyncio.timeout(GIVE_UP):
+        while text not in replica.log():
+            await asyncio.sleep(0.01)
 
 
 def run(body) -> None:
@@ -46,6 +58,7 @@ def test_a_killed_worker_is_named_and_the_next_round_runs_without_it(folder):
         async with running(folder, 3, SLEEPS) as job:
             await job.begin(1, job[0], job[1], job[2])
             await job.until(job[0], lambda r: all(m.state == "running" for m in r.members.values()) and r.members)
+            await printed(job[2], "up")
             victim, survivor = job[2].worker_pids()[2], job[0].worker_pids()[0]
             os.kill(victim, 9)
             report = await job.until(job[0], lambda r: r.failures, "the lead never heard of the failure")
@@ -68,7 +81,9 @@ def test_a_killed_worker_is_named_and_the_next_round_runs_without_it(folder):
 
 
 def test_a_worker_that_raises_is_quoted(folder):
-    text = "import os, time; os.environ['RANK'] == '0' and time.sleep(600); print('before'); raise ValueError('no such column')"
+    text = (
+        "import os, time; os.environ['RANK'] == '0' and time.sleep(600); print('before'); raise ValueError('bad row')"
+    )
 
     async def body():
         async with running(folder, 2, script(text)) as job:
@@ -76,9 +91,9 @@ def test_a_worker_that_raises_is_quoted(folder):
             report = await job.until(job[0], lambda r: r.failures)
             (failure,) = report.failures
             assert failure.reason == "WorkerFailed"
-            assert failure.message == "Rank 1 exited with code 1: ValueError: no such column"
+            assert failure.message == "Rank 1 exited with code 1: ValueError: bad row"
             assert "before" in failure.last_lines
-            assert failure.last_lines[-1] == "ValueError: no such column"
+            assert failure.last_lines[-1] == "ValueError: bad row"
 
     run(body)
 
@@ -92,9 +107,7 @@ def test_a_lost_agent_is_a_lost_member_and_a_lost_lead(folder):
             job[2].kill()
             report = await job.until(job[0], lambda r: r.failures)
             assert [(f.replica, f.reason) for f in report.failures] == [(job[2].name, "MemberLost")]
-            async with asyncio.timeout(20):
-                while not gone(worker):
-                    await asyncio.sleep(0.01)
+            await died(worker)
 
             job.watch(job[1])
             job[0].kill()
@@ -161,10 +174,8 @@ while True:
     async def body():
         async with running(folder, 2, script(text)) as job:
             await job.begin(1, job[0], job[1])
-            for replica in (job[0], job[1]):
-                async with asyncio.timeout(20):
-                    while "up" not in replica.log().splitlines():
-                        await asyncio.sleep(0.02)
+            await printed(job[0], "up")
+            await printed(job[1], "up")
             stubborn = job[1].worker_pids()[1]
             drain = p.Drain(UID, 1, "claim-1", "scale", durable=False, grace_seconds=1.0)
             refused = await job.call(job[1], drain)
@@ -192,9 +203,7 @@ time.sleep(600)
     async def body():
         async with running(folder, 1, script(text)) as job:
             await job.begin(1, job[0])
-            async with asyncio.timeout(20):
-                while "CHILD" not in job[0].log():
-                    await asyncio.sleep(0.02)
+            await printed(job[0], "CHILD")
             child = int(job[0].log().partition("CHILD ")[2].split()[0])
             assert not gone(child)
             await job.prepare(2, job[0])
