@@ -34,7 +34,9 @@ class Parent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "concertina_agent.forkserver", "--control", str(theirs.fileno())]
         command += ["--preload", "concertina_trainer.preload"]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, **ONLY_IMPORTS})
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": path}
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._socket = ours
         ours.settimeout(GIVE_UP)
@@ -99,7 +101,6 @@ class Job:
     def run(self, world: int, restore: Restore = FRESH, script: Script | None = None) -> Outcome:
         """One round from start to the end of all its processes."""
         self.number += 1
-
 
         async def play() -> Outcome:
             return await asyncio.wait_for(_Round(self, world, restore, script or Script()).play(), GIVE_UP)

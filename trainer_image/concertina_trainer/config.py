@@ -126,9 +126,8 @@ class TrainerConfig(_Section):
     log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
     def digest(self) -> str:
-        """Digest of what decides the numbers of a run (not of what may change between its rounds)."""
-        kept = self.model_dump(mode="json", exclude={"snapshot", "log_every_steps", "micro_batch_size"})
-        kept["data"].pop("cache_mebibytes")
+        """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
+        kept = self.model_dump(mode="json", exclude={"data", "snapshot", "log_every_steps", "micro_batch_size"})
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

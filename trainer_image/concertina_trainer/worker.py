@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -32,7 +33,7 @@ from concertina_trainer.storage import StorageError
 
 
 def main() -> NoReturn:
-    """Never returns: exits 0 after Done, 78 after Fault BadInput, else 1. What it says stands in stderr's last lines."""
+    """Never returns: exits 0 after Done, 78 after Fault BadInput, else 1 with the reason in stderr's last lines."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     channel.send(Hello(int(os.environ["RANK"]), os.getpid()))
@@ -56,10 +57,8 @@ def main() -> NoReturn:
 
 def _fault(channel: WorkerEnd, reason: str, error: Exception, code: int) -> int:
     print(error, file=sys.stderr)
-    try:
+    with contextlib.suppress(ChannelClosed):
         channel.send(Fault(reason, str(error)))
-    except ChannelClosed:
-        pass
     return code
 
 
@@ -91,6 +90,8 @@ def run(channel: WorkerEnd) -> Done:
     with reporter.part("restore"):
         digest = reader.manifest.digest
         restored = restore(start.restore, start.uid, state, config, digest, world, channel)
+    if restored.config != config.digest() and world.rank == 0:
+        print(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
     reporter.restored_step, reporter.restored_from = restored.id.step, start.restore.source
     reporter.token_flops = parallel.token_flops(config.model)
     reporter.peak_flops = parallel.peak_flops(world)

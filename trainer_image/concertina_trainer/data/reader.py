@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import mmap
 import os
@@ -79,14 +80,16 @@ class Cache:
     def fetch(self, source: Folder, shard: Shard) -> Path:
         """The shard's file, brought here if it is not; files that were not used for longest give way."""
         path = self._folder / shard.file
-        if path.exists():
-            path.touch()
-            return path
-        self._make_room(shard.size)
-        [content] = source.get_ranges(shard.file, [(0, shard.size)])
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(content)
-        draft.replace(path)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the node's other workers want the same one
+            if path.exists():
+                path.touch()
+                return path
+            self._make_room(shard.size)
+            [content] = source.get_ranges(shard.file, [(0, shard.size)])
+            draft = path.with_suffix(".new")
+            draft.write_bytes(content)
+            draft.replace(path)
         return path
 
     def _make_room(self, needed: int) -> None:
@@ -104,14 +107,16 @@ class Cache:
             status = path.stat()
         except FileNotFoundError:
             raise BadInput(f"{name} is missing though the manifest names it: bring it back, or build again.") from None
-        identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns if path.parent != self._folder else ''} {status.st_ino}"
+        cached = path.parent == self._folder  # there the time of change is the time of last use
+        changed = 0 if cached else status.st_mtime_ns
+        identity = f"{path.resolve()} {status.st_size} {changed} {status.st_ino} {shard.sha256}"
         mark = self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.verified"
         if mark.exists():
             return
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != shard.sha256:
-            if path.parent == self._folder:
+            if cached:
                 path.unlink(missing_ok=True)
             raise BadInput(
                 f"{name} is damaged: the manifest says sha256 {shard.sha256} and {shard.size} bytes, the file has "

@@ -1,0 +1,33 @@
+"""Run in forked workers: the whole gradient of one global batch, however many ranks computed it."""
+
+import json
+import os
+
+import torch
+
+from concertina_trainer import loop, parallel
+from concertina_trainer.batch import plan_batch
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data.batches import microbatches
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.optimizer import ShardedAdamW
+from concertina_trainer.state import TrainState
+
+
+def main() -> int:
+    config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
+    world = parallel.join(os.environ)
+    model = parallel.sharded_model(config.model, config.precision, world)
+    optimizer = ShardedAdamW(model, config.optimizer, 0)
+    TrainState(model, optimizer, world).initialise(config)
+    reader = Reader(config.data, config.model.sequence_length, config.seed)
+    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
+    batch = microbatches(reader, plan, world.rank, position=100)
+    run = loop.Run(config, world, model, optimizer, None, None, None)
+    loop.forward_backward(run, batch)
+    squared = optimizer.squared_norm()
+    torch.distributed.all_reduce(squared)
+    whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    if world.rank == 0:
+        torch.save({"gradients": whole, "norm": squared.sqrt().item()}, os.environ["RESULT"])
+    return 0

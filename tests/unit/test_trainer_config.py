@@ -1,0 +1,54 @@
+"""The trainer's configuration: what is refused, and that reading it is cheap."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from concertina_trainer.config import CheckpointConfig, TrainerConfig
+
+DATA = {"data": {"uri": "s3://bucket/data"}}
+
+
+def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
+    config = TrainerConfig.model_validate({**DATA, "globalBatchSize": 7, "model": {"heads": 4, "kvHeads": 2}})
+    assert (config.global_batch_size, config.model.resolved_kv_heads, config.model.resolved_hidden_dim) == (7, 2, 352)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"stepz": 3}, "stepz"),
+        ({"model": {"layerz": 3}}, "layerz"),
+        ({"model": {"dim": 24, "heads": 8}}, "even multiple of model.heads"),
+        ({"model": {"heads": 4, "kvHeads": 3}}, "multiple of model.kvHeads"),
+        ({"data": {"uri": "relative/path"}}, "uri"),
+        ({"steps": 0}, "greater than or equal to 1"),
+        ({"precision": "float8"}, "precision"),
+    ],
+)
+def test_a_mistake_is_named(change, said):
+    with pytest.raises(ValidationError) as refused:
+        TrainerConfig.model_validate({**DATA, **change})
+    assert said in str(refused.value)
+
+
+def test_the_digest_is_of_what_decides_the_numbers():
+    config = TrainerConfig.model_validate(DATA)
+    same = {"logEverySteps": 3, "snapshot": {"everySteps": 5}, "microBatchSize": 2}
+    same["data"] = {"uri": "s3://elsewhere/data", "cacheMebibytes": 99}
+    assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
+    assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
+
+
+def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():
+    found = CheckpointConfig.model_validate({"uri": "s3://b/x", "everySteps": 5, "secretName": "s3"})
+    assert (found.every_steps, found.every_seconds, found.keep) == (5, None, 3)
+
+
+def test_importing_the_configuration_brings_no_torch():
+    code = "import sys, json, concertina_trainer.config; print(json.dumps(sorted(sys.modules)))"
+    modules = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert not {"torch", "numpy", "obstore"} & set(modules)

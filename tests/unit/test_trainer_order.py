@@ -1,0 +1,83 @@
+"""The order of the data: a permutation, computed for any position by itself, and the same for ever."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from concertina_trainer.batch import plan_batch
+from concertina_trainer.data.order import WINDOW, Order, permute
+
+counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)
+
+
+@given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+def test_permute_is_a_permutation(size, key):
+    assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
+
+
+@given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5))
+def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
+    order = Order(counts, seed)
+    shards, rows = order.locate(epoch * order.epoch_size, (epoch + 1) * order.epoch_size)
+    visited = sorted(zip(shards.tolist(), rows.tolist(), strict=True))
+    assert visited == [(shard, row) for shard, count in enumerate(counts) for row in range(count)]
+
+
+@given(counts=counts, seed=st.integers(0, 2**31 - 1), data=st.data())
+def test_any_position_is_found_by_itself(counts, seed, data):
+    order = Order(counts, seed)
+    start = data.draw(st.integers(0, 2 * order.epoch_size))
+    shards, rows = order.locate(start, start + 50)
+    alone = [Order(counts, seed).locate(position, position + 1) for position in range(start, start + 50)]
+    assert list(zip(shards.tolist(), rows.tolist(), strict=True)) == [(s.item(), r.item()) for s, r in alone]
+
+
+@given(counts=st.lists(st.integers(1, 40), min_size=WINDOW + 1, max_size=60), seed=st.integers(0, 2**31 - 1))
+def test_a_reader_needs_no_more_than_a_window_of_shards_at_once(counts, seed):
+    order = Order(counts, seed)
+    shards, _ = order.locate(0, order.epoch_size)
+    first, last = {}, {}
+    for place, shard in enumerate(shards.tolist()):
+        first.setdefault(shard, place)
+        last[shard] = place
+    for place in range(0, order.epoch_size, 7):
+        assert sum(first[shard] <= place <= last[shard] for shard in first) <= WINDOW
+
+
+def test_epochs_and_seeds_differ():
+    order = Order([500, 500], seed=1)
+    epochs = [order.locate(epoch * 1000, epoch * 1000 + 1000)[1].tolist() for epoch in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert Order([500, 500], seed=2).locate(0, 1000)[1].tolist() != epochs[0]
+
+
+def test_neighbours_are_spread():
+    """No run of the source survives: of 10,000 neighbours in a good shuffle about one keeps its successor."""
+    _, rows = Order([10_000], seed=3).locate(0, 10_000)
+    assert np.count_nonzero(np.diff(rows) == 1) < 10
+
+
+def test_the_order_never_changes():
+    """A run that is resumed by a newer version goes on in the same order: this hash may never change."""
+    shards, rows = Order([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
+    golden = hashlib.sha256(np.stack([shards, rows]).astype("<i8").tobytes()).hexdigest()
+    assert golden == "8df34e72ec5d7c88ff079a5ae8ae81aaa950187676003d817e7bbca54468486d"
+
+
+@settings(max_examples=300)
+@given(size=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 64))
+def test_the_slices_of_all_ranks_are_the_batch_in_equal_shapes(size, micro, world):
+    plan = plan_batch(size, micro, world)
+    slices = [plan.slice_of(rank) for rank in range(world)]
+    assert [row for part in slices for row in part] == list(range(size))
+    assert all(len(part) <= plan.microbatches * plan.rows for part in slices)
+    assert plan.rows <= micro
+    assert plan.microbatches * plan.rows < -(-size // world) + plan.microbatches, "no more filling than must be"
+
+
+def test_no_sequence_at_all_is_an_error():
+    with pytest.raises(ValueError, match="no whole sequence"):
+        Order([0, 0], 1)

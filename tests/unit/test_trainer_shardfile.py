@@ -1,0 +1,56 @@
+"""The shard file: read by safetensors itself, its header of one size whatever it says."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from concertina_agent.protocol import SnapshotId
+from concertina_trainer.shardfile import Chunk, Continued, Damaged, Facts, Layout, header_length, parse_header
+
+CHUNKS = [
+    Chunk("b", "F32", (4, 0), (2, 3), (6, 3)),
+    Chunk("a", "F32", (1,), (5,), (9,)),
+    Chunk("half", "BF16", (0,), (3,), (3,)),
+]
+FACTS = Facts(SnapshotId(3, 7, "digest", 2), 1, 210, "c", "d", Continued("u", 1, 2))
+
+
+def file(layout, facts):
+    values = np.arange(11, dtype="<f4").tobytes() + bytes(6)
+    content = layout.header(facts) + values
+    assert len(content) == layout.size
+    return content
+
+
+def test_safetensors_reads_it():
+    layout = Layout(CHUNKS[:2])
+    content = layout.header(FACTS) + np.arange(11, dtype="<f4").tobytes()
+    tensors = safetensors.numpy.load(content)
+    assert tensors["a"].tolist() == [0, 1, 2, 3, 4]
+    assert tensors["b"].tolist() == [[5, 6, 7], [8, 9, 10]]
+
+
+def test_what_was_written_is_read_back():
+    layout = Layout(CHUNKS)
+    content = file(layout, FACTS)
+    begin = header_length(content[:8])
+    header = parse_header(content[8:begin], begin)
+    assert header.facts == FACTS
+    assert {placed.chunk for placed in header.chunks.values()} == set(CHUNKS)
+    a = header.chunks["a"]
+    assert np.frombuffer(content[a.begin : a.begin + a.chunk.size], "<f4").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_data_is_aligned_and_stays_in_place_whatever_the_facts_say():
+    layout = Layout(CHUNKS)
+    small = Facts(SnapshotId(0, 0, "", 0), 0, 0, "", "")
+    assert len(layout.header(small)) == len(layout.header(FACTS)) == layout.data_begin
+    assert layout.data_begin % 64 == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 80, json.dumps({"__metadata__": {}}).encode()])
+def test_what_is_no_shard_is_refused(content):
+    with pytest.raises(Damaged):
+        parse_header(content[8 : header_length(content[:8])], 8)
