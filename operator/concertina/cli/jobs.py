@@ -20,24 +20,23 @@ console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isat
 
 def read_manifest(file: Path) -> Raw:
     """The one TrainingJob in a file; raises Complaint."""
+    source = "standard input" if str(file) == "-" else str(file)
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document]
     except OSError as error:
-        raise Complaint(f"{file} can't be read: {error.strerror}") from error
+        raise Complaint(f"{source} can't be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise Complaint(f"{file} is not YAML: {error}") from error
+        raise Complaint(f"{source} is not YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [KIND]:
         found = ", ".join(str(kind) for kind in kinds) or "nothing"
-        raise Complaint(f"{file} must hold one {KIND}, and holds {found}; apply other objects with kubectl")
+        raise Complaint(f"{source} must hold one {KIND}, and holds {found}; apply other objects with kubectl")
     job: Raw = documents[0]
     if job.get("apiVersion") != API_VERSION:
-        raise Complaint(
-            f"{file} has apiVersion {job.get('apiVersion')}; this version of concertina knows {API_VERSION}"
-        )
+        raise Complaint(f"{source} has apiVersion {job.get('apiVersion')}; this concertina knows {API_VERSION}")
     if not isinstance(job.get("metadata"), dict) or not job["metadata"].get("name"):
-        raise Complaint(f"{file} has no metadata.name: give the job a name")
+        raise Complaint(f"{source} has no metadata.name: give the job a name")
     return job
 
 
