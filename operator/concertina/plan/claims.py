@@ -7,7 +7,7 @@ of two operators that carry on with the same claim only one can commit it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from concertina.api.status import Base, Claim, Member, Restart, World, rfc3339, unix_seconds
 from concertina.plan import constants, membership, pods, restore, sizes
@@ -131,7 +131,7 @@ def proceed(look: Look) -> Decision | None:
     if _overtaken(calls, made) or _hopeless(look, made, names, calls, replies):
         again = claim(look, Cause(made.reason, made.message, planned=True))
         if again:
-            return again
+            return replace(again, events=())  # told already
     patience = _patience(look, names, calls, replies)
     if patience is None:
         chosen = membership.choose(replies, look.members, look.spec)

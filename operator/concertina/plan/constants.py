@@ -20,8 +20,6 @@ RETRY = 0.5
 """Before a call that failed is made again."""
 ACKNOWLEDGE = 3.0
 """For the answer to an Assign."""
-ASSIGNED_BEFORE = 15.0
-"""After an operator restart: for members to turn up at their lead, if it isn't known whether they were assigned."""
 DRAIN = 30.0
 """For a round to stop after a step."""
 DRAIN_DURABLE = 300.0

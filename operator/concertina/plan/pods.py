@@ -56,8 +56,12 @@ def _attempt(attempts: tuple[int, ...], index: int) -> int:
 
 
 def _bumped(look: Look, wanted: frozenset[int]) -> tuple[int, ...]:
-    """Attempts such that each wanted index is beyond its newest dead pod."""
+    """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
     attempts = dict(enumerate(look.status.attempts))
+    for name in look.members.keys() - look.pods.keys():  # gone without a trace: its name isn't used again
+        _, index, attempt = name.rsplit("-", 2)
+        if int(index) in wanted:
+            attempts[int(index)] = max(attempts.get(int(index), 0), int(attempt) + 1)
     for pod in look.observed.pods:
         if pod.index in wanted:
             least = pod.attempt + 1 if pod.name in look.deaths else pod.attempt

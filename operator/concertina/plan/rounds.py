@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from concertina.api.status import Member, unix_seconds
+from concertina.api.status import Member
 from concertina.plan import budget, claims, constants, pods
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase
@@ -84,6 +84,8 @@ def _lead_lost(look: Look) -> Cause | None:
     if view.connected:
         if view.report and view.report.instance != look.lead.instance:
             return Cause("AgentRestarted", f"the agent of the lead {lead} was restarted, its workers are gone", lead)
+        if view.report and look.claim and view.report.round > look.claim.round:
+            return Cause("RoundOvertaken", f"the lead {lead} has seen round {view.report.round} already", lead)
         return None
     gone = Cause("LeadLost", f"the lead {lead} is gone: its agent no longer listens", lead)
     if view.refused:
@@ -128,18 +130,13 @@ def _not_acknowledged(look: Look) -> Cause | None:
 
 
 def _never_assigned(look: Look) -> Cause | None:
-    """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew."""
+    """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew. (A
+    member that was not told, while the lead was, is reported by the lead as lost.)"""
     report = look.report
     if report is None or _assign_sent(look, look.lead):
         return None
     if report.state == "prepared":
         return Cause("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
-    since = unix_seconds(look.world.since) if look.world.since else 0.0
-    if look.now - max(since, look.agent(look.lead.replica).wanted_at) < constants.ASSIGNED_BEFORE:
-        return None
-    for member in look.world.members[1:]:
-        if member.replica not in report.members and not _assign_sent(look, member):
-            return Cause("NotAssigned", f"replica {member.replica} never joined its lead", member.replica)
     return None
 
 

@@ -78,7 +78,8 @@ class Call:
 
 @dataclass(frozen=True)
 class AgentView:
-    """What is known from talking to one replica's agent. Forgotten when the operator restarts."""
+    """What is known from talking to one replica's agent. Forgotten when the operator restarts, and when the pod of that
+    name has another uid than before."""
 
     connected: bool = False
     """The watch stream is open and not silent."""

@@ -1,0 +1,47 @@
+"""Virtual time: a heap of things to come, and the one source of chance."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+
+class Violation(AssertionError):
+    """An invariant of the design does not hold."""
+
+
+class Clock:
+    def __init__(self, seed: int) -> None:
+        self.now = 1000.0
+        self.random = random.Random(seed)
+        self.story: list[tuple[float, str]] = []
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+
+    def after(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + delay, self._sequence, action, arguments))
+
+    def between(self, low: float, high: float) -> float:
+        return low + (high - low) * self.random.random()
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def tell(self, text: str) -> None:
+        """A line of the story that is printed with a seed that fails."""
+        self.story.append((self.now, text))
+
+    def run(self, until: float, over: Callable[[], bool]) -> bool:
+        """Whether it was over before `until`."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, action, arguments = heapq.heappop(heap)
+            self.events += 1
+            action(*arguments)
+            if over():
+                return True
+        return over()

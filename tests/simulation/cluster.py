@@ -1,0 +1,259 @@
+"""The API server's objects of one job, its nodes and kubelets, and the caches that operators have of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus
+from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from simulation.agents import AgentProcess
+from simulation.storage import Lineage
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+GRACE = 3.0
+NOT_READY_AFTER = 8.0
+EVICT_AFTER = 15.0
+
+
+class Conflict(Exception):
+    """A write has lost its precondition, or the API server is away."""
+
+
+@dataclasses.dataclass
+class SimPod:
+    """What the node has of a pod: its volume outlives its agent's process."""
+
+    name: str
+    uid: str
+    node: str = ""
+    starts: int = 0
+    seen: tuple[int, str] = (0, "")
+    volume: dict[tuple[p.SnapshotId, int], Lineage] = dataclasses.field(default_factory=dict)
+
+    def held(self) -> tuple[p.Held, ...]:
+        shards: dict[p.SnapshotId, list[int]] = {}
+        for id, shard in self.volume:
+            shards.setdefault(id, []).append(shard)
+        return tuple(p.Held(id, tuple(sorted(found))) for id, found in shards.items())
+
+
+class Cluster:
+    def __init__(self, world: World, nodes: int, spec: JobSpec) -> None:
+        self.world, self.clock = world, world.clock
+        self.spec, self.status, self.generation = spec, JobStatus(), 1
+        self.pods: dict[str, PodView] = {}
+        self.nodes = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(nodes)}
+        self.hosted: dict[str, SimPod] = {}
+        """By pod name, as long as the pod exists."""
+        self.down_until = 0.0
+        self.quota_until = 0.0
+        self.listeners: list[Callable[[str], None]] = []
+        self._uids = 0
+
+    # --- the API
+
+    def _reachable(self, who: str) -> None:
+        if self.clock.now < self.down_until or not self.world.network.reaches(who, "api"):
+            raise Conflict("the API server does not answer")
+
+    def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> JobStatus:
+        """The JSON patch that tests the claim."""
+        self._reachable(who)
+        if self.status.world.claim != observed.world.claim:
+            raise Conflict("the claim has changed")
+        self.world.invariants.status_written(self.status, status)
+        self.status = status
+        self._changed("job")
+        return status
+
+    def edit(self, **fields: object) -> None:
+        """A user's change to the spec."""
+        self.spec, self.generation = self.spec.model_copy(update=fields), self.generation + 1
+        self._changed("job")
+
+    def create(self, who: str, action: CreatePod) -> None:
+        self._reachable(who)
+        if self.clock.now < self.quota_until:
+            raise PermissionError('pods is forbidden: exceeded quota: "small"')
+        name = f"job-{action.index}-{action.attempt}"
+        if name in self.pods:
+            return  # 409 with our uid is success
+        self.world.invariants.creating(action)
+        self._uids += 1
+        pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
+        self.hosted[name] = SimPod(name, pod.uid)
+        self.clock.tell(f"{who} creates {name}")
+        self._put(pod)
+        self.clock.after(self.clock.between(0.02, 0.5), self._schedule, pod.uid, name, action.avoid_nodes)
+
+    def delete(self, who: str, action: DeletePod) -> None:
+        self._reachable(who)
+        pod = self.pods.get(action.name)
+        if pod is None or pod.uid != action.uid:
+            return
+        self.clock.tell(f"{who} deletes {pod.name}{' by force' if action.force else ''}: {action.reason}")
+        self.remove(pod.name, force=action.force)
+
+    def remove(self, name: str, force: bool = False) -> None:
+        pod = self.pods.get(name)
+        if pod is None:
+            return
+        hosted = self.hosted[name]
+        process = self.world.agents.get(name)
+        if force or not pod.node or pod.phase in ("Succeeded", "Failed"):
+            self._gone(name, pod.uid)
+            if process and pod.node not in self.world.network.dead:
+                # The kubelet kills what is left as soon as it hears of it.
+                self.clock.after(1.0, self._kill_when_heard, process)
+        elif not pod.deleting:
+            self._put(dataclasses.replace(pod, deleting=True))
+            self.clock.after(0.01, self._terminate, hosted)
+
+    def _put(self, pod: PodView) -> None:
+        self.pods[pod.name] = pod
+        self._changed(f"pod/{pod.name}")
+
+    def _gone(self, name: str, uid: str) -> None:
+        pod = self.pods.get(name)
+        if pod is not None and pod.uid == uid:
+            del self.pods[name]
+            del self.hosted[name]
+            self._changed(f"pod/{name}")
+
+    def _changed(self, what: str) -> None:
+        for listener in self.listeners:
+            listener(what)
+
+    # --- kubelets
+
+    def _up(self, node: str) -> bool:
+        return self.world.network.reaches(node, "api") and self.clock.now >= self.down_until
+
+    def _schedule(self, uid: str, name: str, avoid: tuple[str, ...]) -> None:
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid or pod.deleting:
+            return
+        nodes = [node.name for node in self.nodes.values() if node.ready and self._up(node.name)]
+        free = [node for node in nodes if node not in avoid and not self._taken(node)] or nodes
+        if not free:
+            self._put(dataclasses.replace(pod, waiting="Unschedulable", waiting_message="no node is free"))
+            self.clock.after(1.0, self._schedule, uid, name, avoid)
+            return
+        node = self.clock.random.choice(free)
+        self.hosted[name].node = node
+        self._put(dataclasses.replace(pod, node=node, waiting="", waiting_message=""))
+        self.clock.after(self.clock.between(0.05, 0.5), self._start, uid, name)
+
+    def _taken(self, node: str) -> bool:
+        return any(pod.node == node and pod.phase in ("Pending", "Running") for pod in self.pods.values())
+
+    def _start(self, uid: str, name: str) -> None:
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid or pod.deleting:
+            return
+        if not self._up(pod.node):
+            self.clock.after(1.0, self._start, uid, name)
+            return
+        self._put(dataclasses.replace(pod, phase="Running", ip=name))
+        self.clock.after(self.clock.between(0.02, 0.2), self._start_agent, self.hosted[name])
+
+    def _start_agent(self, hosted: SimPod) -> None:
+        if hosted.node not in self.world.network.dead and self.hosted.get(hosted.name) is hosted:
+            self.world.agents[hosted.name] = AgentProcess(self.world, hosted)
+
+    def restart_agent(self, hosted: SimPod) -> None:
+        """The container dies and comes back with its volume."""
+        if process := self.world.agents.get(hosted.name):
+            process.die()
+        self.clock.after(self.clock.between(0.1, 1.0), self._start_agent, hosted)
+
+    def _terminate(self, hosted: SimPod) -> None:
+        process = self.world.agents.get(hosted.name)
+        if hosted.node in self.world.network.dead:
+            return
+        if not self._up(hosted.node):
+            self.clock.after(1.0, self._terminate, hosted)
+            return
+        if process is None or not process.alive:
+            self._gone(hosted.name, hosted.uid)
+            return
+        process.handle(e.Noticed(GRACE))
+        self.clock.after(GRACE + 0.5, self._kill_when_heard, process)
+
+    def _kill_when_heard(self, process: AgentProcess) -> None:
+        if process.host in self.world.network.dead:
+            return
+        if not self._up(process.host):
+            self.clock.after(1.0, self._kill_when_heard, process)
+            return
+        process.die()
+        self._gone(process.replica, process.pod.uid)
+
+    def process_ended(self, hosted: SimPod, code: int) -> None:
+        """The kubelet reports a container that has ended."""
+        self.clock.after(self.clock.between(0.1, 0.8), self._report_end, hosted, code)
+
+    def _report_end(self, hosted: SimPod, code: int) -> None:
+        pod = self.pods.get(hosted.name)
+        if pod is None or pod.uid != hosted.uid or hosted.node in self.world.network.dead:
+            return
+        if not self._up(hosted.node):
+            self.clock.after(1.0, self._report_end, hosted, code)
+        elif pod.deleting:
+            self._gone(hosted.name, hosted.uid)
+        else:
+            phase = "Failed" if code else "Succeeded"
+            self._put(dataclasses.replace(pod, phase=phase, exit_code=code, exit_reason="Error" if code else "Completed"))
+
+    # --- nodes
+
+    def kill_node(self, node: str) -> None:
+        self.clock.tell(f"{node} dies")
+        self.world.network.dead.add(node)
+        for process in list(self.world.agents.values()):
+            if process.host == node:
+                process.die()
+        self.clock.after(NOT_READY_AFTER, self._mark, node)
+
+    def node_back(self, node: str) -> None:
+        if node not in self.world.network.dead:
+            return
+        self.clock.tell(f"{node} is back, empty")
+        self.world.network.dead.discard(node)
+        self._set_ready(node, True)
+        for name, pod in list(self.pods.items()):
+            if pod.node == node:
+                process = self.world.agents.get(name)
+                if process is None or not process.alive:
+                    self.process_ended(self.hosted[name], 137)
+
+    def watch_node(self, node: str) -> None:
+        """The node lifecycle controller, for a node that is cut off."""
+        self.clock.after(NOT_READY_AFTER, self._mark, node)
+
+    def _mark(self, node: str) -> None:
+        if self._up(node):
+            self._set_ready(node, True)
+            return
+        if self.nodes[node].ready:
+            self._set_ready(node, False)
+            self.clock.after(EVICT_AFTER, self._evict, node)
+        self.clock.after(1.0, self._mark, node)
+
+    def _set_ready(self, node: str, ready: bool) -> None:
+        if self.nodes[node].ready != ready:
+            self.nodes[node] = NodeView(node, ready, 0.0 if ready else self.clock.now)
+            self._changed(f"node/{node}")
+
+    def _evict(self, node: str) -> None:
+        if not self.nodes[node].ready:
+            for name, pod in list(self.pods.items()):
+                if pod.node == node:
+                    self.remove(name)

@@ -1,0 +1,206 @@
+"""The workers of one assigned round: a step finishes only if all of them take part. Loads, trains, snapshots, stops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+from simulation.clock import Violation
+from simulation.storage import Lineage, check_lineage, steps_of
+
+if TYPE_CHECKING:
+    from simulation.agents import AgentProcess
+    from simulation.world import World
+
+LOST = ("Connection closed by peer",)
+
+
+class Collective:
+    def __init__(self, world: World, assign: p.Assign) -> None:
+        self.world, self.clock, self.assign = world, world.clock, assign
+        self.round = assign.round
+        self.shards = sum(member.workers for member in assign.members)
+        self.here: dict[str, AgentProcess] = {}
+        """Members whose workers have loaded their state."""
+        self.copied: dict[int, int] = {rank: -1 for rank in range(self.shards)}
+        self.copiers: dict[str, AgentProcess] = {}
+        """By the replica that is copied from."""
+        self.lineage: Lineage | None = None
+        self.broken = self.over = self.stepping = False
+        self.drain: w.DrainRequest | None = None
+        self.snapshots: list[int] = []
+        self.first_step_at = 0.0
+
+    # --- start
+
+    def start(self, process: AgentProcess) -> None:
+        self.clock.after(self.clock.between(0.02, 0.2), self._load, process)
+
+    def _load(self, process: AgentProcess) -> None:
+        if process.collective is not self:
+            return
+        ranks = process.ranks
+        for rank in ranks:
+            process.handle(e.WorkerSaid(self.round, rank, w.Hello(rank, 1)))
+        lineage = self._restored(process)
+        if lineage is None:
+            self._fail(process, w.Fault("RestoreFailed", "the state to go on from can't be had"))
+            return
+        if self.lineage is not None and self.here and lineage != self.lineage:
+            raise Violation(f"members of round {self.round} start from different states: {lineage}, {self.lineage}")
+        self.lineage = lineage
+        self.here[process.replica] = process
+        self._try_step()
+
+    def _restored(self, process: AgentProcess) -> Lineage | None:
+        restore = self.assign.restore
+        if restore.source == "Fresh":
+            return ()
+        storage = self.world.storage
+        if restore.source == "Storage":
+            if restore.durable is None or not storage.up or not self.world.network.reaches(process.host, "s3"):
+                return None
+            return storage.checkpoints.get(restore.durable.uri)
+        found: list[Lineage] = []
+        for shard, holders in restore.holders.items():
+            data = next((data for name in holders if (data := self._pulled(process, name, int(shard))) is not None), None)
+            if data is None:
+                return None
+            found.append(data)
+        if restore.id is None or len(found) != restore.id.shards or len(set(found)) != 1:
+            raise Violation(f"round {self.round} restores a mixed state: {restore}, {found}")
+        if steps_of(found[0]) != restore.step:
+            raise Violation(f"round {self.round} restores step {steps_of(found[0])}, not {restore.step}")
+        return found[0]
+
+    def _pulled(self, process: AgentProcess, holder: str, shard: int) -> Lineage | None:
+        other = self.world.agents.get(holder)
+        if other is None or not other.alive or not self.world.network.reaches(process.host, other.host):
+            return None
+        id = self.assign.restore.id
+        return other.pod.volume.get((id, shard)) if id else None
+
+    # --- steps
+
+    def _try_step(self) -> None:
+        if self.stepping or self.broken or self.over or len(self.here) < len(self.assign.members):
+            return
+        if self.lineage is not None and steps_of(self.lineage) >= self.world.steps:
+            self._snapshot(steps_of(self.lineage), durable=True, complete=True)
+            self._stop("complete")
+            return
+        self.stepping = True
+        self.clock.after(self.world.step_seconds * self.clock.between(0.9, 1.1), self._finish_step)
+
+    def _finish_step(self) -> None:
+        self.stepping = False
+        if self.broken or self.over:
+            return
+        hosts = [process.host for process in self.here.values()]
+        reaches = self.world.network.reaches
+        if any(not reaches(hosts[0], host) for host in hosts):
+            self.stepping = True
+            self.clock.after(0.3, self._finish_step)
+            return
+        self.world.invariants.stepping(self)
+        before = self.lineage or ()
+        step = steps_of(before) + 1
+        if before and before[-1][0] == self.round:
+            self.lineage = (*before[:-1], (self.round, before[-1][1], step))
+        else:
+            self.lineage = (*before, (self.round, step - 1, step))
+        check_lineage(self.lineage)
+        self.first_step_at = self.first_step_at or self.clock.now
+        last = step >= self.world.steps
+        stop = "complete" if last else "drained" if self.drain else ""
+        durable = last or (self.drain is not None and self.drain.durable) or step % self.world.checkpoint_every == 0
+        if stop or durable or self._slot_free():
+            self._snapshot(step, durable, last)
+        self._progress(step)
+        if stop:
+            self._stop(stop)
+        else:
+            self._try_step()
+
+    def _slot_free(self) -> bool:
+        return len(self.snapshots) < 2 or min(self.copied.values()) >= self.snapshots[-2]
+
+    def _snapshot(self, step: int, durable: bool, complete: bool) -> None:
+        id = p.SnapshotId(self.round, step, f"{self.shards} shards", self.shards)
+        self.snapshots.append(step)
+        for process in list(self.here.values()):
+            for rank in process.ranks:
+                process.pod.volume[(id, rank)] = self.lineage or ()
+                process.handle(e.WorkerSaid(self.round, rank, w.Committed(id, rank, "")))
+                if durable:
+                    process.handle(e.WorkerSaid(self.round, rank, w.WantDurable(id, rank, "", complete)))
+            if copier := self.copiers.get(process.replica):
+                self.clock.after(self.clock.between(0.005, 0.05), self._copy, process, copier, id)
+
+    def _copy(self, source: AgentProcess, copier: AgentProcess, id: p.SnapshotId) -> None:
+        if not source.alive or not copier.alive or copier.collective is not self or source.collective is not self:
+            return
+        if not self.world.network.reaches(source.host, copier.host):
+            self.clock.after(0.5, self._copy, source, copier, id)
+            return
+        for rank in source.ranks:
+            copier.pod.volume[(id, rank)] = source.pod.volume[(id, rank)]
+            copier.handle(e.CopyHeld(id, rank))
+            source.handle(e.PeerCopied(id, rank))
+
+    def _progress(self, step: int) -> None:
+        now = self.clock.now
+        for process in list(self.here.values()):
+            for rank in process.ranks:
+                said = (
+                    p.Progress(
+                        step, self.world.steps, 1.0, 1.0, 0.2, step, "training", now, self.first_step_at, min(self.copied.values())
+                    )
+                    if rank == 0
+                    else w.Beat(rank, step, "training")
+                )  # fmt: skip
+                process.handle(e.WorkerSaid(self.round, rank, said))
+
+    def _stop(self, outcome: str) -> None:
+        self.over = True
+        step = steps_of(self.lineage or ())
+        for process in list(self.here.values()):
+            for rank in process.ranks:
+                process.handle(e.WorkerSaid(self.round, rank, w.Done(outcome, step)))
+                self.clock.after(self.clock.between(0.001, 0.05), self._exited, process, rank, 0, ())
+
+    # --- ends
+
+    def leave(self, process: AgentProcess) -> None:
+        """Its workers are gone. Those that waited for them are told by a closed connection, or wait for good."""
+        self.here.pop(process.replica, None)
+        if self.over or self.broken:
+            return
+        self.broken = True
+        for other in list(self.here.values()):
+            if self.world.network.reaches(process.host, other.host) and self.clock.chance(0.7):
+                self.clock.after(self.clock.between(0.01, 0.3), self._lost_peer, other)
+
+    def _lost_peer(self, process: AgentProcess) -> None:
+        for rank in process.ranks:
+            self._exited(process, rank, 1, LOST)
+
+    def kill_worker(self, process: AgentProcess, signal: int) -> None:
+        """One worker of the process dies; the others of the round lose a peer."""
+        if process.collective is not self or self.over or process.replica not in self.here:
+            return
+        self.leave(process)
+        rank = process.ranks[self.clock.random.randrange(len(process.ranks))]
+        self.clock.after(self.clock.between(0.001, 0.02), self._exited, process, rank, -signal, ())
+
+    def _fail(self, process: AgentProcess, fault: w.Fault) -> None:
+        self.broken = True
+        for rank in process.ranks:
+            process.handle(e.WorkerSaid(self.round, rank, fault))
+            self._exited(process, rank, 1, ())
+
+    def _exited(self, process: AgentProcess, rank: int, code: int, lines: tuple[str, ...]) -> None:
+        if process.collective is self and process.alive:
+            process.handle(e.WorkerExited(self.round, rank, code, lines))

@@ -1,0 +1,81 @@
+"""What must hold whatever happens; checked where the thing happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from concertina.api.status import JobStatus
+from concertina.plan.types import CreatePod
+from concertina_agent import protocol as p
+from simulation.clock import Violation
+
+if TYPE_CHECKING:
+    from simulation.agents import AgentProcess
+    from simulation.collective import Collective
+    from simulation.world import World
+
+
+class Invariants:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.commits: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        """Round -> claim and members (replica, instance), as the API server accepted them."""
+        self.first_steps: set[int] = set()
+
+    def status_written(self, old: JobStatus, new: JobStatus) -> None:
+        """Rounds and claims only grow, and a round is committed once."""
+        before, after = old.world, new.world
+        if after.round < before.round:
+            raise Violation(f"the world goes back from round {before.round} to {after.round}")
+        if before.claim and (after.claim is None or after.claim.round < before.claim.round):
+            raise Violation(f"the claim goes back from {before.claim} to {after.claim}")
+        if after.claim and before.claim and after.claim.round == before.claim.round:
+            if after.claim.claim_id != before.claim.claim_id:
+                raise Violation(f"round {after.claim.round} is claimed twice")
+            if before.claim.committed and not after.claim.committed:
+                raise Violation(f"round {after.claim.round} is uncommitted")
+        if after.members and after.claim and after.claim.committed:
+            members = tuple((member.replica, member.instance) for member in after.members)
+            known = self.commits.setdefault(after.round, (after.claim.claim_id, members))
+            if known != (after.claim.claim_id, members):
+                raise Violation(f"round {after.round} is committed twice: {known} and {members}")
+        if new.steps_replayed < 0 or new.rounds < old.rounds:
+            raise Violation("counters go back")
+
+    def seen(self, process: AgentProcess, round: int, claim: str) -> None:
+        claimed = self.world.cluster.status.world.claim
+        if claimed is None or claimed.round < round:
+            raise Violation(f"{process.replica} is asked to prepare round {round}, which nobody has claimed")
+
+    def starting(self, process: AgentProcess, assign: p.Assign) -> None:
+        """Workers start for a committed round only, as the member that was committed."""
+        members = tuple((member.replica, member.instance) for member in assign.members)
+        if self.commits.get(assign.round) != (assign.claim, members):
+            raise Violation(f"{process.replica} starts round {assign.round}, which is not committed like that")
+        if process.core.seen != (assign.round, assign.claim):
+            raise Violation(f"{process.replica} starts round {assign.round} and has seen {process.core.seen}")
+
+    def stepping(self, collective: Collective) -> None:
+        """Before the first step of a round: its members run nothing older. Whoever saw it has stopped."""
+        for process in self.world.agents.values():
+            other = process.collective
+            if process.alive and other is not None and other.round < process.core.seen[0]:
+                raise Violation(f"{process.replica} runs round {other.round} and has seen {process.core.seen}")
+        for process in collective.here.values():
+            if process.collective is not collective:
+                raise Violation(f"{process.replica} steps in two rounds")
+        if collective.round not in self.first_steps:
+            self.first_steps.add(collective.round)
+            self.world.clock.tell(f"round {collective.round}: first step")
+
+    def creating(self, action: CreatePod) -> None:
+        """No second pod for an index whose pod is healthy, as anyone could know."""
+        world = self.world
+        for pod in world.cluster.pods.values():
+            if pod.index != action.index or pod.deleting or pod.phase not in ("Pending", "Running"):
+                continue
+            process = world.agents.get(pod.name)
+            blamed = [restart.replica for restart in world.cluster.status.restarts.recent].count(pod.name) > 1
+            if blamed or world.troubled(pod.node) or (process is not None and not process.alive):
+                continue
+            raise Violation(f"a second pod for index {action.index} while {pod.name} is well")

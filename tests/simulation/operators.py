@@ -1,0 +1,337 @@
+"""An operator's process: caches, streams and calls, and the pass observe -> plan -> apply, interrupted anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from concertina.plan.plan import plan
+from concertina.plan.types import (
+    Action,
+    AgentView,
+    Call,
+    CreatePod,
+    DeletePod,
+    JobView,
+    NodeView,
+    Observed,
+    Plan,
+    PodView,
+    Send,
+)
+from concertina_agent import protocol as p
+from simulation.cluster import Conflict
+
+if TYPE_CHECKING:
+    from simulation.agents import AgentProcess
+    from simulation.world import World
+
+CALL_TIMEOUT = 3.0
+
+
+@dataclasses.dataclass
+class Contact:
+    """What this operator has of one replica's agent."""
+
+    view: AgentView = AgentView()
+    process: AgentProcess | None = None
+    """The other end of the open stream."""
+    wanted: bool = False
+    opening: bool = False
+    silent_since: float = 0.0
+
+
+class OperatorProcess:
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.clock, self.name = world, world.clock, name
+        self.alive, self.busy, self.again = True, False, False
+        cluster = world.cluster
+        self.status, self.spec, self.generation = cluster.status, cluster.spec, cluster.generation
+        self.pods: dict[str, PodView] = dict(cluster.pods)
+        self.nodes: dict[str, NodeView] = dict(cluster.nodes)
+        self.contacts: dict[str, Contact] = {}
+        self.secret_made, self.create_error, self.create_error_at = False, "", 0.0
+        self._arrives = 0.0
+        self._recheck = 0
+        self.passes = 0
+        cluster.listeners.append(self._changed)
+        self._tick()
+        self.trigger()
+
+    def kill(self) -> None:
+        self.clock.tell(f"{self.name} dies")
+        self.alive = False
+        self.world.cluster.listeners.remove(self._changed)
+        for contact in self.contacts.values():
+            if contact.process is not None:
+                contact.process.watchers.pop(self, None)
+
+    # --- the caches: late, in order
+
+    def _changed(self, what: str) -> None:
+        lag = self.world.network.delay() * (20 if self.world.network.unruly and self.clock.chance(0.05) else 1)
+        self._arrives = max(self._arrives + 1e-6, self.clock.now + lag)
+        cluster, (kind, _, name) = self.world.cluster, what.partition("/")
+        value = (
+            (cluster.status, cluster.spec, cluster.generation)
+            if kind == "job"
+            else cluster.pods.get(name)
+            if kind == "pod"
+            else cluster.nodes[name]
+        )
+        self.clock.after(self._arrives - self.clock.now, self._arrived, kind, name, value)
+
+    def _arrived(self, kind: str, name: str, value: object) -> None:
+        if not self.alive:
+            return
+        if kind == "job":
+            self.status, self.spec, self.generation = value  # type: ignore[misc]
+        elif kind == "node":
+            self.nodes[name] = value  # type: ignore[assignment]
+        elif value is None:
+            self.pods.pop(name, None)
+            self._forget(name)
+        else:
+            self.pods[name] = value  # type: ignore[assignment]
+        self.trigger()
+
+    def _forget(self, name: str) -> None:
+        contact = self.contacts.pop(name, None)
+        if contact is not None:
+            contact.wanted = False
+            if contact.process is not None:
+                contact.process.watchers.pop(self, None)
+
+    # --- the pass
+
+    def trigger(self) -> None:
+        if not self.alive:
+            return
+        self.again = True
+        if not self.busy:
+            self.busy = True
+            self.clock.after(0.001, self._pass)
+
+    def _pass(self) -> None:
+        if not self.alive:
+            return
+        self.again = False
+        self.passes += 1
+        observed = self._observed()
+        made = plan(observed, self.clock.now)
+        if made.status is observed.job.status or made.status == observed.job.status:
+            self._apply(made, list(made.actions))
+        else:
+            self.clock.after(self.clock.between(0.002, 0.01), self._write, observed, made)
+
+    def _observed(self) -> Observed:
+        job = JobView("job", "default", self.world.uid, self.generation, 1000.0, False, self.spec, "", self.status)
+        self.world.claims += 1
+        return Observed(
+            job=job,
+            pods=tuple(sorted(self.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
+            nodes=self.nodes,
+            agents={name: contact.view for name, contact in self.contacts.items() if name in self.pods},
+            fresh_claim=f"claim-{self.world.claims}",
+            secret_made=self.secret_made,
+            create_error=self.create_error,
+            create_error_at=self.create_error_at,
+        )
+
+    def _write(self, observed: Observed, made: Plan) -> None:
+        if not self.alive:
+            return
+        try:
+            written = self.world.cluster.write_status(self.name, observed.job.status, made.status)
+        except Conflict:
+            self.clock.after(0.2, self._done, 0.0)
+            return
+        self._tell(observed, made)
+        self.status = written
+        if self.world.crashes_operator(self):
+            return
+        self.clock.after(self.clock.between(0.002, 0.01), self._apply, made, list(made.actions))
+
+    def _tell(self, observed: Observed, made: Plan) -> None:
+        for event in made.events:
+            self.clock.tell(f"{self.name}: {event.reason}: {event.message}")
+
+    def _apply(self, made: Plan, actions: list[Action]) -> None:
+        """Action by action: between any two of them the process may die."""
+        while actions:
+            if not self.alive or self.world.crashes_operator(self):
+                return
+            action = actions.pop(0)
+            if isinstance(action, Send):
+                self._send(action)
+                continue
+            try:
+                self._change(action)
+            except Conflict:
+                break
+            self.clock.after(self.clock.between(0.002, 0.008), self._apply, made, actions)
+            return
+        if self.alive:
+            self._follow(dict(made.watch))
+            self._done(made.recheck_after)
+
+    def _change(self, action: Action) -> None:
+        if isinstance(action, CreatePod):
+            try:
+                self.world.cluster.create(self.name, action)
+                self.create_error = ""
+            except PermissionError as error:
+                self.create_error, self.create_error_at = str(error), self.clock.now
+        elif isinstance(action, DeletePod):
+            self.world.cluster.delete(self.name, action)
+        else:
+            self.secret_made = True
+
+    def _done(self, recheck: float | None) -> None:
+        self.busy = False
+        if self.again:
+            self.trigger()
+        elif recheck is not None:
+            self._recheck += 1
+            self.clock.after(max(0.001, recheck), self._rechecked, self._recheck)
+
+    def _rechecked(self, number: int) -> None:
+        if number == self._recheck:
+            self.trigger()
+
+    # --- calls
+
+    def _send(self, action: Send) -> None:
+        message, contact = action.message, self.contacts.setdefault(action.replica, Contact())
+        kind = type(message).__name__.lower()
+        old: Call | None = getattr(contact.view, kind)
+        if old and (old.round, old.claim) == (message.round, message.claim) and not old.error:
+            return
+        call = Call(message.round, message.claim, self.clock.now)
+        contact.view = dataclasses.replace(contact.view, **{kind: call})
+        network, pod = self.world.network, self.pods.get(action.replica)
+        ended = self._ender(contact, kind, call)
+        process = self.world.agents.get(action.replica)
+        if pod is None or not network.reaches(self.name, pod.node):
+            self.clock.after(CALL_TIMEOUT, ended, None, "timed out")
+        elif process is None or not process.alive:
+            self.clock.after(0.002, ended, None, "connection refused")
+        elif network.loses():
+            self.clock.after(network.delay(), ended, None, "connection reset")
+        else:
+            self._deliver(process, message, ended)
+            if network.doubles():
+                self.clock.after(self.clock.between(0.01, 10.0), self._deliver, process, message, lambda *_: None)
+
+    def _deliver(
+        self, process: AgentProcess, message: object, ended: Callable[[p.Message | None, str], None]
+    ) -> None:
+        network = self.world.network
+
+        def answered(reply: p.Message) -> None:
+            if network.loses() or not network.reaches(self.name, process.host):
+                self.clock.after(network.delay(), ended, None, "connection reset before the answer")
+            else:
+                self.clock.after(network.delay(), ended, reply, "")
+
+        self.clock.after(network.delay(), process.ask, message, answered)
+        self.clock.after(CALL_TIMEOUT, ended, None, "timed out")
+
+    def _ender(self, contact: Contact, kind: str, call: Call) -> Callable[[p.Message | None, str], None]:
+        def ended(reply: p.Message | None, error: str) -> None:
+            if self.alive and getattr(contact.view, kind) is call:
+                done = dataclasses.replace(call, done_at=self.clock.now, reply=reply, error=error)
+                contact.view = dataclasses.replace(contact.view, **{kind: done})
+                self.trigger()
+
+        return ended
+
+    # --- streams
+
+    def _follow(self, watch: dict[str, str]) -> None:
+        for name, contact in self.contacts.items():
+            if contact.wanted and name not in watch:
+                contact.wanted = False
+                if contact.process is not None:
+                    contact.process.watchers.pop(self, None)
+                    contact.process = None
+                contact.view = dataclasses.replace(
+                    contact.view, connected=False, wanted_at=0.0, lost_at=0.0, refused=False
+                )
+        for name in watch:
+            contact = self.contacts.setdefault(name, Contact())
+            if not contact.wanted:
+                contact.wanted = True
+                contact.view = dataclasses.replace(contact.view, wanted_at=self.clock.now)
+                self._open(name, contact)
+
+    def _open(self, name: str, contact: Contact) -> None:
+        if not self.alive or not contact.wanted or contact.process is not None or contact.opening:
+            return
+        pod = self.pods.get(name)
+        if pod is None:
+            self.clock.after(0.5, self._open, name, contact)
+        else:
+            contact.opening = True
+            near = self.world.network.reaches(self.name, pod.node)
+            self.clock.after(self.world.network.delay() if near else CALL_TIMEOUT, self._opened, name, contact, near)
+
+    def _opened(self, name: str, contact: Contact, near: bool) -> None:
+        contact.opening = False
+        if not self.alive or not contact.wanted:
+            return
+        process = self.world.agents.get(name)
+        if near and process is not None and process.alive:
+            contact.process, contact.silent_since = process, 0.0
+            process.watchers[self] = self.clock.now
+            contact.view = dataclasses.replace(contact.view, connected=True, lost_at=0.0, refused=False)
+            process.tell_operator(self)
+        else:
+            if near:
+                contact.view = dataclasses.replace(contact.view, refused=True)
+                self.trigger()
+            self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)
+
+    def reported(self, process: AgentProcess, report: p.Report) -> None:
+        contact = self.contacts.get(process.replica)
+        if not self.alive or contact is None or contact.process is not process:
+            return
+        if not self.world.network.reaches(self.name, process.host):
+            self.clock.after(0.5, self.reported, process, process.core.report())
+            return
+        ready_at = contact.view.ready_at
+        if not report.ready or contact.view.report is None or contact.view.report.instance != report.instance:
+            ready_at = 0.0
+        contact.view = dataclasses.replace(
+            contact.view, report=report, ready_at=ready_at or (self.clock.now if report.ready else 0.0)
+        )
+        self.trigger()
+
+    def stream_ended(self, process: AgentProcess) -> None:
+        contact = self.contacts.get(process.replica)
+        if self.alive and contact is not None and contact.process is process:
+            self._lost(process.replica, contact)
+
+    def _lost(self, name: str, contact: Contact) -> None:
+        if contact.process is not None:
+            contact.process.watchers.pop(self, None)
+        contact.process = None
+        contact.view = dataclasses.replace(contact.view, connected=False, lost_at=self.clock.now)
+        self._open(name, contact)
+        self.trigger()
+
+    def _tick(self) -> None:
+        """Beats stop coming where the other end can't be reached."""
+        if not self.alive:
+            return
+        for name, contact in list(self.contacts.items()):
+            if contact.process is None:
+                continue
+            if self.world.network.reaches(self.name, contact.process.host) and contact.process.alive:
+                contact.silent_since = 0.0
+            elif not contact.silent_since:
+                contact.silent_since = self.clock.now
+            elif self.clock.now - contact.silent_since >= p.SILENCE_SECONDS:
+                self._lost(name, contact)
+        self.clock.after(0.5, self._tick)

@@ -1,0 +1,119 @@
+"""One run: a job, its cluster, operators and faults, from a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from concertina.api.parse import parse_spec
+from concertina.api.status import JobStatus
+from concertina_agent import protocol as p
+from simulation.agents import AgentProcess
+from simulation.clock import Clock, Violation
+from simulation.cluster import Cluster
+from simulation.collective import Collective
+from simulation.faults import Faults
+from simulation.invariants import Invariants
+from simulation.network import Network
+from simulation.operators import OperatorProcess
+from simulation.storage import Storage, check_lineage, steps_of
+
+FAULTS_END = 40.0
+LIMIT = 400.0
+"""Virtual seconds after the last fault within which the job has to be complete."""
+
+
+def spec(replicas: int, least: int, steps: int, workers: int, grow_after: int) -> Any:
+    manifest = {
+        "replicas": replicas,
+        "workersPerReplica": workers,
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer"}]}},
+        "trainer": {"steps": steps, "data": {"uri": "/data"}},
+        "checkpoint": {"uri": "s3://bucket/run"},
+        "failurePolicy": {"maxRestarts": 1000},
+    }
+    if least < replicas:
+        manifest["elastic"] = {"minReplicas": least, "growAfterSeconds": grow_after}
+    return parse_spec({"spec": manifest})
+
+
+class World:
+    def __init__(self, seed: int, calm: bool = False) -> None:
+        self.seed, self.clock = seed, Clock(seed)
+        chance, random = self.clock.chance, self.clock.random
+        self.uid = "job-uid"
+        self.network = Network(self.clock)
+        self.storage = Storage(self.clock, self.uid)
+        self.invariants = Invariants(self)
+        self.agents: dict[str, AgentProcess] = {}
+        """By pod name; a process that died stays until another takes its place."""
+        self.replicas = random.choice((1, 2, 2, 3, 3, 4))
+        least = self.replicas if chance(0.3) else random.randint(1, self.replicas)
+        self.workers = random.choice((1, 1, 2))
+        self.steps = random.randint(12, 40)
+        self.step_seconds = random.choice((0.2, 0.5, 1.0))
+        self.checkpoint_every = random.choice((3, 5, 10))
+        self.claims = 0
+        grow_after = random.choice((0, 2, 5))
+        job = spec(self.replicas, least, self.steps, self.workers, grow_after)
+        self.cluster = Cluster(self, self.replicas + random.randint(0, 1), job)
+        self.collectives: dict[tuple[int, str], Collective] = {}
+        self.operators: list[OperatorProcess] = []
+        self.troubles: dict[str, float] = {}
+        self.faults = Faults(self, calm)
+        self.start_operator()
+
+    def collective(self, assign: p.Assign) -> Collective:
+        key = (assign.round, assign.claim)
+        known = self.collectives.setdefault(key, Collective(self, assign))
+        if known.assign != assign:
+            raise Violation(f"round {assign.round} is assigned in two ways")
+        return known
+
+    def start_operator(self) -> None:
+        name = f"operator-{len(self.operators)}"
+        self.clock.tell(f"{name} starts")
+        self.operators.append(OperatorProcess(self, name))
+
+    def crashes_operator(self, operator: OperatorProcess) -> bool:
+        """Between two writes; another one takes over."""
+        if not self.faults.operator_should_crash():
+            return False
+        operator.kill()
+        self.clock.after(self.clock.between(0.1, 3.0), self.start_operator)
+        return True
+
+    def trouble(self, node: str, seconds: float) -> None:
+        """Pods of this node may rightly be taken for lost, until a while after."""
+        self.troubles[node] = max(self.troubles.get(node, 0.0), self.clock.now + seconds + 10.0)
+
+    def troubled(self, node: str) -> bool:
+        return self.troubles.get(node, 0.0) > self.clock.now
+
+    @property
+    def status(self) -> JobStatus:
+        return self.cluster.status
+
+    def over(self) -> bool:
+        condition = self.status.condition("Complete")
+        return condition is not None and condition.status == "True"
+
+    def run(self) -> None:
+        """Raises Violation."""
+        if not self.clock.run(1000.0 + FAULTS_END + LIMIT, self.over):
+            ready = self.status.condition("Running")
+            raise Violation(f"not complete {LIMIT} s after the last fault: {ready}")
+        latest = self.storage.latest
+        if latest is None or not latest.complete or latest.step != self.steps:
+            raise Violation(f"complete, but LATEST is {latest}")
+        lineage = self.storage.checkpoints[latest.uri]
+        check_lineage(lineage)
+        if steps_of(lineage) != self.steps:
+            raise Violation(f"complete after {steps_of(lineage)} of {self.steps} steps")
+        failed = self.status.condition("Failed")
+        if failed and failed.status == "True":
+            raise Violation("complete and failed")
+
+    def story(self, last: int = 60) -> str:
+        lines = [f"{at - 1000:8.3f}  {text}" for at, text in self.clock.story[-last:]]
+        size = f"{self.replicas} replicas, at least {self.cluster.spec.min_replicas}, {self.workers} workers each"
+        return "\n".join([f"seed {self.seed}: {size}, {self.steps} steps", *lines])
