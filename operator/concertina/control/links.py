@@ -137,7 +137,7 @@ class Links:
                 self._changed(uid, True)
 
         link.address = address
-        link.view = dataclasses.replace(link.view, wanted_at=self._clock())
+        link.view = dataclasses.replace(link.view, wanted_at=self._clock(), lost_at=0.0, refused=False)
         link.stream = asyncio.create_task(follow(job.identity, address, heard, lost), name=f"watch {replica}")
 
     def _close(self, link: _Link) -> None:
