@@ -23,6 +23,10 @@ SECRET_SECONDS = 60.0
 """A job's Secret is made again (a 409 is fine) before pods are created later than this: the operator can't read it."""
 
 
+CLAIM_FIELDS = ("round", "claimId", "committed")
+"""Of a claim; what makes it another one."""
+
+
 class Outdated(Exception):
     """Something that was observed is no longer so: observe and plan again."""
 
@@ -56,7 +60,7 @@ class Applier:
             return
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": view.uid},
-            claim_test(job.status),
+            *claim_tests(job.status),
             {"op": "add", "path": "/status", "value": wanted},
         ]
         try:
@@ -156,12 +160,17 @@ class Applier:
         decision("job deleted", f"{view.namespace}/{view.name}")
 
 
-def claim_test(status: Raw) -> Raw:
-    """The part of a JSON patch that holds only while `status.world.claim` is the one in `status`."""
+def claim_tests(status: Raw) -> list[Raw]:
+    """The part of a JSON patch that holds only while `status.world.claim` is the one in `status`.
+
+    Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's."""
     world = status.get("world")
     if world is None:
-        return {"op": "test", "path": "/status/world" if status else "/status", "value": None}
-    return {"op": "test", "path": "/status/world/claim", "value": world.get("claim")}
+        return [{"op": "test", "path": "/status/world" if status else "/status", "value": None}]
+    path, claim = "/status/world/claim", world.get("claim")
+    if claim is None:
+        return [{"op": "test", "path": path, "value": None}]
+    return [{"op": "test", "path": f"{path}/{name}", "value": claim.get(name)} for name in CLAIM_FIELDS]
 
 
 def _identity(master_key: bytes, view: JobView) -> dict[str, str]:
@@ -172,8 +181,9 @@ def _tell_of_rounds(job: Job, wanted: Raw) -> None:
     """A line for each round claimed or committed, and for each condition that changed."""
     before, after = job.view.status.manifest(), wanted
     old, new = before.get("world") or {}, after.get("world") or {}
-    if new.get("claim") != old.get("claim") and new.get("claim"):
-        decision("claimed", job.name, round=new["claim"]["round"], claim=new["claim"]["claimId"])
+    claim = new.get("claim") or {}
+    if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):
+        decision("claimed", job.name, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
     if new.get("round") != old.get("round"):
         members = [member["replica"] for member in new.get("members") or ()]
         decision("committed", job.name, round=new.get("round"), members=members)

@@ -50,9 +50,7 @@ def main() -> None:
 
 async def serve(settings: Settings) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _on_signals(stop)
     access = await load()
     async with Client(access, give_up_after=GIVE_UP_SECONDS) as client, _probes(settings):
         lease = Lease(client, settings.namespace, LEASE, settings.identity)
@@ -124,24 +122,30 @@ class Operator:
             self._world.hear_job(obj)
         journal.decision("started", identity=self._settings.identity, jobs=len(jobs.result()))
         self._queue.start()
+        stop_kopf = asyncio.Event()
         kopf = asyncio.create_task(
-            trainingjobs.run(self._access, self._settings.watch_namespaces, self._hear_job, stop)
+            trainingjobs.run(
+                self._access,
+                self._settings.watch_namespaces,
+                self._hear_job,
+                stop_kopf,
+                started=lambda: _on_signals(stop),
+            )
         )
-        done, _ = await asyncio.wait([kopf, *background], return_when=asyncio.FIRST_COMPLETED)
-        code = 0 if stop.is_set() or kopf in done else 1
-        for task in done - {kopf}:
+        stopped = asyncio.create_task(stop.wait())
+        done, _ = await asyncio.wait([stopped, kopf, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stopped}:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, LeaseLost):
                 journal.decision("lease lost", message=str(error))
                 os._exit(1)  # at once: whatever is under way must not be finished by two
-            journal.decision("ended", error=repr(error))
-            code = 1
-        stop.set()
+            journal.decision("ended", task=task.get_name(), error=repr(error))
+        await self._queue.close()
+        self._links.close()
+        stop_kopf.set()
+        stopped.cancel()
         await asyncio.wait([kopf], timeout=5)
-        if kopf.done() and not kopf.cancelled() and kopf.exception():
-            journal.decision("ended", error=repr(kopf.exception()))
-            code = 1
-        return code
+        return 0 if done <= {stopped} else 1
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
@@ -182,6 +186,11 @@ class Operator:
             self._queue.forget(uid)
 
 
+def _on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
 async def _first(work: Coroutine[Any, Any, Any] | asyncio.Future[Any], stop: asyncio.Event) -> bool:
     """Whether `work` was done before `stop` was set; cancels it otherwise."""
     task, stopped = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
@@ -216,3 +225,7 @@ async def _probes(settings: Settings) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
+
+
+if __name__ == "__main__":
+    main()

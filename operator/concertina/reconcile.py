@@ -16,6 +16,8 @@ from concertina.world import World
 
 NOT_NOW_SECONDS = 1.0
 """Until the next try while the Lease is in doubt or the API server is away."""
+AGAIN_SECONDS = 0.02
+"""Until a pass whose precondition was lost is made again; doubled each time that follows."""
 REFUSED_SECONDS = 30.0
 Planner = Callable[[Observed, float], Plan]
 
@@ -46,8 +48,9 @@ class Reconciler:
         try:
             await self.applier.apply(job, plan)
         except Outdated as error:
+            job.outdated += 1
             decision("outdated", job.name, why=str(error))
-            return 0.05
+            return float(min(AGAIN_SECONDS * 2**job.outdated, REFUSED_SECONDS))
         except NotFound:
             return await self._gone(uid)
         except Invalid as error:
@@ -56,6 +59,7 @@ class Reconciler:
         except Unreachable as error:
             decision("unreachable", job.name, message=error.message)
             return NOT_NOW_SECONDS
+        job.outdated = 0
         return plan.recheck_after
 
     async def _gone(self, uid: str) -> float | None:

@@ -28,6 +28,8 @@ class Job:
     secret_made_at: float = 0.0
     create_error: str = ""
     create_error_at: float = 0.0
+    outdated: int = 0
+    """Passes in a row that lost a precondition."""
     pods: dict[str, PodView] = field(default_factory=dict)
     """By uid."""
 

@@ -48,7 +48,7 @@ OWN: dict[str, Any] = {
 BUNDLED: dict[str, Any] = {
     "template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}},
     "trainer": {"steps": 10, "data": {"uri": "/data"}},
-    "checkpoint": {"uri": "s3://b/run", "secretName": "s3"},
+    "checkpoint": {"uri": "s3://bucket/run", "secretName": "s3"},
 }
 
 
@@ -77,7 +77,7 @@ def test_the_bundled_trainer_gets_its_configuration_and_memory() -> None:
     pod = made(job(BUNDLED))
     assert container(pod)["command"] == ["python3", "/concertina/agent.pyz", "run", "--bundled"]
     assert json.loads(environment(pod)["CONCERTINA_TRAINER"])["steps"] == 10
-    assert json.loads(environment(pod)["CONCERTINA_CHECKPOINT"])["uri"] == "s3://b/run"
+    assert json.loads(environment(pod)["CONCERTINA_CHECKPOINT"])["uri"] == "s3://bucket/run"
     assert container(pod)["envFrom"] == [{"secretRef": {"name": "s3"}}]
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["concertina"]["emptyDir"] == {"medium": "Memory"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from concertina.apply import claim_test
+from concertina.apply import claim_tests
 from concertina.cluster.views import OwnedPod
 from concertina.plan.types import NodeView, PodView
 from concertina.world import World
@@ -102,9 +102,9 @@ def holder(known: Known, uid: str) -> str:
 
 def test_of_live_jobs_with_one_checkpoint_uri_the_oldest_holds_it() -> None:
     known = Known()
-    known.world.hear_job(job("young", 1, uri="s3://b/run/", created=9))
-    known.world.hear_job(job("old", 2, uri="s3://b/run", created=3))
-    known.world.hear_job(job("other", 3, uri="s3://b/other", created=1))
+    known.world.hear_job(job("young", 1, uri="s3://bucket/run/", created=9))
+    known.world.hear_job(job("old", 2, uri="s3://bucket/run", created=3))
+    known.world.hear_job(job("other", 3, uri="s3://bucket/other", created=1))
     assert holder(known, "young") == "n/job-old"
     assert holder(known, "old") == ""
     assert holder(known, "other") == ""
@@ -112,15 +112,15 @@ def test_of_live_jobs_with_one_checkpoint_uri_the_oldest_holds_it() -> None:
     complete = {
         "type": "Complete", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
-    known.world.hear_job(job("old", 4, uri="s3://b/run", created=3, conditions=[complete]))
+    known.world.hear_job(job("old", 4, uri="s3://bucket/run", created=3, conditions=[complete]))
     assert known.heard() == ["old", "young"]
     assert holder(known, "young") == ""
 
 
 def test_a_job_that_is_forgotten_gives_its_uri_free() -> None:
     known = Known()
-    known.world.hear_job(job("old", 2, uri="s3://b/run", created=3))
-    known.world.hear_job(job("young", 1, uri="s3://b/run", created=9))
+    known.world.hear_job(job("old", 2, uri="s3://bucket/run", created=3))
+    known.world.hear_job(job("young", 1, uri="s3://bucket/run", created=9))
     known.heard()
     known.world.forget_job("old")
     assert known.heard() == ["young"]
@@ -138,8 +138,17 @@ def test_the_more_jobs_the_rarer_are_writes_of_progress() -> None:
 
 
 def test_a_write_tests_the_claim_as_it_was_observed() -> None:
-    claim = {"round": 2, "claimId": "c"}
-    assert claim_test({}) == {"op": "test", "path": "/status", "value": None}
-    assert claim_test({"rounds": 1}) == {"op": "test", "path": "/status/world", "value": None}
-    assert claim_test({"world": {"round": 0}}) == {"op": "test", "path": "/status/world/claim", "value": None}
-    assert claim_test({"world": {"claim": claim}}) == {"op": "test", "path": "/status/world/claim", "value": claim}
+    def tested(status: dict[str, Any]) -> dict[str, Any]:
+        tests = claim_tests(status)
+        assert all(test["op"] == "test" for test in tests)
+        return {test["path"].removeprefix("/status"): test["value"] for test in tests}
+
+    assert tested({}) == {"": None}
+    assert tested({"rounds": 1}) == {"/world": None}
+    assert tested({"world": {"round": 0}}) == {"/world/claim": None}
+    claim = {"round": 2, "claimId": "c", "committed": False, "message": "<any> text"}
+    assert tested({"world": {"claim": claim}}) == {
+        "/world/claim/round": 2,
+        "/world/claim/claimId": "c",
+        "/world/claim/committed": False,
+    }

@@ -46,8 +46,12 @@ async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
             await asyncio.sleep(1.0)
 
 
-async def run(access: Access, namespaces: Sequence[str], hear: Hear, stop: asyncio.Event) -> None:
-    """Hears every event of TrainingJobs until `stop` is set, or SIGTERM or SIGINT comes."""
+async def run(
+    access: Access, namespaces: Sequence[str], hear: Hear, stop: asyncio.Event, started: Callable[[], None]
+) -> None:
+    """Hears every event of TrainingJobs until `stop` is set. `started` is called once kopf has set itself up: it has
+    taken over the handling of signals by then, which the caller may want back."""
+    others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -58,7 +62,7 @@ async def run(access: Access, namespaces: Sequence[str], hear: Hear, stop: async
     async def heard(type: str | None, body: kopf.Body, **_: Any) -> None:
         hear(type, dict(body))
 
-    await kopf.operator(
+    tasks = await kopf.spawn_tasks(
         registry=registry,
         settings=_settings(),
         standalone=True,
@@ -66,6 +70,8 @@ async def run(access: Access, namespaces: Sequence[str], hear: Hear, stop: async
         namespaces=namespaces,
         stop_flag=stop,
     )
+    started()
+    await kopf.run_tasks(tasks, ignored=others)
 
 
 def _settings() -> kopf.OperatorSettings:
