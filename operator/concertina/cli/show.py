@@ -13,7 +13,7 @@ from rich.text import Text
 from concertina.api.status import Condition, Goodput, JobStatus, unix_seconds
 from concertina.cluster.resources import Raw
 
-COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Running": "green", "Suspended": "dim"}
+COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 ENDED = ("Complete", "Failed")
 
 

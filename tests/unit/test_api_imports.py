@@ -1,0 +1,33 @@
+"""Importing any package's top is cheap, and none but the trainer's inner modules needs torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "numpy", "kubernetes", "kopf", "aiohttp", "cryptography", "matplotlib", "obstore", "pydantic")
+TOPS = {
+    "concertina": (),
+    "concertina.api": (),
+    "concertina.api.spec": ("pydantic",),
+    "concertina.plan": (),
+    "concertina.cluster": (),
+    "concertina.control": (),
+    "concertina.local": (),
+    "concertina.cli": (),
+    "concertina.cli.main": (),
+    "concertina_agent": (),
+    "concertina_agent.protocol": (),
+    "concertina_trainer": (),
+    "concertina_trainer.config": ("pydantic",),
+}
+
+
+@pytest.mark.parametrize(("module", "needs"), TOPS.items(), ids=TOPS)
+def test_importing_it_is_cheap(module: str, needs: tuple[str, ...]) -> None:
+    code = f"import json, sys, {module}; print(json.dumps(sorted(set({HEAVY!r}) & set(sys.modules))))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == list(needs)
