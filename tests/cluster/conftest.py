@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from builders.pods import Pods
 
 from concertina.local import cluster as local
 from concertina.local import lifetime
@@ -26,8 +27,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def namespace(cluster: LocalCluster) -> Iterator[str]:
-    """A namespace of the test's own, with its service account; it is deleted in the background with all that is in it."""
+    """A namespace of the test's own, with its service account; deleted in the background with all that is in it."""
     name = f"t-{uuid.uuid4().hex[:8]}"
     cluster.create_namespace(name)
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def pods(cluster: LocalCluster, namespace: str) -> Pods:
+    """Pods of the test's namespace."""
+    return Pods(cluster, namespace)

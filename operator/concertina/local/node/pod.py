@@ -19,7 +19,7 @@ from concertina.local.node.status_writer import StatusWriter
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
 _OUTAGES = (aiohttp.ClientError, TimeoutError, Refused, ConnectionError)
-_QUIET_START = 0.1  # seconds: a pod that runs sooner is spared the status write that says it is being created
+_QUIET_START = 0.25  # seconds: a pod that runs sooner is spared the status write that says it is being created
 _RETRY, _REFRESH, _SHOW_PULL_ERROR = 1.0, 60.0, 1.0  # seconds
 _FORCED_GRACE = 1.0  # seconds, of a pod whose object is gone
 

@@ -1,0 +1,90 @@
+"""Pods in one namespace, for tests: made from a Python script, waited for, looked at."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from concertina.local.cluster import LocalCluster
+
+Object = dict[str, Any]
+IMAGE = "concertina/trainer:test"
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Creates pods and looks at them."""
+
+    cluster: LocalCluster
+    namespace: str
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def create(self, name: str, script: str, container: Object | None = None, **spec: Any) -> None:
+        """A pod whose container "main" runs a Python script; container and spec are merged over."""
+        main = {"name": "main", "image": IMAGE, "command": ["python3", "-u", "-c", script]} | (container or {})
+        body = {"restartPolicy": "Never", "containers": [main]} | spec
+        self.cluster.api.call("POST", self.path, {"metadata": {"name": name, "labels": {"app": name}}, "spec": body})
+
+    def get(self, name: str) -> Object:
+        found: Object = self.cluster.api.call("GET", f"{self.path}/{name}")
+        return found
+
+    def delete(self, name: str, **options: Any) -> None:
+        self.cluster.api.call("DELETE", f"{self.path}/{name}", options)
+
+    def wait(self, name: str, condition: Callable[[Object], Any], timeout: float = 60) -> Object:
+        """The pod as soon as the condition holds for it."""
+        deadline = time.monotonic() + timeout
+        while True:
+            pod = self.get(name)
+            if condition(pod):
+                return pod
+            assert time.monotonic() < deadline, json.dumps(pod["status"], indent=1)
+            time.sleep(0.02)
+
+    def wait_phase(self, name: str, *phases: str, timeout: float = 60) -> Object:
+        return self.wait(name, lambda pod: pod["status"]["phase"] in phases, timeout)
+
+    def wait_gone(self, name: str, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while self.cluster.api.exists(f"{self.path}/{name}"):
+            assert time.monotonic() < deadline, json.dumps(self.get(name), indent=1)
+            time.sleep(0.02)
+
+    def run(self, name: str, script: str, container: Object | None = None, **spec: Any) -> str:
+        """Run a pod to its successful end; returns its output."""
+        self.create(name, script, container, **spec)
+        pod = self.wait_phase(name, "Succeeded", "Failed")
+        output = self.logs(name)
+        assert pod["status"]["phase"] == "Succeeded", output + json.dumps(pod["status"], indent=1)
+        return output
+
+    def logs(self, name: str, *arguments: str) -> str:
+        return self.cluster.kubectl("logs", "-n", self.namespace, name, *arguments)
+
+    def put(self, kind: str, name: str, data: dict[str, str]) -> None:
+        """A ConfigMap ("configmaps") or Secret ("secrets", data not encoded)."""
+        field = "stringData" if kind == "secrets" else "data"
+        path = f"/api/v1/namespaces/{self.namespace}/{kind}"
+        self.cluster.api.call("POST", path, {"metadata": {"name": name}, field: data})
+
+
+def state(pod: Object, kind: str = "containerStatuses", index: int = 0) -> Object:
+    """waiting, running or terminated of a container."""
+    found: Object = pod["status"][kind][index]["state"]
+    return found
+
+
+def status_of(pod: Object) -> Object:
+    """The status of the first container, empty while there is none."""
+    found: Object = (pod["status"].get("containerStatuses") or [{}])[0]
+    return found
+
+
+def condition(pod: Object, kind: str) -> str | None:
+    """The status of a pod condition."""
+    return next((each["status"] for each in pod["status"].get("conditions", []) if each["type"] == kind), None)
