@@ -23,7 +23,7 @@ demo: setup ## See a job lose a node, go on, grow back and finish: a cluster of 
 	@$(BIN)/concertina demo
 
 test: setup ## Run all tests; TESTS=tests/unit runs some
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -rs $(TESTS)
 
 lint: setup ## Check form, types, import rules, the CRD and the chart; change nothing
 	@$(BIN)/ruff check .
