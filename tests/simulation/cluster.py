@@ -55,6 +55,7 @@ class Cluster:
         self.down_until = 0.0
         self.quota_until = 0.0
         self.listeners: list[Callable[[str], None]] = []
+        self.deletes: list[str] = []
         self._uids = 0
 
     # --- the API
@@ -99,6 +100,7 @@ class Cluster:
         if pod is None or pod.uid != action.uid:
             return
         self.clock.tell(f"{who} deletes {pod.name}{' by force' if action.force else ''}: {action.reason}")
+        self.deletes.append(pod.name)
         self.remove(pod.name, force=action.force)
 
     def remove(self, name: str, force: bool = False) -> None:
@@ -210,7 +212,9 @@ class Cluster:
             self._gone(hosted.name, hosted.uid)
         else:
             phase = "Failed" if code else "Succeeded"
-            self._put(dataclasses.replace(pod, phase=phase, exit_code=code, exit_reason="Error" if code else "Completed"))
+            self._put(
+                dataclasses.replace(pod, phase=phase, exit_code=code, exit_reason="Error" if code else "Completed")
+            )
 
     # --- nodes
 

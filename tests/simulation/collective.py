@@ -65,7 +65,9 @@ class Collective:
             return storage.checkpoints.get(restore.durable.uri)
         found: list[Lineage] = []
         for shard, holders in restore.holders.items():
-            data = next((data for name in holders if (data := self._pulled(process, name, int(shard))) is not None), None)
+            data = next(
+                (data for name in holders if (data := self._pulled(process, name, int(shard))) is not None), None
+            )
             if data is None:
                 return None
             found.append(data)

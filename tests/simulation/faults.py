@@ -14,8 +14,8 @@ SPAN = 40.0
 
 class Faults:
     def __init__(self, world: World, calm: bool) -> None:
-        """`calm`: only the operator is disturbed, which must not be noticed."""
-        self.world, self.clock = world, world.clock
+        """`calm`: only the operator is disturbed, once training is under way, which must not be noticed."""
+        self.world, self.clock, self.calm = world, world.clock, calm
         clock = world.clock
         self.ended = False
         self.operator_crash = clock.random.choice((0.0, 0.01, 0.05))
@@ -26,9 +26,12 @@ class Faults:
         clock.after(SPAN, self._mend)
 
     def _strike(self, fault: Callable[[Faults], None]) -> None:
-        fault(self)
+        if not self.calm or self.world.status.progress is not None:
+            fault(self)
 
     def operator_should_crash(self) -> bool:
+        if self.calm and self.world.status.progress is None:
+            return False
         return not self.ended and self.clock.chance(self.operator_crash)
 
     def _mend(self) -> None:

@@ -54,6 +54,20 @@ class Invariants:
             raise Violation(f"{process.replica} starts round {assign.round}, which is not committed like that")
         if process.core.seen != (assign.round, assign.claim):
             raise Violation(f"{process.replica} starts round {assign.round} and has seen {process.core.seen}")
+        self._restorable(assign)
+
+    def _restorable(self, assign: p.Assign) -> None:
+        """What a round is to go on from is one id, and whoever is named as a holder of a shard has it."""
+        restore = assign.restore
+        if restore.id is None:
+            return
+        if sorted(restore.holders) != sorted(map(str, range(restore.id.shards))):
+            raise Violation(f"round {assign.round} is to go on from a part of {restore.id}: {restore.holders}")
+        for shard, holders in restore.holders.items():
+            for name in holders:
+                pod = self.world.cluster.hosted.get(name)
+                if pod is not None and (restore.id, int(shard)) not in pod.volume:
+                    raise Violation(f"round {assign.round}: {name} does not hold shard {shard} of {restore.id}")
 
     def stepping(self, collective: Collective) -> None:
         """Before the first step of a round: its members run nothing older. Whoever saw it has stopped."""

@@ -224,9 +224,7 @@ class OperatorProcess:
             if network.doubles():
                 self.clock.after(self.clock.between(0.01, 10.0), self._deliver, process, message, lambda *_: None)
 
-    def _deliver(
-        self, process: AgentProcess, message: object, ended: Callable[[p.Message | None, str], None]
-    ) -> None:
+    def _deliver(self, process: AgentProcess, message: object, ended: Callable[[p.Message | None, str], None]) -> None:
         network = self.world.network
 
         def answered(reply: p.Message) -> None:

@@ -28,8 +28,6 @@ def check_lineage(lineage: Lineage) -> None:
 class Storage:
     clock: Clock
     uid: str
-    fenced: bool = True
-    """False plants a fault."""
     down_until: float = 0.0
     latest: Durable | None = None
     etag: int = 0
@@ -44,7 +42,8 @@ class Storage:
 
     def refuses(self, id: SnapshotId) -> bool:
         """The fence: what a publisher reads off LATEST before it writes."""
-        return self.fenced and self.latest is not None and self.latest.round > id.round
+        latest = self.latest
+        return latest is not None and (latest.round, latest.step) > (id.round, id.step)
 
     def move(self, id: SnapshotId, complete: bool, etag: int) -> Durable | None:
         """The conditional write; None where LATEST has moved since it was read."""
@@ -57,8 +56,8 @@ class Storage:
         check_lineage(lineage)
         if steps_of(lineage) != id.step:
             raise Violation(f"the checkpoint of step {id.step} has trained {steps_of(lineage)} steps")
-        if self.latest is not None and self.latest.round > id.round:
-            raise Violation(f"LATEST goes back from round {self.latest.round} to {id.round}")
+        if self.latest is not None and (self.latest.round, self.latest.step) > (id.round, id.step):
+            raise Violation(f"LATEST goes back from {self.latest} to round {id.round}, step {id.step}")
         uri = f"s3://bucket/{self.uid}/round-{id.round}/step-{id.step}"
         self.checkpoints[uri] = lineage
         self.latest = Durable(self.uid, id.round, id.step, uri, complete=complete, at=self.clock.now)

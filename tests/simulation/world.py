@@ -53,7 +53,8 @@ class World:
         self.step_seconds = random.choice((0.2, 0.5, 1.0))
         self.checkpoint_every = random.choice((3, 5, 10))
         self.claims = 0
-        grow_after = random.choice((0, 2, 5))
+        grow_after = 30 if calm else random.choice((0, 2, 5))
+        self.calm = calm
         job = spec(self.replicas, least, self.steps, self.workers, grow_after)
         self.cluster = Cluster(self, self.replicas + random.randint(0, 1), job)
         self.collectives: dict[tuple[int, str], Collective] = {}
@@ -112,6 +113,8 @@ class World:
         failed = self.status.condition("Failed")
         if failed and failed.status == "True":
             raise Violation("complete and failed")
+        if self.calm and (self.status.rounds > 1 or self.status.restarts.total or self.cluster.deletes):
+            raise Violation(f"a disturbed operator was noticed: {self.status.rounds} rounds, {self.cluster.deletes}")
 
     def story(self, last: int = 60) -> str:
         lines = [f"{at - 1000:8.3f}  {text}" for at, text in self.clock.story[-last:]]

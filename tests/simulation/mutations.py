@@ -1,0 +1,68 @@
+"""Planted faults: each breaks one rule of the design, and the simulation has to notice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from concertina.plan import claims, restore
+from concertina_agent.rounds import AgentCore
+from simulation.cluster import Cluster
+from simulation.storage import Storage
+
+Patch = pytest.MonkeyPatch
+
+
+def agent_accepts_lower_rounds(patch: Patch) -> None:
+    patch.setattr(AgentCore, "_is_current_or_higher", lambda self, round, claim: True)
+
+
+def plan_mixes_snapshot_ids(patch: Patch) -> None:
+    """Shards of any step make up the newest step."""
+    whole = restore.complete
+
+    def mixed(replies: Any, status: Any) -> Any:
+        ids = [held.id for reply in replies.values() for held in reply.snapshots]
+        if not ids:
+            return whole(replies, status)
+        newest = max(ids, key=lambda id: (id.round, id.step))
+        relabelled = {
+            name: dataclasses.replace(
+                reply, snapshots=tuple(dataclasses.replace(held, id=newest) for held in reply.snapshots)
+            )
+            for name, reply in replies.items()
+        }
+        return whole(relabelled, status)
+
+    patch.setattr(restore, "complete", mixed)
+
+
+def plan_assigns_before_the_commit(patch: Patch) -> None:
+    commit = claims.commit
+
+    def early(look: Any, made: Any, replies: Any) -> Any:
+        decision = commit(look, made, replies)
+        return dataclasses.replace(decision, world=None) if decision.world and look.now % 1 < 0.5 else decision
+
+    patch.setattr(claims, "commit", early)
+
+
+def latest_has_no_fence(patch: Patch) -> None:
+    patch.setattr(Storage, "refuses", lambda self, id: False)
+
+
+def status_is_written_without_testing_the_claim(patch: Patch) -> None:
+    write = Cluster.write_status
+    patch.setattr(Cluster, "write_status", lambda self, who, observed, status: write(self, who, self.status, status))
+
+
+MUTATIONS: tuple[Callable[[Patch], None], ...] = (
+    agent_accepts_lower_rounds,
+    plan_mixes_snapshot_ids,
+    plan_assigns_before_the_commit,
+    latest_has_no_fence,
+    status_is_written_without_testing_the_claim,
+)
