@@ -1,4 +1,4 @@
-"""The locks hold what pyproject.toml asks for, with hashes, and name no package index; the scripts explain themselves."""
+"""The locks hold what pyproject.toml asks for, with hashes and no index; the scripts of set-up explain themselves."""
 
 from __future__ import annotations
 
