@@ -8,6 +8,7 @@ import node
 import numpy as np
 import pytest
 
+from concertina_trainer import cli
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build import build
 from concertina_trainer.data.manifest import parse
@@ -159,3 +160,13 @@ def test_a_loss_that_is_not_finite_ends_the_round_and_is_not_kept(folder, parent
     assert outcome.codes == {0: 1}
     assert "nothing of that step is kept" in outcome.output
     assert job.newest().step == outcome.progress[-1].step
+
+
+def test_the_command_builds_and_shows(files, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert cli.main(["data", "build", "--out", out, "--pattern", "*.txt", str(tmp_path)]) == 0
+    assert "2,745 tokens of 256 values in 9 documents and 1 shards" in capsys.readouterr().out
+    assert cli.main(["data", "show", out]) == 0
+    assert "shard-000000.bin  2,745 tokens  9 documents" in capsys.readouterr().out
+    assert cli.main(["data", "show", str(tmp_path)]) == 1
+    assert "has no manifest.json" in capsys.readouterr().err

@@ -219,7 +219,7 @@ class StoredPart:
         if zlib.crc32(whole) != self._part.crc32:
             raise BadInput(
                 f"{self._folder.uri}/{self._part.key} is damaged: its crc32 is {zlib.crc32(whole):08x} and the "
-                f"manifest says {self._part.crc32:08x}. Point {LATEST} at an older checkpoint, or start from another URI."
+                f"manifest says {self._part.crc32:08x}. Point {LATEST} at an older one, or start from another URI."
             )
         return [whole[begin:end] for begin, end in ranges]
 

@@ -61,7 +61,7 @@ def forward_backward(run: Run, microbatches: list[Microbatch]) -> Tensor:
         set_accumulating(run.model, last=i == len(microbatches) - 1)
         losses = token_losses(run.model(batch.tokens[:, :-1]), batch.tokens[:, 1:])
         loss = (losses * batch.weights[:, None]).sum() / global_tokens
-        loss.backward()
+        torch.autograd.backward(loss)
         total += loss.detach()
     return total
 

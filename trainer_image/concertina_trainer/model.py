@@ -59,7 +59,8 @@ class Attention(nn.Module):
             is_causal=True,
             enable_gqa=self.kv_heads != self.heads,
         )
-        return self.output(attended.transpose(1, 2).reshape(batch, length, dim))
+        result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, dim))
+        return result
 
 
 class FeedForward(nn.Module):
@@ -70,7 +71,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        result: Tensor = self.down(F.silu(gate) * up)
+        return result
 
 
 class Block(nn.Module):
@@ -83,7 +85,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        after: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return after
 
 
 class Decoder(nn.Module):

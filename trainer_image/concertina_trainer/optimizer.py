@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from concertina_trainer.config import OptimizerConfig
+from concertina_trainer.errors import BadInput
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
@@ -33,6 +34,8 @@ class ShardedAdamW:
     def __init__(self, model: nn.Module, config: OptimizerConfig, step: int) -> None:
         self._sharded = {name: p for name, p in model.named_parameters() if local(p.detach()).numel()}
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
+        if not self._local:
+            raise BadInput("there are more workers than the model has rows: use fewer replicas, or a larger model.")
         matrices = [p for p in self._local.values() if p.dim() > 1]
         vectors = [p for p in self._local.values() if p.dim() <= 1]
         groups = [
@@ -45,7 +48,7 @@ class ShardedAdamW:
             betas=(config.betas[0], config.betas[1]),
             eps=config.epsilon,
             fused=True,
-        ) if self._local else None  # fmt: skip
+        )
         for parameter in self._local.values():
             self._adam.state[parameter] = {
                 "step": torch.tensor(float(step), device=parameter.device),
@@ -67,8 +70,6 @@ class ShardedAdamW:
     def squared_norm(self) -> Tensor:
         """Sum of squares of this rank's gradients, float64 scalar."""
         gradients = [local(p.grad) for p in self._sharded.values() if p.grad is not None]
-        if not gradients:
-            return torch.zeros((), dtype=torch.float64)
         return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
 
     def update(self, rate: float, gradient_scale: float) -> None:
@@ -79,9 +80,8 @@ class ShardedAdamW:
         gradients = [p.grad for p in self._local.values() if p.grad is not None]
         if gradient_scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, gradient_scale)
-        if self._adam is not None:
-            for group in self._adam.param_groups:
-                group["lr"] = rate
-            self._adam.step()
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
         for parameter in self._local.values():
             parameter.grad = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -64,7 +65,7 @@ def join(environment: Mapping[str, str]) -> World:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(environment["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    store = dist.TCPStore(
+    store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         is_master=False,
@@ -73,7 +74,7 @@ def join(environment: Mapping[str, str]) -> World:
     )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore(f"round-{environment['CONCERTINA_ROUND']}", store),
+        store=PrefixStore(f"round-{environment['CONCERTINA_ROUND']}", store),
         rank=rank,
         world_size=size,
         timeout=GROUP_TIMEOUT,

@@ -116,7 +116,8 @@ class Layout:
 
 def header_length(start: bytes) -> int:
     """Bytes of the file before its tensor data, from the file's first 8."""
-    if len(start) < 8 or not 2 <= (length := struct.unpack("<Q", start[:8])[0]) <= 1 << 30:
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 8 or not 2 <= length <= 1 << 30:
         raise Damaged("it does not begin with a safetensors header")
     return 8 + length
 

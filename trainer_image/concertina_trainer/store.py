@@ -7,14 +7,14 @@ import signal
 import socket
 from typing import NoReturn
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 def serve(fd: str) -> NoReturn:
     """Serve a TCPStore on an already bound, listening socket (its file descriptor) until killed."""
     listener = socket.socket(fileno=int(fd))
     host, port = listener.getsockname()[:2]
-    store = dist.TCPStore(
+    store = TCPStore(
         host,
         port,
         is_master=True,

@@ -61,4 +61,6 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int) -> l
     whole[: len(mine)] = tokens
     weights = torch.zeros(len(whole))
     weights[: len(mine)] = 1.0
-    return [Microbatch(t, w) for t, w in zip(whole.split(plan.rows), weights.split(plan.rows), strict=True)]
+    return [
+        Microbatch(t, w) for t, w in zip(torch.split(whole, plan.rows), torch.split(weights, plan.rows), strict=True)
+    ]
