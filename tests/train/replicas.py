@@ -19,7 +19,7 @@ from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, call, connection, receive
 from concertina_agent import protocol as p
 
-GIVE_UP = 60.0
+GIVE_UP = 30.0
 """Only a limit: nothing takes this long."""
 UID = "7d1f3f0e-job"
 HERE = Path(__file__).parent
@@ -30,6 +30,10 @@ def write_identity(folder: Path, authority: Authority) -> Path:
     for name, content in authority.secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     return folder
+
+
+def gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
 
 
 class Replica:

@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from replicas import GIVE_UP, UID, running
+from replicas import GIVE_UP, UID, gone, running
 
 from concertina_agent import protocol as p
 
@@ -15,10 +15,6 @@ def script(text: str) -> list[str]:
 
 
 SLEEPS = script("import time; print('up', flush=True); time.sleep(600)")
-
-
-def gone(pid: int) -> bool:
-    return not os.path.exists(f"/proc/{pid}")
 
 
 async def died(pid: int) -> None:
