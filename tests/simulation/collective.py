@@ -24,7 +24,7 @@ class Collective:
         self.shards = sum(member.workers for member in assign.members)
         self.here: dict[str, AgentProcess] = {}
         """Members whose workers have loaded their state."""
-        self.copied: dict[int, int] = {rank: -1 for rank in range(self.shards)}
+        self.copied: dict[int, int] = dict.fromkeys(range(self.shards), -1)
         self.copiers: dict[str, AgentProcess] = {}
         """By the replica that is copied from."""
         self.lineage: Lineage | None = None
@@ -153,16 +153,11 @@ class Collective:
             source.handle(e.PeerCopied(id, rank))
 
     def _progress(self, step: int) -> None:
-        now = self.clock.now
+        steps, begun, copied = self.world.steps, self.first_step_at, min(self.copied.values())
+        progress = p.Progress(step, steps, 1.0, 1.0, 0.2, step, "training", self.clock.now, begun, copied)
         for process in list(self.here.values()):
             for rank in process.ranks:
-                said = (
-                    p.Progress(
-                        step, self.world.steps, 1.0, 1.0, 0.2, step, "training", now, self.first_step_at, min(self.copied.values())
-                    )
-                    if rank == 0
-                    else w.Beat(rank, step, "training")
-                )  # fmt: skip
+                said = progress if rank == 0 else w.Beat(rank, step, "training")
                 process.handle(e.WorkerSaid(self.round, rank, said))
 
     def _stop(self, outcome: str) -> None:

@@ -34,7 +34,7 @@ CALL_TIMEOUT = 3.0
 class Contact:
     """What this operator has of one replica's agent."""
 
-    view: AgentView = AgentView()
+    view: AgentView = dataclasses.field(default_factory=AgentView)
     process: AgentProcess | None = None
     """The other end of the open stream."""
     wanted: bool = False

@@ -1,4 +1,4 @@
-"""plan(), the agents' core, a cluster and a network in one virtual time: thousands of runs with faults drawn from a seed.
+"""plan(), the agents' core, a cluster and a network in one virtual time: runs with faults drawn from a seed.
 
 A run that breaks an invariant fails with its seed and its story. To run more: CONCERTINA_SEEDS=5000 (or 1000:6000)
 `pytest tests/simulation`; one seed again: CONCERTINA_SEEDS=117:118.

@@ -95,14 +95,16 @@ class World:
         return self.cluster.status
 
     def over(self) -> bool:
-        condition = self.status.condition("Complete")
-        return condition is not None and condition.status == "True"
+        return self.status.completion_time is not None
 
     def run(self) -> None:
         """Raises Violation."""
         if not self.clock.run(1000.0 + FAULTS_END + LIMIT, self.over):
             ready = self.status.condition("Running")
             raise Violation(f"not complete {LIMIT} s after the last fault: {ready}")
+        failed = self.status.condition("Failed")
+        if failed and failed.status == "True":
+            raise Violation(f"failed: {failed.message}")
         latest = self.storage.latest
         if latest is None or not latest.complete or latest.step != self.steps:
             raise Violation(f"complete, but LATEST is {latest}")
@@ -110,9 +112,6 @@ class World:
         check_lineage(lineage)
         if steps_of(lineage) != self.steps:
             raise Violation(f"complete after {steps_of(lineage)} of {self.steps} steps")
-        failed = self.status.condition("Failed")
-        if failed and failed.status == "True":
-            raise Violation("complete and failed")
         if self.calm and (self.status.rounds > 1 or self.status.restarts.total or self.cluster.deletes):
             raise Violation(f"a disturbed operator was noticed: {self.status.rounds} rounds, {self.cluster.deletes}")
 

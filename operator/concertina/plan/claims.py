@@ -39,11 +39,10 @@ class Cause:
 
 def candidates(look: Look) -> tuple[str, ...]:
     """Whom a Prepare goes to, in order of replica index: members, unless known to be lost, and those ready."""
-    slots = pods.slots(look)
     return tuple(
         name
         for name, pod in look.live.items()
-        if pod.index in slots
+        if pod.index in look.slots
         and pod.ip
         and pod.phase == "Running"
         and (name in look.ready or _member_still(look, name))
@@ -133,11 +132,17 @@ def proceed(look: Look) -> Decision | None:
         if again:
             return replace(again, events=())  # told already
     patience = _patience(look, names, calls, replies)
+    if not calls and not look.members and len(names) < sizes.most(look.spec) and not _late(look, made):
+        return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
     if patience is None:
         chosen = membership.choose(replies, look.members, look.spec)
         if chosen:
             return commit(look, made, {name: replies[name] for name in chosen})
     return _asking(look, made, names, replies, patience)
+
+
+def _late(look: Look, made: Claim) -> bool:
+    return made.at is None or look.now - unix_seconds(made.at) >= constants.FIND_AGAIN
 
 
 def _asking(

@@ -66,12 +66,14 @@ def _condition(
     type: str, status: Status, reason: str, message: str, old: JobStatus, generation: int, now: float
 ) -> Condition:
     before = old.condition(type)
-    since = before.last_transition_time if before and before.status == status else rfc3339(now)
+    said = (status, reason, message, generation)
+    if before and (before.status, before.reason, before.message, before.observed_generation) == said:
+        return before
     return Condition(
         type=type,
         status=status,
         reason=reason,
         message=message,
-        last_transition_time=since,
+        last_transition_time=before.last_transition_time if before and before.status == status else rfc3339(now),
         observed_generation=generation,
     )

@@ -16,6 +16,8 @@ UNREACHABLE = SILENCE_SECONDS
 """A replica outside of the round whose stream is lost for longer is replaced."""
 AGENT_START = 120.0
 """From a running container to an agent that listens."""
+FIND_AGAIN = 5.0
+"""For an operator that finds the claim of a first round to find its candidates too."""
 RETRY = 0.5
 """Before a call that failed is made again."""
 ACKNOWLEDGE = 3.0
@@ -29,6 +31,6 @@ CREATE_RETRY = 5.0
 FIRST_START = 30.0
 """For all wanted replicas before a job that is not told otherwise starts with fewer."""
 LINGER = 10.0
-"""For agents to leave by themselves after the job's end, before their pods are deleted."""
+"""From the job's end to the deletion of pods that still run: who follows their logs gets the end of them."""
 STEADY = 60.0
 """A look at a job to which nothing happens."""

@@ -35,8 +35,7 @@ def _cause(look: Look, report: protocol.Report) -> Cause | None:
     leaving = [name for name in look.members if (pod := look.pods.get(name)) and pod.deleting]
     if leaving:
         return Cause("ReplicaLeaving", f"{_names(leaving)} is being deleted", leaving[0], planned=True)
-    slots = pods.slots(look)
-    surplus = [name for name in look.members if (pod := look.pods.get(name)) and pod.index not in slots]
+    surplus = [name for name in look.members if (pod := look.pods.get(name)) and pod.index not in look.slots]
     if surplus:
         return Cause("Shrinking", f"spec.replicas is {look.spec.replicas} now", surplus[0], planned=True)
     if report.state == "drained":

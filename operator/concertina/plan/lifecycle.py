@@ -140,7 +140,10 @@ def _suspended(look: Look) -> Decision:
     left = len(look.observed.pods)
     phase = Phase.SUSPENDING if left else Phase.SUSPENDED
     message = f"{left} pods are being deleted" if left else "spec.suspend is set: no pods, the state is kept"
-    world = look.world.model_copy(update={"members": (), "lead": None, "replicas": 0, "workers": 0, "size": ""})
+    closed = look.claim.model_copy(update={"committed": True, "reason": "Suspended"}) if look.claim else None
+    world = look.world.model_copy(
+        update={"claim": closed, "members": (), "lead": None, "replicas": 0, "workers": 0, "size": ""}
+    )
     return Decision(phase, "Suspended" if not left else "Suspending", message, world=world, pods=Pods.NONE)
 
 

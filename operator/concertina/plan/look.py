@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
-from concertina.plan import constants
+from concertina.plan import constants, sizes
 from concertina.plan.types import AgentView, NodeView, Observed, PodView
 from concertina_agent import protocol
 
@@ -22,19 +23,19 @@ class Look:
     spec: JobSpec
     now: float
 
-    @property
+    @cached_property
     def status(self) -> JobStatus:
         return self.observed.job.status
 
-    @property
+    @cached_property
     def world(self) -> World:
         return self.status.world
 
-    @property
+    @cached_property
     def claim(self) -> Claim | None:
         return self.world.claim
 
-    @property
+    @cached_property
     def committed(self) -> bool:
         """Whether there is a round with members, and no claim of a later one."""
         return self.claim is not None and self.claim.committed and bool(self.world.members)
@@ -53,6 +54,15 @@ class Look:
     @cached_property
     def live(self) -> Mapping[str, PodView]:
         return {name: pod for name, pod in self.pods.items() if name not in self.deaths}
+
+    @cached_property
+    def slots(self) -> frozenset[int]:
+        """The replica indexes that are wanted: those of members first, of other live pods, then the lowest free."""
+        wanted = sizes.most(self.spec)
+        live = {pod.index: name for name, pod in self.live.items()}
+        kept = sorted(live, key=lambda index: (live[index] not in self.members, index))[:wanted]
+        free = (index for index in itertools.count() if index not in live)
+        return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
 
     def node(self, pod: PodView) -> NodeView:
         return self.observed.nodes.get(pod.node, UNKNOWN_NODE)
@@ -166,17 +176,12 @@ class Look:
         return limit - ran if limit is not None and ran is not None and limit > ran else None
 
     @property
-    def completed(self) -> bool:
-        condition = self.status.condition("Complete")
-        return condition is None or condition.status == "True" or not self.status.completion_time
-
-    @property
-    def since_completion(self) -> float:
-        """Unix seconds of the job's end; now, where it ends in this pass."""
+    def ended_at(self) -> float:
+        """Now, where the job ends in this pass."""
         return unix_seconds(self.status.completion_time) if self.status.completion_time else self.now
 
     @property
     def time_to_live(self) -> float | None:
         """Seconds until an ended job is to be deleted; None: never."""
         limit = self.spec.ttl_seconds_after_finished
-        return self.since_completion + limit - self.now if limit is not None else None
+        return self.ended_at + limit - self.now if limit is not None else None

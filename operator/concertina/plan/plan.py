@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from concertina.api.status import JobStatus, rfc3339
+from concertina.api.status import JobStatus, World, rfc3339
 from concertina.plan import accounting, budget, conditions, drains, lifecycle, rounds
 from concertina.plan.claims import proceed
 from concertina.plan.decision import Decision, Phase, Pods
@@ -78,9 +78,9 @@ def _unreadable(observed: Observed, now: float) -> Plan:
 
 def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     old, job, now = look.status, look.observed.job, look.now
-    world = decision.world or old.world
-    committed = world.claim is not None and world.claim.committed and world.round > old.world.round
     done = decision.phase in (Phase.COMPLETE, Phase.FAILED)
+    world = _closed(decision.world or old.world, decision) if done else decision.world or old.world
+    committed = world.claim is not None and world.claim.committed and world.round > old.world.round
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     status = old.model_copy(
         update={
@@ -103,6 +103,12 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     if accounting.unchanged(look, status):
         return old
     return status.model_copy(update={"goodput": accounting.goodput(look, decision)})
+
+
+def _closed(world: World, decision: Decision) -> World:
+    """At the job's end its claim becomes another one, so that no operator that has not heard of it writes any more."""
+    claim = world.claim.model_copy(update={"reason": decision.reason, "message": ""}) if world.claim else None
+    return world.model_copy(update={"claim": claim})
 
 
 def _storage_trouble(look: Look, decision: Decision) -> Decision:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 from concertina.plan import constants, sizes
@@ -22,21 +21,12 @@ class PodPlan:
     recheck: float | None = None
 
 
-def slots(look: Look) -> frozenset[int]:
-    """The replica indexes that are wanted: those of members first, then of other live pods, then the lowest free."""
-    wanted = sizes.most(look.spec)
-    live = {pod.index: name for name, pod in look.live.items()}
-    kept = sorted(live, key=lambda index: (live[index] not in look.members, index))[:wanted]
-    free = (index for index in itertools.count() if index not in live)
-    return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
-
-
 def plan_pods(look: Look, decision: Decision) -> PodPlan:
     return POLICIES[decision.pods](look)
 
 
 def _wanted(look: Look) -> PodPlan:
-    wanted = slots(look)
+    wanted = look.slots
     attempts = _bumped(look, wanted)
     current = {(pod.index, pod.attempt) for pod in look.observed.pods}
     missing = [index for index in sorted(wanted) if (index, _attempt(attempts, index)) not in current]
@@ -121,10 +111,10 @@ def _none(look: Look) -> PodPlan:
 
 
 def _ended(look: Look) -> PodPlan:
-    """Agents leave by themselves when their round has succeeded; who stays is deleted, who has ended keeps its logs."""
+    """Those that have ended stay, for their logs; those that run are deleted, after time to read theirs."""
     running = [pod for pod in look.observed.pods if pod.phase not in ("Succeeded", "Failed")]
-    left = look.since_completion + constants.LINGER - look.now
-    if not running or (left > 0 and look.completed):
+    left = look.ended_at + constants.LINGER - look.now
+    if not running or left > 0:
         return PodPlan((), look.status.attempts, recheck=left if running else None)
     actions = [action for pod in running for action in delete(look, pod, "is not needed any more: the job has ended")]
     return PodPlan(tuple(actions), look.status.attempts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from concertina.api.status import Member
-from concertina.plan import budget, claims, constants, pods
+from concertina.plan import budget, claims, constants, pods, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
@@ -185,4 +185,6 @@ def running(look: Look) -> Decision | None:
         message = f"round {report.round} with {total} replicas is {doing}"
         return Decision(phase, "RoundStarting", message, recheck=recheck(look))
     size = f"{total} of {look.spec.replicas} replicas train in round {report.round}"
+    if total == sizes.most(look.spec) != look.spec.replicas:
+        size += f"; {sizes.rounding(look.spec)}"
     return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=lead_in_doubt(look))
