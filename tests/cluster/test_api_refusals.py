@@ -24,7 +24,7 @@ LONG = "a" * 51
 
 @pytest.fixture(scope="module", autouse=True)
 def crd(cluster: LocalCluster) -> None:
-    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
     cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Cli:
 
 @pytest.fixture
 def cli(cluster: LocalCluster, namespace: str) -> Cli:
-    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
     cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
     return Cli(cluster, namespace)
 
@@ -138,6 +139,17 @@ def test_following_ends_with_the_job(cli: Cli) -> None:
         cli.kubectl("delete", "tj", "demo")
         assert "was deleted" in following.stdout.read()
         assert following.wait(GIVE_UP) == 1
+
+
+def test_ctrl_c_stops_following_and_not_the_job(cli: Cli) -> None:
+    with cli.start("run", str(DEMO)) as following:
+        assert following.stdout
+        following.stdout.readline()
+        assert "Unseen" in following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        assert "The job goes on" in following.stdout.read()
+        assert following.wait(GIVE_UP) == 130
+    assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "false"
 
 
 def replica(index: int, script: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from rich.console import Console
@@ -35,7 +36,13 @@ async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw
 async def follow_job(client: Client, namespace: str, name: str, console: Console) -> int:
     """0 when the job completes, 1 when it fails or is deleted."""
     await client.get(TRAINING_JOBS, namespace, name)  # one that never was is an error, not an end
-    code = await (_live if console.is_terminal else _lines)(states(client, namespace, name), console)
+    try:
+        code = await (_live if console.is_terminal else _lines)(states(client, namespace, name), console)
+    except asyncio.CancelledError:  # Ctrl-C
+        console.print(
+            f"The job goes on; `concertina status -f {name}` follows it, `concertina suspend {name}` stops it"
+        )
+        raise
     if code is None:
         console.print(f"{namespace}/{name} was deleted.")
     return 1 if code is None else code
