@@ -61,9 +61,9 @@ def test_killed_worker_then_killed_agent_resume_from_memory(folder):
             await job.begin(1, job[0], job[1], job[2])
             await job.until(job[0], trained(10))
             os.kill(job[1].worker_pids()[1], 9)
-            report = await job.until(job[0], lambda r: any(not f.secondary for f in r.failures))
-            cause = next(f for f in report.failures if not f.secondary)
-            assert (cause.replica, cause.reason) == (job[1].name, "WorkerSignaled")
+            report = await job.until(job[0], lambda r: len(r.failures) == 3)
+            causes = {f.replica: f.reason for f in report.failures if not f.secondary}
+            assert causes == {job[1].name: "WorkerSignaled"}
 
             prepared = await job.prepare(2, job[1], job[2], job[0])
             restore = newest_complete(prepared)
