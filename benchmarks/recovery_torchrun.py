@@ -1,6 +1,6 @@
 """The peer of `recovery.py`: three torchrun agents (c10d rendezvous, nnodes 2:3) on one machine, and what dies.
 
-Used by `recovery.py`; alone: python benchmarks/recovery_torchrun.py --runs 1 --scenario node --tuned
+Used by `recovery.py`; alone: python benchmarks/recovery_torchrun.py --runs 1 --scenario member --tuned
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic_ddp.py"
+SCENARIOS = ("worker", "member", "lead")
 TUNED = ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
 
 
@@ -109,8 +110,8 @@ def wait_for_world(folder: Path, world: int, limit: float) -> list[Step]:
 def measure(scenario: str, tuned: bool, limit: float) -> float:
     """Seconds from the SIGKILL to the end of the first step of the next world; inf where there is none within `limit`.
 
-    scenario: `member` kills a worker other than rank 0; `lead` the torchrun that hosts the rendezvous and its worker;
-    `node` another torchrun with its worker."""
+    scenario: `worker` kills a worker other than rank 0; `lead` the torchrun that hosts the rendezvous and its worker;
+    `member` another torchrun with its worker (for torchrun, a node is no more than that)."""
     folder = Path(tempfile.mkdtemp(prefix="recovery-torchrun-"))
     try:
         with torchrun(3, tuned, folder) as agents:
@@ -118,7 +119,7 @@ def measure(scenario: str, tuned: bool, limit: float) -> float:
             last = seen[-1].step
             worker = next(s.pid for s in reversed(seen) if s.rank == 1 and s.world == 3)
             killed_at = time.time()
-            if scenario == "member":
+            if scenario == "worker":
                 os.kill(worker, signal.SIGKILL)
             else:
                 kill_tree(agents[0 if scenario == "lead" else 1].pid)
@@ -139,7 +140,7 @@ def measure(scenario: str, tuned: bool, limit: float) -> float:
 def main() -> None:
     """One scenario, from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", choices=["member", "lead", "node"], default="node")
+    parser.add_argument("--scenario", choices=SCENARIOS, default="member")
     parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=100)

@@ -49,6 +49,7 @@ class Reporter:
         if not self._first_step_at:
             self._first_step_at = time.time()
             self._timeline["first_step"] = round(seconds, 4)
+            self._announce(step)
         self._smoothed = self._smoothed * _SMOOTHING + seconds * (1 - _SMOOTHING) if self._smoothed else seconds
         self._send("training", step, position, loss, seconds, snapshot_step, saving, stalled)
         if self._rank == 0 and (step % self._config.log_every_steps == 0 or step == self._config.steps):
@@ -57,6 +58,14 @@ class Reporter:
                 f"{self._tokens / self._smoothed:,.0f} tokens/s  {seconds * 1000:.0f} ms",
                 flush=True,
             )
+
+    def _announce(self, step: int) -> None:
+        """One line when a round is at work: where its state came from and where the time of its start went."""
+        if self._rank == 0:
+            source = f"{self.restored_from.lower()} of step {self.restored_step}" if self.restored_from else "the seed"
+            parts = "  ".join(f"{name} {value:.3f}" for name, value in self._timeline.items())
+            print(f"round {os.environ.get('CONCERTINA_ROUND', '?')} is at work: step {step}, state from {source}; "
+                  f"seconds: {parts}; at {self._first_step_at:.4f}", flush=True)  # fmt: skip
 
     def _send(
         self, phase: str, step: int, position: int, loss: float, seconds: float,

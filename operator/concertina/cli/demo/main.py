@@ -18,10 +18,11 @@ from concertina.cli.demo.stage import Stage, until
 from concertina.cli.demo.summary import broken_promises, summarise
 from concertina.cli.demo.view import LiveView
 from concertina.cli.demo.watcher import Watcher
+from concertina.local import paths
+from concertina.local.errors import LocalClusterError
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 JOB = "demo"
-TEXT_BYTES = 6_000_000
 START_LIMIT, RECOVERY_LIMIT, END_LIMIT = 60.0, 60.0, 240.0
 Step = Callable[[str], object]
 
@@ -34,22 +35,32 @@ def demo(
     """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine."""
     console = Console()
     begun = time.monotonic()
-    from concertina.local import paths
-
-    with stages.standing(name or f"{paths.default_name()}-demo", 3, lambda text: timed(console, text)) as stage:
-        console.print(f"Logs are in {stage.cluster.record.logs}; kubectl: KUBECONFIG={stage.cluster.kubeconfig}")
-        with timed(console, "data: the sources of Python's standard library, as tokens in the bucket"):
-            build_data(stage, console)
-        with Watcher(stage, JOB) as watcher:
-            play(stage, watcher.history, console)
-        draw(watcher.history, picture)
-        console.print(summarise(watcher.history, stage))
-        console.print(f"The loss over time, with the kill and the growth: {picture}")
-        broken = broken_promises(watcher.history, stage)
+    try:
+        broken = tell(console, name or f"{paths.default_name()}-demo", picture)
+    except (TimeoutError, LocalClusterError) as error:
+        broken = [str(error)]
     for sentence in broken:
         console.print(f"[red]Not as promised: {sentence}")
     console.print(f"{'The demo failed' if broken else 'All as promised'}, {time.monotonic() - begun:.0f} s in all.")
     raise typer.Exit(1 if broken else 0)
+
+
+def tell(console: Console, name: str, picture: Path) -> list[str]:
+    """The whole story; a sentence for each promise that was not kept."""
+    with stages.standing(name, 3, lambda text: timed(console, text)) as stage:
+        console.print(f"Logs are in {stage.cluster.record.logs}; kubectl: KUBECONFIG={stage.cluster.kubeconfig}")
+        with timed(console, "data: the sources of Python's standard library, as tokens in the bucket") as say:
+            for done, count in stages.build_data(stage.storage):
+                say(f"{done} of {count} files")
+        with Watcher(stage, JOB) as watcher:
+            try:
+                play(stage, watcher.history, console)
+            except TimeoutError as error:
+                raise TimeoutError(f"{error}; the job says: {said(watcher.history)}") from None
+        draw(watcher.history, picture)
+        console.print(summarise(watcher.history, stage))
+        console.print(f"The loss over time, with the kill and the growth: {picture}")
+        return broken_promises(watcher.history, stage)
 
 
 @contextmanager
@@ -59,20 +70,6 @@ def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
     with console.status(text) as status:
         yield lambda detail: status.update(f"{text}: {detail}")
     console.print(f"[green]✓[/] {text} [dim]{time.monotonic() - begun:.1f} s")
-
-
-def build_data(stage: Stage, console: Console) -> None:
-    """Byte-level token shards of real text, in the bucket."""
-    import os
-
-    from rich.progress import track
-
-    from concertina_trainer.data.build import build
-
-    os.environ.update(stage.storage.environment())
-    files = stages.standard_library(TEXT_BYTES)
-    for _ in track(build(files, f"s3://{stages.BUCKET}/data"), "building shards", console=console, transient=True):
-        pass
 
 
 def play(stage: Stage, history: History, console: Console) -> None:
@@ -99,6 +96,12 @@ def victim(stage: Stage, history: History) -> str:
     """A node that has a member of the world, not the operator (that would be another drill)."""
     spared = stage.operator_node()
     return next(str(m["node"]) for m in history.status["world"]["members"] if m["node"] != spared)
+
+
+def said(history: History) -> str:
+    """The job's own words about how it is."""
+    ready = [c for c in history.status.get("conditions", []) if c["type"] == "Ready"]
+    return f"{ready[0]['reason']}: {ready[0]['message']}" if ready else "nothing yet"
 
 
 def percent(history: History) -> float:

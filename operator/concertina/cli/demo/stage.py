@@ -5,6 +5,7 @@ Everything belongs to the process that set it up and goes away with it.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[4]
 SYSTEM = "concertina-system"
 JOB_KIND = "trainingjobs.concertina.dev"
 BUCKET = "demo"
+TEXT_BYTES = 6_000_000
 Say = Callable[[str], None]
 
 
@@ -75,6 +77,15 @@ def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default")
     """The Secret `s3` that the examples name in checkpoint.secretName."""
     literals = [f"--from-literal={key}={value}" for key, value in storage.environment().items()]
     up.kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
+
+
+def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
+    """Byte-level token shards of real text, in the bucket's folder `data`. Yields files done and files in all."""
+    from concertina_trainer.data.build import build
+
+    os.environ.update(storage.environment())
+    for done, count, _ in build(standard_library(TEXT_BYTES), f"s3://{BUCKET}/data"):
+        yield done, count
 
 
 def standard_library(limit_bytes: int) -> list[Path]:

@@ -1,0 +1,117 @@
+"""Seconds from a SIGKILL to the first step of the new world, on the local cluster, beside torchrun in the same run.
+
+    python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--json FILE] [--only concertina|script|torchrun]
+
+Rows: what dies (`worker`: one training process; `member`: process 1 of a replica that is not the lead; `lead`: process 1
+of the lead, which hosts the store; `node`: all processes of a node) under
+- concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
+- concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own (Python and torch start anew);
+- torchrun: the same script under three torchrun agents, as it comes and tuned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+import recovery_torchrun
+import report
+from recovery_concertina import PARTS, Bench, Recovery, bundled, own_command
+from rich.console import Console
+
+from concertina.cli.demo import stage as stages
+
+SCENARIOS = ("worker", "member", "lead", "node")
+LIMIT = 100.0
+CONSOLE = Console(stderr=True)
+T = TypeVar("T")
+
+
+def main() -> None:
+    """Run all rows, print the tables, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10, help="of each scenario under concertina")
+    parser.add_argument("--peer-runs", type=int, default=3, help="of each scenario under torchrun")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which torchrun counts as never")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=["concertina", "script", "torchrun"])
+    options = parser.parse_args()
+    totals: dict[str, list[float]] = collections.defaultdict(list)
+    recoveries: dict[str, list[Recovery]] = collections.defaultdict(list)
+    if options.only != "torchrun":
+        measure_concertina(options.runs, options.only, totals, recoveries)
+    if options.only in (None, "torchrun"):
+        measure_torchrun(options.peer_runs, options.limit, totals)
+    report.show("SIGKILL to the first step of the new world", totals)
+    parts = {row: split(found) for row, found in recoveries.items()}
+    for row, found in parts.items():
+        report.show(f"{row}: where the time goes", found)
+    replayed = {row: [r.replayed for r in found] for row, found in recoveries.items()}
+    report.show("steps replayed", replayed, unit="steps")
+    medians = {row: {part: round(statistics.median(v), 4) for part, v in found.items()} for row, found in parts.items()}
+    report.write(options.json, "recovery", totals, parts=medians, replayed=replayed)
+
+
+def split(found: list[Recovery]) -> dict[str, list[float]]:
+    """Seconds by part, over all runs of a row."""
+    return {part: [recovery.parts[part] for recovery in found] for part in PARTS}
+
+
+def measure_concertina(
+    runs: int, only: str | None, totals: dict[str, list[float]], recoveries: dict[str, list[Recovery]]
+) -> None:
+    """The rows of concertina: one job of each kind on one cluster."""
+    trace = Path(tempfile.mkdtemp(prefix="recovery-trace-"))
+    try:
+        with stages.standing(f"recovery-{os.getpid()}", 3, lambda _: nullcontext(CONSOLE.log)) as stage:
+            for _ in stages.build_data(stage.storage):
+                pass
+            if only in (None, "concertina"):
+                with Bench(stage, "bundled", bundled()) as bench:
+                    for row, recovery in each("concertina", runs, bench.recover):
+                        totals[row].append(recovery.total)
+                        recoveries[row].append(recovery)
+            if only in (None, "script"):
+                with Bench(stage, "script", own_command(trace)) as bench:
+                    for row, seconds in each(
+                        "concertina, script", runs, lambda what: bench.recover_traced(what, trace)
+                    ):
+                        totals[row].append(seconds)
+    finally:
+        shutil.rmtree(trace, ignore_errors=True)
+
+
+def each(title: str, runs: int, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
+    """(row, result) of every run of every scenario, said as they come."""
+    for scenario in SCENARIOS:
+        for run in range(runs):
+            begun = time.monotonic()
+            result = measure(scenario)
+            CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {runs}: {result} ({time.monotonic() - begun:.0f} s)")
+            yield f"{title}: {scenario}", result
+
+
+def measure_torchrun(runs: int, limit: float, totals: dict[str, list[float]]) -> None:
+    """The rows of the peer. A scenario that never recovers is tried once."""
+    for tuned in (True, False):
+        title = f"torchrun, {'tuned' if tuned else 'as it comes'}"
+        for scenario in recovery_torchrun.SCENARIOS:
+            for run in range(runs):
+                seconds = recovery_torchrun.measure(scenario, tuned, limit)
+                CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {runs}: {seconds:.2f} s")
+                totals[f"{title}: {scenario}"].append(seconds)
+                if seconds == float("inf"):
+                    break
+
+
+if __name__ == "__main__":
+    main()
