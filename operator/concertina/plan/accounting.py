@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concertina.api.status import CheckpointMark, Goodput, JobProgress, JobStatus, SnapshotMark, rfc3339, unix_seconds
+from concertina.api.status import CheckpointMark, Goodput, JobProgress, SnapshotMark, rfc3339, unix_seconds
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
 from concertina_agent import protocol
@@ -127,14 +127,7 @@ def _replayed(look: Look, decision: Decision, spent: dict[str, float]) -> None:
     spent["recovery_seconds"] += moved
 
 
-def unchanged(look: Look, status: JobStatus) -> bool:
-    """Whether only the passing of time, or progress before it is due, tells this status from the one observed."""
-    blank = {"progress": None, "last_snapshot": None, "goodput": Goodput()}
-    return status.model_copy(update=blank) == look.status.model_copy(update=blank) and not _progress_due(look, status)
-
-
-def _progress_due(look: Look, status: JobStatus) -> bool:
-    if status.progress == look.status.progress and status.last_snapshot == look.status.last_snapshot:
-        return False
+def due(look: Look) -> bool:
+    """Whether a status write that brings nothing but progress may be made."""
     at = look.status.goodput.at
     return at is None or look.now - unix_seconds(at) >= look.observed.progress_every

@@ -127,17 +127,16 @@ def proceed(look: Look) -> Decision | None:
     names = candidates(look)
     calls = {name: call for name in names if (call := _call(look, name, made))}
     replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
-    if _overtaken(calls, made) or _hopeless(look, made, names, calls, replies):
+    patience = _patience(look, names, calls, replies)
+    chosen = membership.choose(replies, look.members, look.spec) if patience is None else ()
+    if _overtaken(calls, made) or (not chosen and _hopeless(look, made, names, calls)):
         again = claim(look, Cause(made.reason, made.message, planned=True))
         if again:
             return replace(again, events=())  # told already
-    patience = _patience(look, names, calls, replies)
     if not calls and not look.members and len(names) < sizes.most(look.spec) and not _late(look, made):
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
-    if patience is None:
-        chosen = membership.choose(replies, look.members, look.spec)
-        if chosen:
-            return commit(look, made, {name: replies[name] for name in chosen})
+    if chosen:
+        return commit(look, made, {name: replies[name] for name in chosen})
     return _asking(look, made, names, replies, patience)
 
 
@@ -175,18 +174,10 @@ def _overtaken(calls: Mapping[str, Call], made: Claim) -> bool:
     )
 
 
-def _hopeless(
-    look: Look,
-    made: Claim,
-    names: tuple[str, ...],
-    calls: Mapping[str, Call],
-    replies: Mapping[str, Prepared],
-) -> bool:
+def _hopeless(look: Look, made: Claim, names: tuple[str, ...], calls: Mapping[str, Call]) -> bool:
     """Everyone has answered or failed, and it is not enough: the Prepares named other candidates than there are now, or
     some can't reach each other. Tried again under a new claim, ever more slowly."""
     if len(calls) < len(names) or any(not call.done_at for call in calls.values()):
-        return False
-    if membership.choose(replies, look.members, look.spec):
         return False
     delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - look.world.round))
     last = max((call.done_at for call in calls.values()), default=look.now)

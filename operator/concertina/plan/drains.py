@@ -54,6 +54,8 @@ def _names(names: list[str]) -> str:
 
 def _can_grow(look: Look, report: protocol.Report) -> bool:
     """A larger valid size is there, training has got under way, and nobody became ready for a quiet time."""
+    if not look.ready - look.members.keys():
+        return False
     joined = len(claims.candidates(look))
     if sizes.fitting(joined, look.spec) <= len(look.members) or quiet_left(look) > 0:
         return False

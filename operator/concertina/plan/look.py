@@ -10,7 +10,7 @@ from functools import cached_property
 from concertina.api.spec import JobSpec
 from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
 from concertina.plan import constants, sizes
-from concertina.plan.types import AgentView, NodeView, Observed, PodView
+from concertina.plan.types import AgentView, Call, NodeView, Observed, PodView
 from concertina_agent import protocol
 
 UNKNOWN_AGENT = AgentView()
@@ -77,11 +77,12 @@ class Look:
             return f"ended{code}{f' ({detail})' if detail else ''}"
         if pod.deleting:
             return "is being deleted"
-        node, view = self.node(pod), self.agent(pod.name)
+        node = self.node(pod)
         if node.out_of_service:
             return f"was on node {pod.node}, which is out of service"
         if pod.name in self.condemned:
             return "failed again and again"
+        view = self.agent(pod.name)
         if view.connected or pod.phase != "Running" or self.in_good_standing(pod.name):
             return ""
         if not node.ready:
@@ -132,6 +133,19 @@ class Look:
         ):
             return None
         return report
+
+    @cached_property
+    def unacknowledged(self) -> tuple[tuple[str, Call], ...]:
+        """Members whose Assign of this round, sent by this operator, was not accepted so far."""
+        if not self.committed or self.claim is None:
+            return ()
+        round, claim_id = self.claim.round, self.claim.claim_id
+        calls = ((name, view.assign) for name in self.members if (view := self.agent(name)).assign)
+        return tuple(
+            (name, call)
+            for name, call in calls
+            if call and call.round == round and call.claim == claim_id and not isinstance(call.reply, protocol.Accepted)
+        )
 
     def in_good_standing(self, replica: str) -> bool:
         """A member of the committed round of which its lead, with whom we are in contact, says nothing bad; or whose

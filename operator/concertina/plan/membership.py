@@ -22,11 +22,13 @@ def _mutually_reachable(seniority: list[str], replies: Mapping[str, Prepared]) -
     """Drops whoever misses the most links until nobody misses one (the exact answer is NP-hard, and partitions are
     mostly clean cuts, for which this is exact); ties go against the junior."""
     together = list(seniority)
-    reach = {name: frozenset(replies[name].reachable) for name in together}
+    sets = {reply.reachable: frozenset(reply.reachable) for reply in replies.values()}  # mostly one and the same
+    reach = {name: sets[replies[name].reachable] for name in together}
     missing = dict.fromkeys(together, 0)
     everybody = frozenset(together)
+    absent = {reachable: everybody - found for reachable, found in sets.items()}
     for name in together:
-        for other in everybody - reach[name] - {name}:
+        for other in absent[replies[name].reachable] - {name}:
             missing[name] += 1
             missing[other] += 1
     while together and (worst := max(reversed(together), key=missing.__getitem__)) and missing[worst]:

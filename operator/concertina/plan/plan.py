@@ -12,7 +12,7 @@ to the commit and its Assigns; the first step of the new round makes it Training
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus, World, rfc3339
 from concertina.plan import accounting, budget, conditions, drains, lifecycle, rounds
@@ -82,27 +82,28 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     world = _closed(decision.world or old.world, decision) if done else decision.world or old.world
     committed = world.claim is not None and world.claim.committed and world.round > old.world.round
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
-    status = old.model_copy(
-        update={
-            "observed_generation": job.generation,
-            "conditions": conditions.conditions(_storage_trouble(look, decision), old, job.generation, now),
-            "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
-            "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
-            "replicas": sum(pod.phase not in ("Failed", "Succeeded") for pod in look.observed.pods),
-            "selector": f"concertina.dev/job-uid={job.uid}",
-            "attempts": pods.attempts,
-            "world": world,
-            "restarts": budget.counted(look, decision.restart, pods.replaced),
-            "rounds": old.rounds + committed,
-            "steps_replayed": old.steps_replayed + decision.replayed,
-            "progress": accounting.progress(look),
-            "last_snapshot": accounting.last_snapshot(look),
-            "last_checkpoint": accounting.last_checkpoint(look),
-        }
-    )
-    if accounting.unchanged(look, status):
+    fields = {
+        "observed_generation": job.generation,
+        "conditions": conditions.conditions(_storage_trouble(look, decision), old, job.generation, now),
+        "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
+        "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
+        "replicas": sum(pod.phase not in ("Failed", "Succeeded") for pod in look.observed.pods),
+        "selector": f"concertina.dev/job-uid={job.uid}",
+        "attempts": pods.attempts,
+        "world": world,
+        "restarts": budget.counted(look, decision.restart, pods.replaced),
+        "rounds": old.rounds + committed,
+        "steps_replayed": old.steps_replayed + decision.replayed,
+        "last_checkpoint": accounting.last_checkpoint(look),
+    }
+    numbers = {"progress": accounting.progress(look), "last_snapshot": accounting.last_snapshot(look)}
+    if not _differ(old, fields) and not (_differ(old, numbers) and accounting.due(look)):
         return old
-    return status.model_copy(update={"goodput": accounting.goodput(look, decision)})
+    return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(look, decision)})
+
+
+def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
+    return any(getattr(old, name) != value for name, value in fields.items())
 
 
 def _closed(world: World, decision: Decision) -> World:

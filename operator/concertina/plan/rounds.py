@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from concertina.api.status import Member
 from concertina.plan import budget, claims, constants, pods, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase
@@ -113,19 +112,13 @@ def lead_in_doubt(look: Look) -> bool:
 
 
 def _not_acknowledged(look: Look) -> Cause | None:
-    for member in look.world.members:
-        view = look.agent(member.replica)
-        call = view.assign
-        if call is None or look.claim is None or (call.round, call.claim) != (look.claim.round, look.claim.claim_id):
-            continue
+    for replica, call in look.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
-            return Cause("AssignRefused", f"replica {member.replica} refused: {call.reply.reason}", member.replica)
+            return Cause("AssignRefused", f"replica {replica} refused: {call.reply.reason}", replica)
         if call.error:
-            return Cause(
-                "AssignFailed", f"replica {member.replica} could not be told its rank: {call.error}", member.replica
-            )
-        if not call.done_at and look.now - call.sent_at >= constants.ACKNOWLEDGE:
-            return Cause("AssignFailed", f"replica {member.replica} does not acknowledge its rank", member.replica)
+            return Cause("AssignFailed", f"replica {replica} could not be told its rank: {call.error}", replica)
+        if look.now - call.sent_at >= constants.ACKNOWLEDGE:
+            return Cause("AssignFailed", f"replica {replica} does not acknowledge its rank", replica)
     return None
 
 
@@ -133,15 +126,15 @@ def _never_assigned(look: Look) -> Cause | None:
     """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew. (A
     member that was not told, while the lead was, is reported by the lead as lost.)"""
     report = look.report
-    if report is None or _assign_sent(look, look.lead):
+    if report is None or _assign_sent(look):
         return None
     if report.state == "prepared":
         return Cause("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
     return None
 
 
-def _assign_sent(look: Look, member: Member) -> bool:
-    call, claim = look.agent(member.replica).assign, look.claim
+def _assign_sent(look: Look) -> bool:
+    call, claim = look.agent(look.lead.replica).assign, look.claim
     return call is not None and claim is not None and (call.round, call.claim) == (claim.round, claim.claim_id)
 
 
@@ -154,8 +147,7 @@ def recheck(look: Look) -> float:
     view = look.agent(look.lead.replica)
     if not view.connected:
         return constants.RECONNECT / 2
-    calls = [look.agent(member.replica).assign for member in look.world.members]
-    if any(call and not call.done_at for call in calls):
+    if look.unacknowledged:
         return constants.ACKNOWLEDGE
     return constants.STEADY if look.report else constants.RETRY
 
