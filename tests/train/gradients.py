@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import torch
 
@@ -15,6 +16,7 @@ from concertina_trainer.state import TrainState
 
 
 def main() -> int:
+    before = set(sys.modules)
     config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
     world = parallel.join(os.environ)
     model = parallel.sharded_model(config.model, config.precision, world)
@@ -28,6 +30,8 @@ def main() -> int:
     squared = optimizer.squared_norm()
     torch.distributed.all_reduce(squared)
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    optimizer.update(0.0, 1.0)
+    late = set(sys.modules) - before
     if world.rank == 0:
-        torch.save({"gradients": whole, "norm": squared.sqrt().item()}, os.environ["RESULT"])
+        torch.save({"gradients": whole, "norm": squared.sqrt().item(), "late": late}, os.environ["RESULT"])
     return 0

@@ -88,6 +88,7 @@ class Script:
 
     kill: tuple[int, tuple[int, ...]] | None = None
     drain: tuple[int, bool] | None = None
+    drain_when: Callable[[Outcome], bool] = lambda outcome: False
     copy: Callable[[int], bool] = lambda step: True
 
 
@@ -184,7 +185,8 @@ class _Round:
                 pass
         finally:
             server.close()
-            for pid in (*self.pids.values(), *others):
+            ending = {*self.outcome.done, *self.outcome.faults}
+            for pid in (*(pid for rank, pid in self.pids.items() if rank not in ending), *others):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.outcome.codes = {rank: self.job.parent.wait(pid) for rank, pid in self.pids.items()}
@@ -237,6 +239,8 @@ class _Round:
     def _follow_script(self, step: int) -> None:
         if self.script.drain and step == self.script.drain[0]:
             self.ends[0].send(channel.DrainRequest(self.script.drain[1]))
+        if self.script.drain_when(self.outcome):
+            self.ends[0].send(channel.DrainRequest(durable=False))
         if self.script.kill and step == self.script.kill[0]:
             for rank in self.script.kill[1]:
                 os.kill(self.pids[rank], signal.SIGKILL)

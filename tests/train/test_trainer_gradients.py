@@ -59,4 +59,5 @@ def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference
     for name, gradient in reference.items():
         torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-7)
     norm = torch.cat([gradient.flatten() for gradient in reference.values()]).norm().item()
+    assert not found["late"], "imported after the fork: add it to preload"
     assert found["norm"] == pytest.approx(norm, rel=1e-5)

@@ -37,6 +37,14 @@ def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer,
     assert [(d.step, d.complete) for d in second.durable] == [(12, True)]
 
 
+def test_checkpoints_by_the_clock(folder, parent, trainer, tmp_path):
+    """everySeconds: rank 0's clock, the same step on every rank (a part alone would never be published)."""
+    job = node.Job(folder, parent, {**trainer, "steps": 100_000}, {"uri": f"file://{tmp_path}/c", "everySeconds": 1})
+    outcome = job.run(2, script=node.Script(drain_when=lambda outcome: len(outcome.durable) >= 2))
+    assert outcome.errors == []
+    assert set(outcome.codes.values()) == {0}, outcome.output
+
+
 def test_a_drain_is_durable_when_asked(folder, parent, trainer, tmp_path):
     job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/c"})
     outcome = job.run(2, script=node.Script(drain=(3, True)))

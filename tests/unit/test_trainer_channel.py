@@ -69,6 +69,41 @@ def test_an_answer_is_found_behind_other_messages_and_the_end_is_noticed(tmp_pat
     worker.send(channel.Done("complete", 9))
     with pytest.raises(channel.ChannelClosed):
         worker.receive(channel.Start)
-    worker.close()
+    worker.finish()
     thread.join(10)
     assert heard == [channel.FetchHeader(ID, 0), channel.Done("complete", 9)]
+
+
+def test_what_a_process_says_last_is_heard_though_the_agent_is_writing_to_it(tmp_path):
+    """Without `finish` the agent's write to a closed socket throws away what it had not read yet."""
+    path = str(tmp_path / "socket")
+    heard = []
+
+    async def agent(ready: threading.Event) -> None:
+        finished = asyncio.Event()
+
+        async def serve(reader, writer):
+            end = channel.AgentEnd(reader, writer)
+            while (message := await end.receive()) is not None:
+                heard.append(message)
+                await asyncio.sleep(0.001)
+                for _ in range(20):
+                    end.send(channel.CopiedUpTo(1))
+            finished.set()
+
+        server = await asyncio.start_unix_server(serve, path, limit=protocol.MAX_LINE)
+        ready.set()
+        await finished.wait()
+        server.close()
+
+    ready = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(agent(ready)))
+    thread.start()
+    assert ready.wait(10)
+    worker = channel.WorkerEnd(path)
+    beats = [channel.Beat(1, step, "training") for step in range(50)]
+    for message in (*beats, channel.Done("complete", 50)):
+        worker.send(message)
+    worker.finish()
+    thread.join(10)
+    assert heard == [*beats, channel.Done("complete", 50)]

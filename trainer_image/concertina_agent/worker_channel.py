@@ -10,7 +10,7 @@ A worker's life (bundled trainer):
     (FetchHeader -> FetchedHeader, Fetch -> Fetched)*      only with Restore.source Memory; one at a time
     (Beat | Progress | Committed | WantDurable)*           every step, as they come
            <-  CopiedUpTo*, DrainRequest        at any time
-    Done -> and exit 0,  or  Fault -> and a non-zero exit (BadInput: 78)
+    Done -> and exit 0,  or  Fault -> and a non-zero exit (BadInput: 78), each after `finish`
 
 The uploader's: `UploaderHello`, then requests from the agent, answered one by one in order: Probe -> StorageState,
 Ship -> Shipped, Publish -> Published.
@@ -24,6 +24,7 @@ removes that name when the part is in storage; the agent removes those that it g
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import socket
@@ -44,6 +45,8 @@ from concertina_agent.protocol import (
 
 BAD_INPUT_EXIT = 78
 """EX_CONFIG: trying again can't help."""
+FINISH_SECONDS = 5.0
+"""How long a process that has said its last waits for the agent to have read it."""
 
 # --- worker to agent ------------------------------------------------------------------------------------------------
 
@@ -273,7 +276,14 @@ class WorkerEnd:
         self._received.clear()
         return messages
 
-    def close(self) -> None:
+    def finish(self) -> None:
+        """Say no more, and wait until the agent has read all that was said: without this it could be lost, when the
+        agent writes to a process that has just ended."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(FINISH_SECONDS)
+            while self._socket.recv(1 << 16):
+                pass
         self._socket.close()
 
     def _read(self, wait: bool) -> None:
@@ -301,14 +311,18 @@ class AgentEnd:
         self._reader, self._writer = reader, writer
 
     async def receive(self) -> Optional[Message]:
-        """The next message; None when the process is gone. Raises ProtocolError for a line that is not a message."""
+        """The next message; None when the process has said its last (the end is closed then, which it may wait for).
+        Raises ProtocolError for a line that is not a message."""
         try:
             line = await self._reader.readline()
         except ValueError as error:
             raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
         except ConnectionError:
+            line = b""
+        if not line.endswith(b"\n"):
+            self.close()
             return None
-        return decode(line) if line.endswith(b"\n") else None
+        return decode(line)
 
     def send(self, message: Message) -> None:
         """Buffered; what is sent to a process that is gone is dropped (its exit is noticed elsewhere)."""

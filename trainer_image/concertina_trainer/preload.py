@@ -8,6 +8,7 @@ PYTORCH_NVML_BASED_CUDA_CHECK=1 so that asking for GPUs doesn't open one.
 # ruff: noqa: F401
 
 # torch imports these lazily, at FSDP's first wrap and at the first step, where each costs up to 2 s.
+import numpy.ma
 import numpy.random
 import torch._dynamo
 import torch._inductor.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -134,7 +135,9 @@ def _copy_overlap(piece: Piece, placed: Placed, data: memoryview, at: int) -> in
     saved = placed.chunk
     row = saved.size // saved.shape[0]
     first_row = saved.offsets[0] + (at - placed.begin) // row
-    source = torch.frombuffer(data, dtype=DTYPES[saved.dtype]).view(-1, *saved.shape[1:])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor is it written to
+        source = torch.frombuffer(data, dtype=DTYPES[saved.dtype]).view(-1, *saved.shape[1:])
     common = list(_common(piece.chunk, saved))
     origin = (first_row, *saved.offsets[1:])
     from_box = tuple(slice(b - o, e - o) for (b, e), o in zip(common, origin, strict=True))

@@ -49,6 +49,7 @@ def main() -> NoReturn:
         print(error, file=sys.stderr)
     except Exception:
         traceback.print_exc()
+    channel.finish()
     # At once: the interpreter's own end would wait for the group's threads and for a peer that may be gone.
     sys.stdout.flush()
     sys.stderr.flush()

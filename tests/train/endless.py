@@ -1,0 +1,32 @@
+"""A small state, and a process that takes snapshots of it without a pause."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from concertina_agent.protocol import SnapshotId
+from concertina_trainer.shardfile import Chunk, Facts, Layout
+from concertina_trainer.snapshot import Snapshots
+
+
+class State:
+    """Two tensors that hold the step everywhere."""
+
+    def __init__(self, elements=1000):
+        chunks = [Chunk(name, "F32", (0,), (elements,), (elements,)) for name in ("a", "b")]
+        self.layout = Layout(chunks)
+        self.tensors = [torch.zeros(elements), torch.zeros(elements)]
+
+    def at(self, step):
+        for tensor in self.tensors:
+            tensor.fill_(step)
+        return Facts(SnapshotId(1, step, "layout", 1), 0, step, "", "")
+
+
+def main() -> None:
+    state = State(300_000)
+    snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"]), state)
+    for step in range(1_000_000):
+        snapshots.complete = step - 2
+        snapshots.take(state.at(step))

@@ -1,0 +1,108 @@
+"""Snapshots in node memory: what stands under a mark is whole, whatever happens while the next is written."""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import zlib
+
+import pytest
+import torch
+from endless import State
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from concertina_trainer.errors import BadInput
+from concertina_trainer.shardfile import header_length, parse_header
+from concertina_trainer.snapshot import Snapshots
+
+
+def held(path):
+    """The step of a slot: as its mark, its header and every one of its values say."""
+    mark = json.loads(path.with_suffix(".json").read_text())
+    content = path.read_bytes()
+    assert (mark["size"], mark["crc32"]) == (len(content), zlib.crc32(content))
+    begin = header_length(content[:8])
+    step = parse_header(content[8:begin]).facts.id.step
+    assert step == mark["id"]["step"]
+    assert (torch.frombuffer(bytearray(content[begin:]), dtype=torch.float32) == step).all()
+    return step
+
+
+def steps_in(folder):
+    return {held(mark.with_suffix("")) for mark in folder.glob("slot-*.json")}
+
+
+@settings(max_examples=50, deadline=None)
+@given(lags=st.lists(st.sampled_from([0, 1, None]), min_size=1, max_size=25))
+def test_the_newest_complete_and_the_newest_committed_are_never_overwritten(lags, tmp_path_factory):
+    """Peers have the last one, the one before it, or nothing new; as in a drain that can't wait for them."""
+    folder = tmp_path_factory.mktemp("slots")
+    state = State(10)
+    snapshots = Snapshots(folder, state)
+    for step, lag in enumerate(lags):
+        if lag is not None:
+            snapshots.complete = max(snapshots.complete, snapshots.count - 1 - lag)
+        complete, newest = snapshots.step_of(snapshots.complete), snapshots.step_of(snapshots.count - 1)
+        snapshots.take(state.at(step))
+        assert {step, newest, complete} - {-1} <= steps_in(folder)
+
+
+def test_the_slots_go_round_and_keep_up_means_the_last_but_one_is_complete(tmp_path):
+    state = State(10)
+    snapshots = Snapshots(tmp_path, state)
+    names = []
+    for step in range(6):
+        snapshots.complete = step - 2
+        assert snapshots.keeping_up
+        names.append(snapshots.take(state.at(step)).path.name)
+    assert names == ["slot-0", "slot-1", "slot-2"] * 2
+    assert not snapshots.keeping_up
+    snapshots.complete = 4
+    assert snapshots.keeping_up
+
+
+def test_killed_at_any_moment_a_mark_never_lies(folder, parent):
+    """A process writes without a pause and is killed 25 times, most often in the middle of a slot."""
+    seen = 0
+    for i in range(25):
+        slots = folder / str(i)
+        pid = parent.fork("endless:main", {"CONCERTINA_SNAPSHOTS": str(slots)}, sys.stderr.fileno())
+        time.sleep(0.05 + 0.002 * i)
+        os.kill(pid, signal.SIGKILL)
+        parent.wait(pid)
+        steps = sorted(steps_in(slots))
+        seen += len(steps)
+        if len(list(slots.glob("slot-?"))) == 3:
+            assert len(steps) >= 2
+            assert steps[-1] - steps[-2] <= 2
+    assert seen > 50
+
+
+def test_a_part_on_its_way_to_storage_stays_as_it_is(tmp_path):
+    state = State()
+    snapshots = Snapshots(tmp_path, state)
+    link = snapshots.link_for_shipping(snapshots.take(state.at(0)))
+    assert snapshots.shipping
+    before = link.read_bytes()
+    for step in range(1, 8):
+        snapshots.complete = step - 2
+        snapshots.take(state.at(step))
+    assert link.read_bytes() == before
+    assert steps_in(tmp_path) == {5, 6, 7}
+    link.unlink()
+    assert not snapshots.shipping
+
+
+def test_no_room_is_said_before_a_byte_is_written(tmp_path):
+    state = State(1_000_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(BadInput, match="no room for a snapshot of 8 MiB"):
+            Snapshots(tmp_path, state).take(state.at(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
