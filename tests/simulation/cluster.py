@@ -101,6 +101,7 @@ class Cluster:
             return
         self.clock.tell(f"{who} deletes {pod.name}{' by force' if action.force else ''}: {action.reason}")
         self.deletes.append(pod.name)
+        self.world.invariants.deleting(who, action)
         self.remove(pod.name, force=action.force)
 
     def remove(self, name: str, force: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from concertina.api.status import JobStatus
-from concertina.plan.types import CreatePod
+from concertina.plan.types import CreatePod, DeletePod
 from concertina_agent import protocol as p
 from simulation.clock import Violation
 
@@ -21,6 +21,8 @@ class Invariants:
         self.commits: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         """Round -> claim and members (replica, instance), as the API server accepted them."""
         self.first_steps: set[int] = set()
+        self.blind: dict[str, float] = {}
+        """Operator -> when it was cut off from all nodes at once."""
 
     def status_written(self, old: JobStatus, new: JobStatus) -> None:
         """Rounds and claims only grow, and a round is committed once."""
@@ -81,6 +83,15 @@ class Invariants:
         if collective.round not in self.first_steps:
             self.first_steps.add(collective.round)
             self.world.clock.tell(f"round {collective.round}: first step")
+
+    def deleting(self, who: str, action: DeletePod) -> None:
+        """A world that is silent as a whole is left alone for a while."""
+        world, since = self.world, self.blind.get(who, 0.0)
+        cut_off = not any(
+            world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
+        )
+        if cut_off and world.clock.now - since < 25 and "could not be reached" in action.reason:
+            raise Violation(f"{who} can reach nobody, and deletes {action.name}: {action.reason}")
 
     def creating(self, action: CreatePod) -> None:
         """No second pod for an index whose pod is healthy, as anyone could know."""

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from builders import jobs
 from builders.jobs import T0
+from concertina.api.status import Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod
+from concertina.plan.types import Call, CreatePod, Observed, Plan
 from concertina_agent import protocol
 
 
-def phase(made: object) -> str:
-    return made.status.condition("Ready").reason
+def phase_of(made: Plan) -> str:
+    ready = made.status.condition("Ready")
+    return ready.reason if ready else ""
 
 
 def test_a_new_job_gets_its_pods_and_secret() -> None:
     made = plan(jobs.observed(jobs.job(jobs.spec()), secret_made=False), T0)
     assert [type(action).__name__ for action in made.actions] == ["CreateSecret"] + ["CreatePod"] * 3
     assert [action.index for action in made.actions if isinstance(action, CreatePod)] == [0, 1, 2]
-    assert phase(made) == "Waiting"
+    assert phase_of(made) == "Waiting"
     assert made.status.world.claim is None
 
 
@@ -50,7 +55,7 @@ def test_from_ready_agents_to_training_takes_a_claim_a_commit_and_nothing_else()
 
     seen = jobs.running(jobs.spec())
     made = plan(seen, T0 + 10)
-    assert phase(made) == "Training"
+    assert phase_of(made) == "Training"
     assert made.actions == ()
     assert made.watch == {"demo-0-0": "127.0.0.1:29400"}
     assert made.status is seen.job.status
@@ -58,7 +63,7 @@ def test_from_ready_agents_to_training_takes_a_claim_a_commit_and_nothing_else()
 
 def test_success_completes_the_job() -> None:
     made = plan(jobs.running(jobs.spec(), state="succeeded"), T0 + 11)
-    assert phase(made) == "Complete"
+    assert phase_of(made) == "Complete"
     assert made.status.completion_time
 
 
@@ -73,3 +78,253 @@ def test_a_failed_worker_leads_to_a_round_of_the_same_members_at_once() -> None:
     assert "ValueError: no" in made.status.condition("Running").message
     assert made.status.restarts.in_window == 1
     assert made.events[0].type == "Warning"
+
+
+# --- what ends a round
+
+
+def with_lead(seen: Observed, **fields: Any) -> Observed:
+    lead = replace(seen.agents["demo-0-0"], **fields)
+    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+
+
+def prepares(made: Plan) -> list[str]:
+    return sorted(jobs.sends(made, protocol.Prepare))
+
+
+@pytest.mark.parametrize(
+    ("lead", "others", "after", "asked"),
+    [
+        ({"connected": False, "lost_at": T0 + 20, "refused": True}, True, 0.01, ["demo-1-0", "demo-2-0"]),
+        ({"connected": False, "lost_at": T0 + 20}, True, 0.1, []),
+        ({"connected": False, "lost_at": T0 + 20}, True, 0.6, ["demo-1-0", "demo-2-0"]),
+        ({"connected": False, "lost_at": T0 + 20}, False, 0.6, []),
+        ({"connected": False, "lost_at": T0 + 20}, False, 31, ["demo-1-0", "demo-2-0"]),
+        ({"connected": False, "wanted_at": T0 + 20, "report": None}, True, 3, []),
+        ({"connected": False, "wanted_at": T0 + 20, "report": None}, True, 4.5, ["demo-1-0", "demo-2-0"]),
+        ({"connected": True, "report": jobs.report("demo-0-0", instance="another")}, True, 0, ["demo-0-0"]),
+    ],
+    ids=[
+        "refused",
+        "just broken",
+        "silent, another answers",
+        "all are silent",
+        "all are silent for long",
+        "operator is new",
+        "operator is new and gets no answer",
+        "agent was restarted",
+    ],
+)
+def test_when_a_lead_is_lost(lead: dict[str, Any], others: bool, after: float, asked: list[str]) -> None:
+    seen = jobs.running(jobs.spec())
+    agents = {name: replace(view, connected=others) for name, view in seen.agents.items()}
+    made = plan(with_lead(replace(seen, agents=agents), **lead), T0 + 20 + after)
+    assert set(asked) <= set(prepares(made))
+    assert bool(asked) == bool(prepares(made))
+    assert ("demo-0-0" in asked) == ("demo-0-0" in prepares(made))
+    if not asked:
+        assert made.recheck_after is not None
+        assert made.recheck_after < 1
+
+
+def test_a_new_operator_leaves_a_running_round_alone() -> None:
+    seen = jobs.running(jobs.spec())
+    made = plan(replace(seen, agents={}), T0 + 30)
+    assert made.actions == ()
+    assert made.status.conditions == seen.job.status.conditions
+    assert list(made.watch) == ["demo-0-0"]
+    again = plan(replace(seen, agents={"demo-0-0": jobs.agent("demo-0-0", report=jobs.lead_report())}), T0 + 31)
+    assert again.actions == ()
+
+
+def test_a_round_that_was_committed_and_never_assigned_is_made_anew() -> None:
+    seen = jobs.running(jobs.spec())
+    lead = jobs.agent("demo-0-0", report=jobs.lead_report(state="prepared"))
+    made = plan(replace(seen, agents={"demo-0-0": lead}), T0 + 30)
+    assert made.status.world.claim.round == 2
+    assert made.status.world.claim.reason == "NotAssigned"
+
+
+@pytest.mark.parametrize(
+    ("call", "claimed"),
+    [
+        ({"done_at": T0 + 10, "reply": protocol.Accepted(1, "claim-a")}, False),
+        ({"done_at": T0 + 10, "reply": protocol.Refused("restarted", 1, "claim-a")}, True),
+        ({"done_at": T0 + 10, "error": "connection reset"}, True),
+        ({}, True),
+    ],
+    ids=["accepted", "refused", "failed", "silent"],
+)
+def test_an_assign_that_is_not_acknowledged(call: dict[str, Any], claimed: bool) -> None:
+    seen = jobs.running(jobs.spec())
+    member = replace(seen.agents["demo-1-0"], assign=Call(1, "claim-a", T0 + 10, **call))
+    made = plan(replace(seen, agents={**seen.agents, "demo-1-0": member}), T0 + 14)
+    assert (made.status.world.claim.round == 2) == claimed
+
+
+def test_a_failure_that_follows_from_another_is_not_the_cause() -> None:
+    failures = (
+        protocol.Failure("demo-2-0", "WorkerFailed", "lost a peer", at=T0 + 11, secondary=True),
+        protocol.Failure("demo-1-0", "WorkerSignaled", "killed by SIGKILL", at=T0 + 11),
+    )
+    made = plan(with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=failures)), T0 + 11)
+    assert made.status.restarts.recent[0].replica == "demo-1-0"
+    assert made.status.condition("Running").reason == "WorkerSignaled"
+
+
+def test_bad_input_fails_the_job_at_once() -> None:
+    bad = protocol.Failure("demo-1-0", "BadInput", "shard 3 has a wrong checksum: build the data again", permanent=True)
+    made = plan(with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=(bad,))), T0 + 11)
+    failed = made.status.condition("Failed")
+    assert (failed.status, failed.reason) == ("True", "BadInput")
+    assert "wrong checksum" in failed.message
+    assert not jobs.sends(made, protocol.Prepare)
+
+
+@pytest.mark.parametrize(("before", "budget", "phase"), [(0, 3, "Recovering"), (2, 3, "Recovering"), (3, 3, "Failed")])
+def test_failures_use_up_the_budget(before: int, budget: int, phase: str) -> None:
+    spec = jobs.spec(failurePolicy={"maxRestarts": budget, "windowSeconds": 600})
+    seen = jobs.running(spec)
+    entries = tuple(
+        Restart(at=rfc3339(T0 - 100 + i), replica="demo-9-0", reason="WorkerFailed", step=i) for i in range(before)
+    )
+    old = Restart(at=rfc3339(T0 - 700), replica="demo-9-0", reason="WorkerFailed")
+    status = seen.job.status.model_copy(update={"restarts": Restarts(recent=(old, *entries), total=9)})
+    failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1: ValueError", ("Traceback", "ValueError"))
+    seen = with_lead(replace(seen, job=replace(seen.job, status=status)), report=jobs.lead_report(failures=(failure,)))
+    made = plan(seen, T0 + 11)
+    assert phase_of(made) == phase
+    if phase == "Failed":
+        assert "4 times within 600 s" in made.status.condition("Failed").message
+        assert "ValueError" in made.status.condition("Failed").message
+    else:
+        assert (made.status.restarts.in_window, made.status.restarts.budget) == (before + 1, budget - before - 1)
+        assert made.status.restarts.total == 10
+
+
+def test_a_lost_member_costs_nothing_of_the_budget() -> None:
+    lost = protocol.Failure("demo-1-0", "MemberLost", "demo-1-0 closed its connection.")
+    made = plan(with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=(lost,))), T0 + 11)
+    assert (made.status.restarts.in_window, made.status.restarts.total) == (0, 1)
+
+
+def test_failing_again_and_again_at_the_same_step_slows_down() -> None:
+    seen = jobs.running(jobs.spec())
+    entries = tuple(Restart(at=rfc3339(T0 + 9), replica="demo-9-0", reason="WorkerFailed", step=40) for _ in range(4))
+    status = seen.job.status.model_copy(update={"restarts": Restarts(recent=entries, total=4)})
+    failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1")
+    seen = with_lead(replace(seen, job=replace(seen.job, status=status)), report=jobs.lead_report(failures=(failure,)))
+    made = plan(seen, T0 + 11)
+    assert not jobs.sends(made, protocol.Prepare)
+    assert made.recheck_after == pytest.approx(2)
+    assert jobs.sends(plan(seen, T0 + 13), protocol.Prepare)
+
+
+# --- a claim
+
+
+def claimed(two: dict[str, Any] | None = None) -> Observed:
+    """A failed round of three, and the Prepares of round 2: the first two have answered, `two` stands for the call to
+    the third (None: it has answered too)."""
+    failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 11)
+    seen = with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(failures=(failure,)))
+    made = plan(seen, T0 + 11)
+    agents = dict(seen.agents)
+    for name, message in jobs.sends(made, protocol.Prepare).items():
+        done = {"done_at": T0 + 11.1, "reply": jobs.prepared(name, message)}
+        done = two if name == "demo-2-0" and two is not None else done
+        agents[name] = jobs.called(agents[name], message, T0 + 11, **done)
+    return jobs.then(seen, made, agents=agents)
+
+
+@pytest.mark.parametrize(
+    ("two", "after", "members"),
+    [
+        (None, 0.11, 3),
+        ({}, 0.11, 0),
+        ({}, 0.59, 0),
+        ({}, 0.61, 2),
+        ({"done_at": T0 + 11.1, "error": "connection refused"}, 0.11, 2),
+        ({"done_at": T0 + 11.1, "reply": protocol.Refused("not my job", 1, "claim-a")}, 0.11, 2),
+    ],
+    ids=["all answer", "one is silent", "still within patience", "silent for too long", "one refuses", "another job"],
+)
+def test_a_claim_is_committed_with_those_who_answer(two: dict[str, Any] | None, after: float, members: int) -> None:
+    made = plan(claimed(two=two), T0 + 11 + after)
+    assert len(jobs.sends(made, protocol.Assign)) == members
+    assert made.status.world.round == (2 if members else 1)
+    assert made.recheck_after is not None
+
+
+def test_a_higher_round_seen_by_an_agent_is_claimed_beyond() -> None:
+    overtaken = {"done_at": T0 + 11.1, "reply": protocol.Refused("older", 5, "claim-z")}
+    made = plan(claimed(two=overtaken), T0 + 11.2)
+    assert made.status.world.claim.round == 6
+    assert not made.status.world.claim.committed
+
+
+def test_a_new_operator_carries_on_with_the_claim_it_finds() -> None:
+    seen = replace(claimed(), agents={})
+    made = plan(seen, T0 + 12)
+    assert {message.claim for message in jobs.sends(made, protocol.Prepare).values()} == {"claim-b"}
+    assert made.status.world.claim == seen.job.status.world.claim
+
+
+def test_too_few_survivors_wait_for_replacements() -> None:
+    seen = jobs.running(jobs.spec(elastic=None))
+    gone = replace(seen, pods=seen.pods[:1] + seen.pods[2:])
+    made = plan(gone, T0 + 11)
+    assert made.status.world.claim.round == 1
+    assert phase_of(made) == "Waiting"
+    assert [action for action in made.actions if isinstance(action, CreatePod)] == [CreatePod(1, 1)]
+    fresh = {**gone.agents, "demo-1-1": jobs.agent("demo-1-1")}
+    pods = (gone.pods[0], jobs.pod(1, 1, ip="127.0.0.9"), gone.pods[1])
+    made = plan(jobs.then(gone, made, pods=pods, agents=fresh), T0 + 12)
+    assert prepares(made) == ["demo-0-0", "demo-1-1", "demo-2-0"]
+
+
+# --- planned changes
+
+
+def joining(ready_at: float, **lead: Any) -> Observed:
+    """Two of three train; the third has become ready."""
+    seen = jobs.running(jobs.spec(), 2)
+    third = jobs.agent("demo-2-0", ready_at=ready_at)
+    seen = replace(seen, pods=(*seen.pods, jobs.pod(2)), agents={**seen.agents, "demo-2-0": third})
+    return with_lead(seen, report=jobs.lead_report(**lead)) if lead else seen
+
+
+def test_a_job_grows_after_a_quiet_time_by_a_drain() -> None:
+    seen = joining(T0 + 20)
+    made = plan(seen, T0 + 21)
+    assert made.actions == ()
+    assert made.recheck_after == pytest.approx(4)
+    made = plan(seen, T0 + 25.1)
+    assert list(jobs.sends(made, protocol.Drain)) == ["demo-0-0"]
+    assert made.status.world.claim.round == 1
+    made = plan(jobs.then(joining(T0 + 20, state="drained"), made), T0 + 26)
+    assert prepares(made) == ["demo-0-0", "demo-1-0", "demo-2-0"]
+    assert made.status.restarts.total == 0
+
+
+def test_nobody_joins_before_the_first_step() -> None:
+    progress = protocol.Progress(0, 100, 0.0, 0.0, 0.0, 0, "restoring", T0 + 10)
+    assert plan(joining(T0 + 20, progress=progress), T0 + 40).actions == ()
+
+
+def test_a_member_that_is_being_deleted_is_drained_first() -> None:
+    seen = jobs.running(jobs.spec())
+    pods = tuple(replace(pod, deleting=pod.index == 1) for pod in seen.pods)
+    made = plan(replace(seen, pods=pods), T0 + 20)
+    assert list(jobs.sends(made, protocol.Drain)) == ["demo-0-0"]
+    assert [action for action in made.actions if isinstance(action, CreatePod)] == [CreatePod(1, 1)]
+    drained = with_lead(jobs.then(replace(seen, pods=pods), made), report=jobs.lead_report(state="drained"))
+    assert prepares(plan(drained, T0 + 21)) == ["demo-0-0", "demo-2-0"]
+
+
+def test_a_drain_that_takes_too_long_is_given_up() -> None:
+    seen = joining(T0)
+    drain = Call(1, "claim-a", T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
+    stuck = with_lead(seen, drain=drain, report=jobs.lead_report(state="draining"))
+    assert prepares(plan(stuck, T0 + 40)) == []
+    assert len(prepares(plan(stuck, T0 + 51))) == 3

@@ -87,15 +87,21 @@ class Look:
             return ""
         if not node.ready:
             return f"can't be reached and its node {pod.node} is not ready"
-        if view.lost_at and self.now - view.lost_at >= constants.UNREACHABLE:
-            return f"could not be reached for {constants.UNREACHABLE:.0f} s"
-        if view.wanted_at and not view.lost_at and self.now - view.wanted_at >= self._first_contact(pod.name):
-            return "has an agent that could not be reached since it started"
+        since, limit = (
+            (view.lost_at, constants.UNREACHABLE) if view.lost_at else (view.wanted_at, self._contact(pod.name))
+        )
+        if since and self.now - since >= (max(limit, constants.WHOLE_WORLD) if self.blind else limit):
+            return f"could not be reached for {self.now - since:.0f} s"
         return ""
 
-    def _first_contact(self, replica: str) -> float:
-        """Members once answered; others may still be starting their agent."""
+    def _contact(self, replica: str) -> float:
+        """For a first contact: members once answered; others may still be starting their agent."""
         return constants.FIRST_CONTACT if replica in self.members else constants.AGENT_START
+
+    @cached_property
+    def blind(self) -> bool:
+        """Whether no agent at all can be reached: then it may be the operator who is cut off, and all may be well."""
+        return not any(view.connected for view in self.observed.agents.values())
 
     @cached_property
     def condemned(self) -> frozenset[str]:
@@ -148,14 +154,38 @@ class Look:
         )
 
     def in_good_standing(self, replica: str) -> bool:
-        """A member of the committed round of which its lead, with whom we are in contact, says nothing bad; or whose
-        lead we are not in contact with, so that nothing is known."""
+        """A member of the committed round of which nothing bad is known."""
         if not self.committed or replica not in self.members:
             return False
         if replica == self.lead.replica:
-            return self.agent(replica).connected
+            return not self.lead_lost
         report = self.report
         return report is None or not any(failure.replica == replica for failure in report.failures)
+
+    @cached_property
+    def lead_lost(self) -> str:
+        """Why the committed round has no lead any more, in words that follow its name. At once where its host says so;
+        where it is silent, as soon as another member proves that it isn't the operator who is cut off. A world that is
+        silent as a whole may be training: it is given time."""
+        view = self.agent(self.lead.replica)
+        if view.connected or not (view.refused or self.lead_in_doubt):
+            return ""
+        pod = self.pods.get(self.lead.replica)
+        if view.refused or pod is None or pod.deleting or not self.node(pod).ready:
+            return "is gone: its agent no longer listens"
+        others = any(self.agent(name).connected for name in self.members if name != self.lead.replica)
+        silent_for = self.now - (view.lost_at or view.wanted_at)
+        return "is silent" if others or silent_for >= constants.WHOLE_WORLD else ""
+
+    @cached_property
+    def lead_in_doubt(self) -> bool:
+        """Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far."""
+        view = self.agent(self.lead.replica)
+        if view.connected:
+            return False
+        if view.lost_at:
+            return self.now - view.lost_at >= constants.RECONNECT
+        return bool(view.wanted_at) and self.now - view.wanted_at >= constants.FIRST_CONTACT
 
     @cached_property
     def ready(self) -> frozenset[str]:

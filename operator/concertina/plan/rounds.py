@@ -77,38 +77,17 @@ def _member_gone(look: Look) -> Cause | None:
 
 
 def _lead_lost(look: Look) -> Cause | None:
-    """At once where its host says that it is gone; where it is silent, as soon as another member proves that it isn't
-    the operator who is cut off. A world that is silent as a whole may be training: it is given time."""
-    view, lead = look.agent(look.lead.replica), look.lead.replica
-    if view.connected:
-        if view.report and view.report.instance != look.lead.instance:
-            return Cause("AgentRestarted", f"the agent of the lead {lead} was restarted, its workers are gone", lead)
-        if view.report and look.claim and view.report.round > look.claim.round:
-            return Cause("RoundOvertaken", f"the lead {lead} has seen round {view.report.round} already", lead)
+    lead = look.lead.replica
+    if look.lead_lost:
+        return Cause("LeadLost", f"the lead {lead} {look.lead_lost}", lead)
+    report = look.agent(lead).report
+    if not look.agent(lead).connected or report is None:
         return None
-    gone = Cause("LeadLost", f"the lead {lead} is gone: its agent no longer listens", lead)
-    if view.refused:
-        return gone
-    if not lead_in_doubt(look):
-        return None
-    pod = look.pods[lead]
-    if pod.deleting or not look.node(pod).ready:
-        return gone
-    others = [member.replica for member in look.world.members[1:]]
-    silent_for = look.now - (view.lost_at or view.wanted_at)
-    if any(look.agent(name).connected for name in others) or silent_for >= constants.WHOLE_WORLD:
-        return Cause("LeadLost", f"the lead {lead} is silent", lead)
+    if report.instance != look.lead.instance:
+        return Cause("AgentRestarted", f"the agent of the lead {lead} was restarted, its workers are gone", lead)
+    if look.claim and report.round > look.claim.round:
+        return Cause("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
     return None
-
-
-def lead_in_doubt(look: Look) -> bool:
-    """Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far."""
-    view = look.agent(look.lead.replica)
-    if view.connected:
-        return False
-    if view.lost_at:
-        return look.now - view.lost_at >= constants.RECONNECT
-    return bool(view.wanted_at) and look.now - view.wanted_at >= constants.FIRST_CONTACT
 
 
 def _not_acknowledged(look: Look) -> Cause | None:
@@ -166,7 +145,7 @@ def running(look: Look) -> Decision | None:
             reason.reason if reason else "Assigned",
             reason.message if reason else "",
             recheck=recheck(look),
-            watch_all=lead_in_doubt(look),
+            watch_all=look.lead_in_doubt,
         )
     if report.state in ("draining", "drained"):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
@@ -179,4 +158,4 @@ def running(look: Look) -> Decision | None:
     size = f"{total} of {look.spec.replicas} replicas train in round {report.round}"
     if total == sizes.most(look.spec) != look.spec.replicas:
         size += f"; {sizes.rounding(look.spec)}"
-    return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=lead_in_doubt(look))
+    return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=look.lead_in_doubt)

@@ -1,0 +1,80 @@
+"""Where the time went, how far the run is, and when the status is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.api.status import unix_seconds
+from concertina.plan.accounting import SECONDS
+from concertina.plan.plan import plan
+from concertina.plan.types import Observed
+from concertina_agent import protocol
+
+
+def with_lead(seen: Observed, **report: object) -> Observed:
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**report))
+    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+
+
+def progress(step: int, at: float, **fields: float) -> protocol.Progress:
+    return protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", at, T0 + 6, **fields)
+
+
+def test_progress_is_written_when_it_is_due_and_a_transition_at_once() -> None:
+    seen = jobs.running(jobs.spec())
+    newer = with_lead(seen, progress=progress(44, T0 + 11))
+    assert plan(newer, T0 + 11).status is newer.job.status
+    assert plan(replace(newer, progress_every=0.5), T0 + 11).status.progress.step == 44
+    assert plan(newer, T0 + 12.5).status.progress.step == 44
+    done = with_lead(seen, progress=progress(100, T0 + 11), state="succeeded")
+    assert plan(done, T0 + 11).status.progress.step == 100
+
+
+def test_the_seconds_add_up_to_the_time_since_the_start() -> None:
+    seen = jobs.running(jobs.spec())
+    start = unix_seconds(seen.job.status.start_time)
+    for second in range(12, 40, 2):
+        failure = protocol.Failure("demo-1-0", "WorkerFailed", "x", at=T0 + 29.5)
+        broken = {"failures": (failure,)} if second == 30 else {}
+        told = progress(40 + second, T0 + second, checkpoint_seconds=second / 100, stalled_seconds=second / 50)
+        seen = with_lead(seen, progress=told, **broken)
+        seen = jobs.then(seen, plan(seen, T0 + second))
+        goodput = seen.job.status.goodput
+        counted = unix_seconds(goodput.at) - start
+        assert sum(getattr(goodput, name) for name in SECONDS) == pytest.approx(counted, abs=0.02)
+    goodput = plan(replace(seen, job=replace(seen.job, generation=2)), T0 + 38).status.goodput
+    assert goodput.recovery_seconds == pytest.approx(0.5 + 8, abs=0.02)
+    assert goodput.checkpoint_seconds == pytest.approx(0.30, abs=0.01)
+    assert goodput.stalled_seconds == pytest.approx(0.60, abs=0.01)
+    assert goodput.percent == pytest.approx(100 * goodput.productive_seconds / (T0 + 38 - start), abs=0.2)
+
+
+def test_steps_that_are_trained_again_are_counted_and_not_productive() -> None:
+    seen = with_lead(jobs.running(jobs.spec()), progress=progress(60, T0 + 30))
+    seen = jobs.then(seen, plan(seen, T0 + 30))
+    productive = seen.job.status.goodput.productive_seconds
+    failure = protocol.Failure("demo-1-0", "WorkerFailed", "x", at=T0 + 30)
+    seen = with_lead(seen, progress=progress(60, T0 + 30), failures=(failure,))
+    made = plan(seen, T0 + 30)
+    prepares = jobs.sends(made, protocol.Prepare)
+    held = protocol.Held(protocol.SnapshotId(1, 58, "layout", 1), (0,))
+    agents = {
+        name: jobs.called(
+            seen.agents[name], message, T0 + 30, done_at=T0 + 30, reply=jobs.prepared(name, message, snapshots=(held,))
+        )
+        for name, message in prepares.items()
+    }
+    made = plan(jobs.then(seen, made, agents=agents), T0 + 30)
+    assert made.status.steps_replayed == 2
+    assert made.status.world.base.step == 58
+    assert made.status.goodput.productive_seconds == pytest.approx(productive - 1.0, abs=0.01)
+
+
+def test_a_command_of_ones_own_trains_as_soon_as_it_runs() -> None:
+    seen = jobs.running(jobs.command_spec(), progress=None)
+    assert seen.job.status.condition("Ready").reason == "Training"
+    assert seen.job.status.progress is None

@@ -1,0 +1,238 @@
+"""A job's beginning and end: what keeps it from starting, suspending and resuming, deadlines, what is left after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.api.status import JobStatus, rfc3339
+from concertina.plan.plan import plan
+from concertina.plan.types import CreatePod, DeleteJob, DeletePod, Observed, Plan
+from concertina_agent import protocol
+from concertina_agent.protocol import Durable, Storage
+
+WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
+
+
+def condition(made: Plan, type: str) -> tuple[str, str, str]:
+    found = made.status.condition(type)
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+def ready_agents(storage: Storage | None = None, count: int = 3, spec: Any = WITH_STORAGE, **fields: Any) -> Observed:
+    pods = tuple(jobs.pod(index) for index in range(3))
+    agents = {
+        pod.name: jobs.agent(pod.name, report=jobs.report(pod.name, storage=storage, ready=pod.index < count))
+        for pod in pods
+    }
+    return jobs.observed(jobs.job(spec), pods, agents, **fields)
+
+
+def with_status(seen: Observed, status: JobStatus) -> Observed:
+    return replace(seen, job=replace(seen.job, status=status))
+
+
+# --- the beginning
+
+
+@pytest.mark.parametrize(
+    ("ready", "after", "claimed"),
+    [(3, 1.0, True), (2, 1.0, False), (2, 5.0, True), (1, 60.0, False)],
+    ids=["all", "some, at first", "enough, after growAfterSeconds", "too few"],
+)
+def test_a_first_round_waits_for_all_and_then_for_enough(ready: int, after: float, claimed: bool) -> None:
+    made = plan(ready_agents(count=ready, spec=jobs.spec()), T0 + after)
+    assert (made.status.world.claim is not None) == claimed
+    if not claimed:
+        assert condition(made, "Ready")[1] == "Waiting"
+        assert f"{ready} of 3 replicas are ready" in condition(made, "Running")[2]
+
+
+def test_a_job_of_fixed_size_waits_for_all_its_replicas() -> None:
+    made = plan(ready_agents(count=2, spec=jobs.spec(elastic=None)), T0 + 1000)
+    assert made.status.world.claim is None
+
+
+@pytest.mark.parametrize(
+    ("storage", "claimed", "stalled"),
+    [
+        (Storage("Ready"), True, "Progressing"),
+        (Storage("Unknown"), False, "Progressing"),
+        (Storage("Error", None, "bucket demo does not exist: create it"), False, "StorageUnavailable"),
+    ],
+)
+def test_nothing_starts_before_storage_was_seen(storage: Storage, claimed: bool, stalled: str) -> None:
+    made = plan(ready_agents(storage), T0 + 1)
+    assert (made.status.world.claim is not None) == claimed
+    assert condition(made, "Stalled")[1] == stalled
+    assert storage.message in condition(made, "Stalled")[2]
+    assert claimed or made.recheck_after is not None
+
+
+@pytest.mark.parametrize(("step", "complete", "phase"), [(100, True, "Complete"), (50, True, "Starting")])
+def test_a_job_whose_last_step_is_in_storage_is_complete_at_once(step: int, complete: bool, phase: str) -> None:
+    latest = Durable("an-earlier-job", 7, step, "s3://bucket/run/x", complete)
+    made = plan(ready_agents(Storage("Ready", latest)), T0 + 1)
+    assert condition(made, "Ready")[1] == phase
+
+
+def test_two_jobs_on_one_checkpoint_uri() -> None:
+    made = plan(ready_agents(uri_holder="team/older"), T0 + 1)
+    assert condition(made, "Stalled")[:2] == ("True", "CheckpointURIInUse")
+    assert "team/older" in condition(made, "Stalled")[2]
+    assert all(isinstance(action, DeletePod) for action in made.actions)
+
+
+def test_a_size_that_no_block_fits() -> None:
+    spec = jobs.command_spec(replicas=3, elastic=None, parallelism={"tensor": 4})
+    made = plan(jobs.observed(jobs.job(spec)), T0)
+    assert condition(made, "Stalled")[:2] == ("True", "NoValidSize")
+    assert "at least 4" in condition(made, "Stalled")[2]
+    assert not made.actions
+
+
+def test_an_image_that_can_not_be_had_stalls_the_job_until_it_can() -> None:
+    waiting = {"phase": "Pending", "waiting": "ImagePullBackOff", "waiting_message": "no such image: nope"}
+    pods = tuple(jobs.pod(index, **waiting) for index in range(3))
+    made = plan(jobs.observed(jobs.job(jobs.spec()), pods), T0 + 1)
+    assert condition(made, "Stalled")[:2] == ("True", "ImageUnavailable")
+    assert "no such image: nope" in condition(made, "Stalled")[2]
+    mended = ready_agents(spec=jobs.spec())
+    made = plan(with_status(mended, made.status), T0 + 2)
+    assert condition(made, "Stalled")[0] == "False"
+    assert made.status.world.claim is not None
+
+
+def test_pods_that_can_not_be_scheduled_are_named() -> None:
+    waiting = {"phase": "Pending", "waiting": "Unschedulable", "waiting_message": "0/3 nodes are available"}
+    made = plan(jobs.observed(jobs.job(jobs.spec()), tuple(jobs.pod(i, **waiting) for i in range(3))), T0 + 1)
+    assert "demo-0-0: Unschedulable (0/3 nodes are available)" in condition(made, "Running")[2]
+
+
+def test_a_manifest_that_got_past_an_older_crd_says_what_is_wrong() -> None:
+    job = replace(jobs.job(None), spec_error="spec.replicas must be a whole number")
+    made = plan(jobs.observed(job, (jobs.pod(0),)), T0)
+    assert condition(made, "Stalled") == ("True", "InvalidSpec", "spec.replicas must be a whole number")
+    assert made.actions == ()
+
+
+def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
+    seen = jobs.running(jobs.spec())
+    made = plan(replace(seen, job=replace(seen.job, deleting=True)), T0 + 20)
+    assert (made.actions, dict(made.watch), made.status) == ((), {}, seen.job.status)
+
+
+# --- suspend and resume
+
+
+def suspended(seen: Observed, spec: Any = WITH_STORAGE, **fields: Any) -> Observed:
+    return replace(seen, job=replace(seen.job, spec=spec.model_copy(update={"suspend": True, **fields})))
+
+
+def training() -> Observed:
+    """With storage: the lead trains in round 1."""
+    seen = jobs.running(jobs.spec())
+    return replace(seen, job=replace(seen.job, spec=WITH_STORAGE))
+
+
+def test_a_job_created_suspended_gets_no_pods() -> None:
+    made = plan(suspended(jobs.observed(jobs.job(WITH_STORAGE))), T0)
+    assert made.actions == ()
+    assert condition(made, "Suspended")[0] == "True"
+    assert condition(made, "Ready")[:2] == ("True", "Suspended")
+    assert made.status.start_time is None
+
+
+def test_suspending_drains_into_storage_then_deletes_the_pods() -> None:
+    seen = suspended(training())
+    made = plan(seen, T0 + 20)
+    drain = jobs.sends(made, protocol.Drain)["demo-0-0"]
+    assert (drain.durable, drain.round, drain.claim) == (True, 1, "claim-a")
+    assert not [action for action in made.actions if isinstance(action, DeletePod)]
+    assert condition(made, "Ready")[1] == "Suspending"
+
+    lead = jobs.called(seen.agents["demo-0-0"], drain, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
+    asked = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    assert not jobs.sends(plan(asked, T0 + 21), protocol.Drain), "once is enough"
+
+    lead = replace(lead, report=jobs.lead_report(state="drained"))
+    drained = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    made = plan(drained, T0 + 22)
+    assert len([action for action in made.actions if isinstance(action, DeletePod)]) == 3
+    made = plan(jobs.then(drained, made, pods=()), T0 + 23)
+    assert condition(made, "Suspended")[0] == "True"
+    assert made.status.world.members == ()
+
+    resumed = jobs.then(drained, made, pods=())
+    made = plan(replace(resumed, job=replace(resumed.job, spec=WITH_STORAGE)), T0 + 24)
+    assert len([action for action in made.actions if isinstance(action, CreatePod)]) == 3
+    assert condition(made, "Suspended")[0] == "False"
+
+
+def test_a_suspend_that_can_not_be_saved_waits_and_says_so() -> None:
+    seen = suspended(training())
+    broken = Storage("Error", None, "access denied: check secret s3")
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="draining", storage=broken))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20)
+    assert not [action for action in made.actions if isinstance(action, DeletePod)]
+    assert "access denied" in condition(made, "Ready")[2]
+
+
+# --- the end
+
+
+@pytest.mark.parametrize(("after", "phase"), [(50, "Training"), (70, "Failed")])
+def test_the_deadline(after: float, phase: str) -> None:
+    seen = jobs.running(jobs.spec(activeDeadlineSeconds=60))
+    made = plan(seen, T0 + after)
+    assert condition(made, "Ready")[1] == phase
+    if phase == "Training":
+        assert made.recheck_after == pytest.approx(20)
+    else:
+        assert condition(made, "Failed")[1] == "DeadlineExceeded"
+
+
+def test_after_its_end_pods_are_deleted_and_the_job_too_when_its_time_has_come() -> None:
+    seen = jobs.running(jobs.spec(ttlSecondsAfterFinished=100), state="succeeded")
+    made = plan(seen, T0 + 15)
+    assert condition(made, "Complete")[0] == "True"
+    assert (made.actions, made.recheck_after) == ((), pytest.approx(5))
+    made = plan(seen, T0 + 21)
+    assert len([action for action in made.actions if isinstance(action, DeletePod)]) == 3
+    seen = jobs.then(seen, made, pods=())
+    made = plan(seen, T0 + 60)
+    assert (made.actions, made.recheck_after) == ((), pytest.approx(50))
+    assert made.status.conditions == seen.job.status.conditions
+    assert plan(seen, T0 + 111).actions == (DeleteJob(),)
+
+
+def test_pods_that_have_all_ended_well_while_nobody_looked_are_success() -> None:
+    seen = jobs.running(jobs.spec())
+    pods = tuple(replace(pod, phase="Succeeded", exit_code=0) for pod in seen.pods)
+    made = plan(replace(seen, pods=pods, agents={}), T0 + 30)
+    assert condition(made, "Complete")[0] == "True"
+
+
+def test_training_goes_on_while_storage_fails_but_a_person_must_act() -> None:
+    seen = training()
+    failing = Storage("Error", None, "no space left in the bucket")
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(storage=failing))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20)
+    assert condition(made, "Running")[0] == "True"
+    assert condition(made, "Stalled")[:2] == ("True", "StorageUnavailable")
+
+
+def test_the_status_names_the_newest_checkpoint_and_where_the_run_is() -> None:
+    seen = training()
+    latest = Durable(jobs.UID, 1, 30, "s3://bucket/run/30", at=T0 + 15)
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(storage=Storage("Ready", latest)))
+    status = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20).status
+    assert status.last_checkpoint is not None
+    assert (status.last_checkpoint.step, status.last_checkpoint.at) == (30, rfc3339(T0 + 15))
+    assert status.progress is not None
+    assert (status.progress.step, status.progress.percent, status.progress.eta_seconds) == (40, 40.0, 6.0)

@@ -1,0 +1,94 @@
+"""Where a round goes on from: the newest whole id that is not void, or the checkpoint, or the beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from builders import jobs
+from concertina.api.status import Base, CheckpointMark, JobStatus, World, rfc3339
+from concertina.plan import restore
+from concertina_agent.protocol import Durable, Held, Prepared, SnapshotId, Storage
+
+UID = jobs.UID
+READY = Storage("Ready", None)
+WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
+
+
+def id_of(round: int, step: int, shards: int = 2) -> SnapshotId:
+    return SnapshotId(round, step, "layout", shards)
+
+
+def holding(*held: tuple[int, int, tuple[int, ...]]) -> Prepared:
+    """(round, step, shards) each."""
+    snapshots = tuple(Held(id_of(round, step), shards) for round, step, shards in held)
+    return Prepared("", "i", 9, "c", 1, "s", (), snapshots)
+
+
+def durable(round: int, step: int, uid: str = UID) -> Durable:
+    return Durable(uid, round, step, f"s3://bucket/{round}/{step}")
+
+
+def base(round: int, step: int) -> JobStatus:
+    return JobStatus(world=World(round=round, base=Base(round=round, step=step)))
+
+
+@pytest.mark.parametrize(
+    ("held", "latest", "status", "source", "step"),
+    [
+        ({}, None, JobStatus(), "Fresh", 0),
+        ({"a": [(1, 5, (0, 1))]}, None, JobStatus(), "Memory", 5),
+        ({"a": [(1, 5, (0,))], "b": [(1, 5, (1,))]}, None, JobStatus(), "Memory", 5),
+        ({"a": [(1, 6, (0,)), (1, 5, (0,))], "b": [(1, 5, (1,))]}, None, JobStatus(), "Memory", 5),
+        ({"a": [(1, 6, (0,))], "b": [(1, 5, (1,))]}, None, JobStatus(), "Fresh", 0),
+        ({"a": [(1, 6, (0,))], "b": [(2, 6, (1,))]}, None, JobStatus(), "Fresh", 0),
+        ({"a": [(1, 9, (0, 1)), (2, 6, (0, 1))]}, None, base(2, 5), "Memory", 6),
+        ({"a": [(1, 9, (0, 1))]}, None, base(2, 5), "Fresh", 0),
+        ({"a": [(1, 9, (0, 1))]}, durable(2, 6), base(2, 5), "Storage", 6),
+        ({"a": [(1, 5, (0, 1))]}, durable(1, 4), JobStatus(), "Memory", 5),
+        ({"a": [(1, 4, (0, 1))]}, durable(1, 4), JobStatus(), "Memory", 4),
+        ({"a": [(1, 4, (0, 1))]}, durable(1, 5), JobStatus(), "Storage", 5),
+        ({"a": [(2, 6, (0, 1))]}, durable(1, 9), base(2, 5), "Memory", 6),
+        ({}, durable(1, 9), base(2, 5), "Storage", 9),
+        ({"a": [(1, 4, (0, 1))]}, durable(7, 90, "another"), JobStatus(), "Memory", 4),
+        ({}, durable(7, 90, "another"), JobStatus(), "Storage", 90),
+    ],
+)
+def test_the_newest_whole_state_that_is_not_void(
+    held: dict[str, Any], latest: Durable | None, status: JobStatus, source: str, step: int
+) -> None:
+    replies = {name: holding(*snapshots) for name, snapshots in held.items()}
+    found = restore.choose(replies, [Storage("Ready", latest)], status, UID, WITH_STORAGE)
+    assert not isinstance(found, restore.Unknown)
+    assert (found.source, found.step) == (source, step)
+
+
+def test_the_holders_of_each_shard_are_named() -> None:
+    replies = {"a": holding((1, 5, (0, 1))), "b": holding((1, 5, (1,)))}
+    found = restore.choose(replies, [READY], JobStatus(), UID, WITH_STORAGE)
+    assert not isinstance(found, restore.Unknown)
+    assert found.holders == {"0": ("a",), "1": ("a", "b")}
+
+
+@pytest.mark.parametrize("storages", [[], [None], [Storage("Unknown")], [Storage("Error", None, "no such bucket")]])
+def test_nothing_starts_while_the_state_is_not_known(storages: list[Storage | None]) -> None:
+    assert isinstance(restore.choose({}, storages, JobStatus(), UID, WITH_STORAGE), restore.Unknown)
+    replies = {"a": holding((1, 5, (0, 1)))}
+    found = restore.choose(replies, storages, JobStatus(), UID, WITH_STORAGE)
+    assert not isinstance(found, restore.Unknown), "what is in memory is enough to go on"
+    assert found.source == "Memory"
+
+
+def test_the_status_remembers_a_checkpoint_that_agents_have_not_seen() -> None:
+    mark = CheckpointMark(step=8, round=3, uri="s3://bucket/3/8", at=rfc3339(jobs.T0))
+    status = JobStatus(last_checkpoint=mark)
+    found = restore.choose({}, [Storage("Ready", durable(1, 4))], status, UID, WITH_STORAGE)
+    assert not isinstance(found, restore.Unknown)
+    assert found.durable == Durable(UID, 3, 8, "s3://bucket/3/8", at=jobs.T0)
+
+
+def test_a_command_of_ones_own_starts_from_its_beginning() -> None:
+    found = restore.choose({}, [None], JobStatus(), UID, jobs.command_spec(checkpoint={"uri": "s3://bucket/run"}))
+    assert not isinstance(found, restore.Unknown)
+    assert found.source == "Fresh"
