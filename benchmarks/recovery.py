@@ -1,8 +1,8 @@
 """Seconds from a SIGKILL to the first step of the new world, on the local cluster, beside torchrun in the same run.
 
-    python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--json FILE] [--only concertina|script|torchrun]
+    python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--scenarios ...] [--json FILE] [--only ...]
 
-Rows: what dies (`worker`: one training process; `member`: process 1 of a replica that is not the lead; `lead`: process 1
+Rows: what dies (`worker`: one training process; `member`: process 1 of a replica other than the lead; `lead`: process 1
 of the lead, which hosts the store; `node`: all processes of a node) under
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own (Python and torch start anew);
@@ -43,14 +43,15 @@ def main() -> None:
     parser.add_argument("--peer-runs", type=int, default=3, help="of each scenario under torchrun")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which torchrun counts as never")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS, help="what dies")
     parser.add_argument("--only", choices=["concertina", "script", "torchrun"])
     options = parser.parse_args()
     totals: dict[str, list[float]] = collections.defaultdict(list)
     recoveries: dict[str, list[Recovery]] = collections.defaultdict(list)
     if options.only != "torchrun":
-        measure_concertina(options.runs, options.only, totals, recoveries)
+        measure_concertina(options, totals, recoveries)
     if options.only in (None, "torchrun"):
-        measure_torchrun(options.peer_runs, options.limit, totals)
+        measure_torchrun(options, totals)
     report.show("SIGKILL to the first step of the new world", totals)
     parts = {row: split(found) for row, found in recoveries.items()}
     for row, found in parts.items():
@@ -67,7 +68,7 @@ def split(found: list[Recovery]) -> dict[str, list[float]]:
 
 
 def measure_concertina(
-    runs: int, only: str | None, totals: dict[str, list[float]], recoveries: dict[str, list[Recovery]]
+    options: argparse.Namespace, totals: dict[str, list[float]], recoveries: dict[str, list[Recovery]]
 ) -> None:
     """The rows of concertina: one job of each kind on one cluster."""
     trace = Path(tempfile.mkdtemp(prefix="recovery-trace-"))
@@ -75,39 +76,41 @@ def measure_concertina(
         with stages.standing(f"recovery-{os.getpid()}", 3, lambda _: nullcontext(CONSOLE.log)) as stage:
             for _ in stages.build_data(stage.storage):
                 pass
-            if only in (None, "concertina"):
+            if options.only != "script":
                 with Bench(stage, "bundled", bundled()) as bench:
-                    for row, recovery in each("concertina", runs, bench.recover):
+                    for row, recovery in each("concertina", options, bench.recover):
                         totals[row].append(recovery.total)
                         recoveries[row].append(recovery)
-            if only in (None, "script"):
+            if options.only != "concertina":
                 with Bench(stage, "script", own_command(trace)) as bench:
                     for row, seconds in each(
-                        "concertina, script", runs, lambda what: bench.recover_traced(what, trace)
+                        "concertina, script", options, lambda what: bench.recover_traced(what, trace)
                     ):
                         totals[row].append(seconds)
     finally:
         shutil.rmtree(trace, ignore_errors=True)
 
 
-def each(title: str, runs: int, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
+def each(title: str, options: argparse.Namespace, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
     """(row, result) of every run of every scenario, said as they come."""
-    for scenario in SCENARIOS:
-        for run in range(runs):
+    for scenario in options.scenarios:
+        for run in range(options.runs):
             begun = time.monotonic()
             result = measure(scenario)
-            CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {runs}: {result} ({time.monotonic() - begun:.0f} s)")
+            CONSOLE.log(
+                f"{title}, {scenario}, run {run + 1} of {options.runs}: {result} ({time.monotonic() - begun:.0f} s)"
+            )
             yield f"{title}: {scenario}", result
 
 
-def measure_torchrun(runs: int, limit: float, totals: dict[str, list[float]]) -> None:
+def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
     """The rows of the peer. A scenario that never recovers is tried once."""
     for tuned in (True, False):
         title = f"torchrun, {'tuned' if tuned else 'as it comes'}"
-        for scenario in recovery_torchrun.SCENARIOS:
-            for run in range(runs):
-                seconds = recovery_torchrun.measure(scenario, tuned, limit)
-                CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {runs}: {seconds:.2f} s")
+        for scenario in (s for s in recovery_torchrun.SCENARIOS if s in options.scenarios):
+            for run in range(options.peer_runs):
+                seconds = recovery_torchrun.measure(scenario, tuned, options.limit)
+                CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {options.peer_runs}: {seconds:.2f} s")
                 totals[f"{title}: {scenario}"].append(seconds)
                 if seconds == float("inf"):
                     break

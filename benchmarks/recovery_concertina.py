@@ -18,7 +18,7 @@ from concertina.cli.demo.stage import Stage, until
 
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), .*?seconds: (.*); at ([\d.]+)")
-RECOVERY_LIMIT, GROW_LIMIT = 60.0, 120.0
+RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
 SCRIPT = Path(__file__).parent / "scripts" / "elastic_ddp.py"
 
 

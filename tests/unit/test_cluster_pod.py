@@ -175,11 +175,13 @@ def test_avoided_nodes_are_a_wish_beside_the_users_affinity() -> None:
     required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
     spec["template"]["spec"]["affinity"] = {"nodeAffinity": {key: required}, "podAffinity": {}}
-    affinity = made(job(spec), CreatePod(0, 0, avoid_nodes=("bad",)))["spec"]["affinity"]
+    affinity = made(job(spec), CreatePod(0, 0, avoid_nodes=("bad", "worse")))["spec"]["affinity"]
     assert affinity["nodeAffinity"][key] == required
     assert affinity["podAffinity"] == {}
     (wish,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert wish["preference"]["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["bad"]}]
+    assert wish["preference"]["matchFields"] == [
+        {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("bad", "worse")
+    ]
 
 
 def test_the_secret_is_the_jobs_and_of_no_other_job_of_that_name() -> None:

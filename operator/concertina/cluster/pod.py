@@ -170,8 +170,9 @@ def _spread(job: JobView) -> Raw:
 
 def _avoiding(affinity: Raw, nodes: tuple[str, ...]) -> Raw:
     """A wish, not a rule: a job on few nodes must not wait for one that it avoids."""
-    avoid = {"key": "metadata.name", "operator": "NotIn", "values": list(nodes)}
-    wish = {"weight": 100, "preference": {"matchFields": [avoid]}}
+    # a field selector takes one value only
+    avoid = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    wish = {"weight": 100, "preference": {"matchFields": avoid}}
     key = "preferredDuringSchedulingIgnoredDuringExecution"
     of_nodes = dict(affinity.get("nodeAffinity") or {})
     of_nodes[key] = [*(of_nodes.get(key) or ()), wish]
