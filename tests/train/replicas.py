@@ -196,3 +196,20 @@ async def running(
         yield job
     finally:
         await job.stop()
+
+
+def newest_complete(prepared: dict[str, p.Prepared]) -> p.Restore:
+    """What the operator's plan does, in short: the newest id of which every shard is held somewhere."""
+    held: dict[p.SnapshotId, dict[int, list[str]]] = {}
+    for replica, answer in prepared.items():
+        for one in answer.snapshots:
+            for shard in one.shards:
+                held.setdefault(one.id, {}).setdefault(shard, []).append(replica)
+    complete = [id for id, shards in held.items() if len(shards) == id.shards]
+    id = max(complete, key=lambda id: (id.round, id.step))
+    holders = {str(shard): tuple(replicas) for shard, replicas in held[id].items()}
+    return p.Restore("Memory", id.step, id, holders)
+
+
+def trained(step: int):
+    return lambda report: report.progress is not None and report.progress.step >= step

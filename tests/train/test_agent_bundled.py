@@ -5,24 +5,11 @@ import json
 import os
 from pathlib import Path
 
-from replicas import GIVE_UP, UID, Job, gone, running
+from replicas import GIVE_UP, UID, Job, gone, newest_complete, running, trained
 
 from concertina_agent import protocol as p
 
 TINY = ["--bundled", "--package", "tiny"]
-
-
-def newest_complete(prepared: dict[str, p.Prepared]) -> p.Restore:
-    """What the operator's plan does, in short: the newest id of which every shard is held somewhere."""
-    held: dict[p.SnapshotId, dict[int, list[str]]] = {}
-    for replica, answer in prepared.items():
-        for one in answer.snapshots:
-            for shard in one.shards:
-                held.setdefault(one.id, {}).setdefault(shard, []).append(replica)
-    complete = [id for id, shards in held.items() if len(shards) == id.shards]
-    id = max(complete, key=lambda id: (id.round, id.step))
-    holders = {str(shard): tuple(replicas) for shard, replicas in held[id].items()}
-    return p.Restore("Memory", id.step, id, holders)
 
 
 def parent_of(pid: int) -> int:
@@ -39,10 +26,6 @@ def run(body) -> None:
     asyncio.run(body())
 
 
-def trained(step: int):
-    return lambda report: report.progress is not None and report.progress.step >= step
-
-
 def test_a_run_of_three_completes(folder):
     async def body():
         async with running(folder, 3, TINY, TINY_STEPS="12") as job:
@@ -50,7 +33,7 @@ def test_a_run_of_three_completes(folder):
             report = await job.until(job[0], lambda r: r.state == "succeeded", "never succeeded")
             assert report.progress.step == 12
             assert not report.failures
-            assert job[1].report.state == "succeeded"
+            await job.until(job[1], lambda r: r.state == "succeeded")
 
     run(body)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
@@ -167,8 +166,3 @@ class LocalWorkers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def available_cores() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))

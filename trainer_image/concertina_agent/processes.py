@@ -22,10 +22,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """To the process group of a session leader, and to itself where it has not made its session yet."""
-    for send in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            send(pid, number)
+    """To the process group of a session leader, or to itself alone where it has not made its session yet."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def exit_code(status: int) -> int:

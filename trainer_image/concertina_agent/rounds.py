@@ -27,91 +27,28 @@ Events and effects are the dataclasses of `events`; effects are to be carried ou
 
 from __future__ import annotations
 
-import dataclasses
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Optional
+from collections.abc import Callable, Mapping
+from typing import Any, Optional, Union
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
-from concertina_agent.failures import better, worker_failure
-from concertina_agent.holdings import Holdings
+from concertina_agent.agent_state import AgentState
+from concertina_agent.failures import worker_failure
 from concertina_agent.lead import JOIN_SECONDS, Lead
+from concertina_agent.membership import Membership, Preparation
 from concertina_agent.workers_state import Workers
 
 EXIT_NOTICED = 128 + signal.SIGTERM
 
 
-@dataclasses.dataclass
-class Preparation:
-    """What has to be true before Prepared may be said, and who waits for it."""
+class AgentCore(AgentState):
+    """An AgentState that takes events, one at a time."""
 
-    prepare: p.Prepare
-    waiting: list[int]
-    gone: bool = False
-    store: str = ""
-    reachable: Optional[tuple[str, ...]] = None
-    answer: Optional[p.Prepared] = None
-
-    @property
-    def quiet(self) -> bool:
-        return self.gone and bool(self.store)
-
-
-@dataclasses.dataclass
-class Round:
-    """The round that this agent was assigned to."""
-
-    assign: p.Assign
-    me: int
-    workers: Workers
-    lead: Optional[Lead]
-    """Only on the lead."""
-    silent_at: float
-    """When the lead counts as lost, unless it says something."""
-    drain: Optional[p.Drain] = None
-    drain_until: float = 0.0
-    grace_over: bool = False
-    failure: Optional[p.Failure] = None
-    parts: tuple[p.Part, ...] = ()
-    unshipped: frozenset[tuple[p.SnapshotId, int]] = frozenset()
-    complete: frozenset[p.SnapshotId] = frozenset()
-    copied: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Own shard -> newest step that the peer holds."""
-
-    @property
-    def lonely(self) -> bool:
-        return len(self.assign.members) == 1
-
-
-class AgentCore:
-    def __init__(
-        self,
-        replica: str,
-        uid: str,
-        instance: str,
-        workers: int,
-        *,
-        bundled: bool,
-        storage: Optional[p.Storage] = None,
-        seen: tuple[int, str] = (0, ""),
-        held: Iterable[p.Held] = (),
-    ) -> None:
-        """`instance`: random, per start of the agent. `storage`: None without durable storage (or not `bundled`)."""
-        self.replica, self.uid, self.instance = replica, uid, instance
-        self.seen = seen
-        self._slots, self._bundled, self._storage = workers, bundled, storage
-        self._holdings = Holdings(held)
-        self._ready, self._startup_error = False, ""
-        self._preparation: Optional[Preparation] = None
-        self._round: Optional[Round] = None
-        self._notice_until: Optional[float] = None
-        self._now = self._at = 0.0
-        self._changed = False
-        self._effects: list[e.Effect] = []
-
-    # --- the surface ------------------------------------------------------------------------------------------------
+    _now = _at = 0.0
+    _changed = False
+    _effects: list[e.Effect]
 
     def handle(self, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
         """Take one event; the effects are to be carried out in order."""
@@ -119,51 +56,6 @@ class AgentCore:
         _ON[type(event)](self, event)
         self._leave_if_done()
         return [*self._effects, e.ReportChanged()] if self._changed else self._effects
-
-    def state(self) -> p.MemberState:
-        """This agent as a member of its round."""
-        r = self._round
-        if r is None:
-            return p.MemberState(self.replica, self.instance, *self.seen, state="starting")
-        return p.MemberState(
-            self.replica,
-            self.instance,
-            *self.seen,
-            state=self._own_state(r),
-            step=r.workers.step,
-            failure=r.failure,
-            snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
-            durable_parts=r.parts,
-        )
-
-    def report(self) -> p.Report:
-        """All that this agent knows."""
-        r = self._round
-        lead = r.lead if r else None
-        return p.Report(
-            replica=self.replica,
-            instance=self.instance,
-            ready=self._ready,
-            round=self.seen[0],
-            claim=self.seen[1],
-            state=self._reported_state(),
-            lead=lead is not None,
-            members=dict(lead.members) if lead else {},
-            failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
-            progress=r.workers.progress if r else None,
-            storage=self._storage,
-            startup_error=self._startup_error,
-        )
-
-    @property
-    def held(self) -> tuple[p.Held, ...]:
-        """Newest first."""
-        return self._holdings.all()
-
-    @property
-    def world(self) -> Optional[p.Assign]:
-        """The round that runs here, or has ended here."""
-        return self._round.assign if self._round else None
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +113,8 @@ class AgentCore:
         mine = message.members[me]
         ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
         lead = Lead(message, self._now) if me == 0 else None
-        self._round = Round(message, me, Workers(ranks, self._bundled), lead, self._now + JOIN_SECONDS)
+        self._durability.new_round()
+        self._round = Membership(message, me, Workers(ranks, self._bundled), lead, self._now + JOIN_SECONDS)
         if void := self._holdings.void(message.round, message.restore):
             self._effects.append(e.DropSnapshots(void))
         self._effects.append(e.StartRound(message, me))
@@ -281,7 +174,14 @@ class AgentCore:
         if known is None or not known.quiet or known.reachable is None or known.answer is not None:
             return
         known.answer = p.Prepared(
-            self.replica, self.instance, *self.seen, self._slots, known.store, known.reachable, self.held, self._storage
+            self.replica,
+            self.instance,
+            *self.seen,
+            self._slots,
+            known.store,
+            known.reachable,
+            self.held,
+            self._durability.storage,
         )
         for request in known.waiting:
             self._reply(request, known.answer)
@@ -300,12 +200,11 @@ class AgentCore:
         elif isinstance(message, p.Progress):
             self._complete_on_peers(r, message.snapshot_step)
         elif isinstance(message, w.WantDurable):
-            r.unshipped |= {(message.id, message.shard)}
-            r.complete |= {message.id} if message.complete else set()
+            self._durability.wanted(message)
             self._effects.append(e.Ship(message.id, message.shard, message.path))
         self._own_state_changed()
 
-    def _committed(self, r: Round, message: w.Committed) -> None:
+    def _committed(self, r: Membership, message: w.Committed) -> None:
         self._holdings.committed(message.id, message.shard)
         if r.lonely:
             self._effects.append(e.ToWorker(message.shard, w.CopiedUpTo(message.id.step)))
@@ -326,7 +225,7 @@ class AgentCore:
 
     def _fail(self, failure: p.Failure) -> None:
         if self._round is not None:
-            self._round.failure = better(self._round.failure, failure)
+            self._round.fail(failure)
             self._own_state_changed()
 
     def _own_state_changed(self) -> None:
@@ -363,7 +262,7 @@ class AgentCore:
         elif isinstance(event.message, p.MemberState):
             self._complete_on_peers(r, event.message.snapshot_step)
         elif isinstance(event.message, p.DurableMoved):
-            self._durable_moved(r, event.message.durable)
+            self._durable_moved(event.message.durable)
 
     def _lead_gone(self, event: e.LeadGone) -> None:
         if (event.round, event.claim) == self.seen:
@@ -371,14 +270,14 @@ class AgentCore:
 
     def _lead_lost(self, detail: str) -> None:
         r = self._round
-        if r is None or r.lead is not None or self._own_state(r) in ("succeeded", "drained", "failed"):
+        if r is None or r.lead is not None or self._own_state() in ("succeeded", "drained", "failed"):
             return
         lead = r.assign.members[0].replica
         self._fail(p.Failure(self.replica, "LeadLost", f"The lead {lead} {detail}.", step=r.workers.step, at=self._at))
 
     # --- drains and notices -----------------------------------------------------------------------------------------
 
-    def _begin_drain(self, r: Round, message: p.Drain) -> None:
+    def _begin_drain(self, r: Membership, message: p.Drain) -> None:
         r.drain, r.drain_until = message, self._now + message.grace_seconds
         if not self._bundled:
             self._effects.append(e.SignalWorkers(signal.SIGTERM))
@@ -398,7 +297,11 @@ class AgentCore:
         if self._notice_until is None:
             return
         r = self._round
-        at_rest = r is None or (r.workers.all_over() and not r.unshipped and bool(r.failure or self._peer_has_all(r)))
+        at_rest = r is None or (
+            r.workers.all_over()
+            and self._durability.all_shipped
+            and (r.failure is not None or r.peer_has_all(self._holdings))
+        )
         if at_rest or self._now >= self._notice_until:
             done = r is not None and self._reported_state() == "succeeded"
             self._effects.append(e.Exit(0 if done else EXIT_NOTICED))
@@ -427,7 +330,7 @@ class AgentCore:
             if r.drain is not None:
                 self._own_state_changed()
 
-    def _complete_on_peers(self, r: Round, step: int) -> None:
+    def _complete_on_peers(self, r: Membership, step: int) -> None:
         """A snapshot of this round at `step` is safe everywhere: older rounds are not needed any more."""
         if step > r.assign.restore.step and (older := self._holdings.outlived(r.assign.round)):
             self._effects.append(e.DropSnapshots(older))
@@ -437,83 +340,35 @@ class AgentCore:
             self._holdings.copied(event.id, event.shard)
 
     def _part_shipped(self, event: e.PartShipped) -> None:
-        r = self._current(event.part.id.round)
-        if r is not None:
-            part = dataclasses.replace(event.part, complete=event.part.id in r.complete)
-            r.parts = (*(known for known in r.parts if known != part), part)
-            r.unshipped -= {(part.id, part.shard)}
+        if self._current(event.part.id.round) is not None:
+            self._durability.shipped(event.part)
             self._own_state_changed()
 
     def _publish(self, lead: Lead) -> None:
         self._effects += [e.Publish(id, complete) for id, complete in lead.publishable()]
 
     def _publish_done(self, event: e.PublishDone) -> None:
-        r = self._current(event.id.round)
-        if r is None:
+        if self._current(event.id.round) is None:
             return
         if event.durable is None:
-            self._storage_seen(e.StorageSeen(p.Storage("Error", self._latest(), event.message)))
+            self._storage_seen(e.StorageSeen(p.Storage("Error", None, event.message)))
             return
         self._effects.append(e.ToMembers(p.DurableMoved(event.durable)))
-        self._durable_moved(r, event.durable)
+        self._durable_moved(event.durable)
 
-    def _durable_moved(self, r: Round, durable: p.Durable) -> None:
-        self._storage = p.Storage("Ready", durable)
-        r.parts = tuple(part for part in r.parts if part.id.step > durable.step)
-        r.unshipped = frozenset(waiting for waiting in r.unshipped if waiting[0].step > durable.step)
+    def _durable_moved(self, durable: p.Durable) -> None:
+        self._durability.moved(durable)
         self._own_state_changed()
 
     def _storage_seen(self, event: e.StorageSeen) -> None:
-        storage = event.storage
-        if storage.state == "Error" and storage.latest is None:
-            storage = dataclasses.replace(storage, latest=self._latest())
-        if self._storage is not None and storage != self._storage:
-            self._storage, self._changed = storage, True
+        self._changed |= self._durability.seen(event.storage)
 
     def _warm(self, event: e.Warm) -> None:
         self._ready, self._startup_error, self._changed = not event.error, event.error, True
 
     # --- what is true -----------------------------------------------------------------------------------------------
 
-    def _own_state(self, r: Round) -> str:
-        if r.failure is not None:
-            return "failed"
-        if r.workers.all_over():
-            if r.workers.all_complete():
-                return "succeeded"
-            if self._peer_has_all(r) or r.grace_over:
-                return "drained"
-        if r.drain is not None or self._notice_until is not None:
-            return "draining"
-        return "running" if r.workers.all_started() else "starting"
-
-    def _reported_state(self) -> str:
-        r = self._round
-        if r is None:
-            return "idle" if self._preparation is None else "prepared"
-        own = self._own_state(r)
-        if own == "starting":
-            return "running"
-        if r.lead is None or own not in ("drained", "succeeded") or (r.lead.all_are(own) and self._is_durable(r, own)):
-            return own
-        return "draining" if r.drain is not None else "running"
-
-    def _is_durable(self, r: Round, own: str) -> bool:
-        """What the end of this round asks of durable storage is there."""
-        if self._storage is None or (own == "drained" and not (r.drain and r.drain.durable)):
-            return True
-        latest = self._latest()
-        at_step = latest is not None and latest.uid == self.uid and latest.step >= r.workers.step
-        return at_step and (own == "drained" or (latest is not None and latest.complete))
-
-    def _peer_has_all(self, r: Round) -> bool:
-        newest = {rank: self._holdings.newest(self.seen[0], rank) for rank in r.workers.ranks}
-        return r.lonely or not self._bundled or all(r.copied.get(rank, -1) >= step for rank, step in newest.items())
-
-    def _latest(self) -> Optional[p.Durable]:
-        return self._storage.latest if self._storage else None
-
-    def _current(self, round: int) -> Optional[Round]:
+    def _current(self, round: int) -> Optional[Membership]:
         """The round in progress here, if it is this one."""
         return self._round if round == self.seen[0] else None
 
@@ -523,7 +378,7 @@ class AgentCore:
     def _older(self, round: int) -> str:
         return f"round {round} under this claim is not the highest seen here: {self.seen[0]} ({self.seen[1]})"
 
-    def _reply(self, request: int, message: p.Prepared | p.Accepted | p.Refused) -> None:
+    def _reply(self, request: int, message: Union[p.Prepared, p.Accepted, p.Refused]) -> None:
         self._effects.append(e.Reply(request, message))
 
     def _refuse(self, request: int, reason: str) -> None:

@@ -1,0 +1,104 @@
+"""What an agent knows, and what follows from it for its reports. Pure; `rounds` is what changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Optional
+
+from concertina_agent import protocol as p
+from concertina_agent.durability import Durability
+from concertina_agent.holdings import Holdings
+from concertina_agent.membership import Membership, Preparation
+
+
+class AgentState:
+    """Everything an agent knows, and what it says of itself."""
+
+    def __init__(
+        self,
+        replica: str,
+        uid: str,
+        instance: str,
+        workers: int,
+        *,
+        bundled: bool,
+        storage: Optional[p.Storage] = None,
+        seen: tuple[int, str] = (0, ""),
+        held: Iterable[p.Held] = (),
+    ) -> None:
+        """`instance`: random, per start of the agent. `storage`: None without durable storage (or not `bundled`)."""
+        self.replica, self.uid, self.instance = replica, uid, instance
+        self.seen = seen
+        self._slots, self._bundled = workers, bundled
+        self._holdings, self._durability = Holdings(held), Durability(storage)
+        self._ready, self._startup_error = False, ""
+        self._preparation: Optional[Preparation] = None
+        self._round: Optional[Membership] = None
+        self._notice_until: Optional[float] = None
+
+    def state(self) -> p.MemberState:
+        """This agent as a member of its round."""
+        r = self._round
+        if r is None:
+            return p.MemberState(self.replica, self.instance, *self.seen, state="starting")
+        return p.MemberState(
+            self.replica,
+            self.instance,
+            *self.seen,
+            state=self._own_state(),
+            step=r.workers.step,
+            failure=r.failure,
+            snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
+            durable_parts=self._durability.parts,
+        )
+
+    def report(self) -> p.Report:
+        """All that this agent knows."""
+        r = self._round
+        lead = r.lead if r else None
+        return p.Report(
+            replica=self.replica,
+            instance=self.instance,
+            ready=self._ready,
+            round=self.seen[0],
+            claim=self.seen[1],
+            state=self._reported_state(),
+            lead=lead is not None,
+            members=dict(lead.members) if lead else {},
+            failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
+            progress=r.workers.progress if r else None,
+            storage=self._durability.storage,
+            startup_error=self._startup_error,
+        )
+
+    @property
+    def held(self) -> tuple[p.Held, ...]:
+        """Newest first."""
+        return self._holdings.all()
+
+    @property
+    def world(self) -> Optional[p.Assign]:
+        """The round that runs here, or has ended here."""
+        return self._round.assign if self._round else None
+
+    def _own_state(self) -> str:
+        """As in MemberState."""
+        noticed = self._notice_until is not None
+        return self._round.state(noticed, self._holdings) if self._round else "starting"
+
+    def _reported_state(self) -> str:
+        """As in Report: a lead's end is the end of the whole round."""
+        r, own = self._round, self._own_state()
+        if r is None:
+            return "idle" if self._preparation is None else "prepared"
+        if own == "starting":
+            return "running"
+        if r.lead is None or own not in ("drained", "succeeded") or (r.lead.all_are(own) and self._is_durable(r, own)):
+            return own
+        return "draining" if r.drain is not None else "running"
+
+    def _is_durable(self, r: Membership, own: str) -> bool:
+        """What the end of this round asks of durable storage is there."""
+        if own == "drained" and not (r.drain and r.drain.durable):
+            return True
+        return self._durability.has(self.uid, r.workers.step, complete=own == "succeeded")

@@ -1,0 +1,64 @@
+"""What an agent knows about durable storage, and which of its shards are on their way there. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from concertina_agent.protocol import Durable, Part, SnapshotId, Storage
+from concertina_agent.worker_channel import WantDurable
+
+
+class Durability:
+    def __init__(self, storage: Optional[Storage]) -> None:
+        """`storage`: None for a job without durable storage."""
+        self.storage = storage
+        self.parts: tuple[Part, ...] = ()
+        """Of this round, in storage, not under LATEST."""
+        self._unshipped: set[tuple[SnapshotId, int]] = set()
+        self._complete: set[SnapshotId] = set()
+
+    @property
+    def latest(self) -> Optional[Durable]:
+        return self.storage.latest if self.storage else None
+
+    @property
+    def all_shipped(self) -> bool:
+        return not self._unshipped
+
+    def new_round(self) -> None:
+        self.parts = ()
+        self._unshipped.clear()
+        self._complete.clear()
+
+    def wanted(self, message: WantDurable) -> None:
+        self._unshipped.add((message.id, message.shard))
+        if message.complete:
+            self._complete.add(message.id)
+
+    def shipped(self, part: Part) -> None:
+        part = dataclasses.replace(part, complete=part.id in self._complete)
+        self.parts = (*(known for known in self.parts if known != part), part)
+        self._unshipped.discard((part.id, part.shard))
+
+    def moved(self, durable: Durable) -> None:
+        """LATEST names this now; older parts are not waited for."""
+        self.storage = Storage("Ready", durable)
+        self.parts = tuple(part for part in self.parts if part.id.step > durable.step)
+        self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
+
+    def seen(self, storage: Storage) -> bool:
+        """Take the news; false where it is none. What was known of LATEST outlasts trouble."""
+        if storage.state == "Error" and storage.latest is None:
+            storage = dataclasses.replace(storage, latest=self.latest)
+        news = self.storage is not None and storage != self.storage
+        if news:
+            self.storage = storage
+        return news
+
+    def has(self, uid: str, step: int, complete: bool) -> bool:
+        """LATEST is this job's, of that step or later; `complete`: and of the run's end. Without storage: always."""
+        latest = self.latest
+        if self.storage is None:
+            return True
+        return latest is not None and latest.uid == uid and latest.step >= step and (latest.complete or not complete)

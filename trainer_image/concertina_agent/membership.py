@@ -1,0 +1,73 @@
+"""One agent's part in a round: being prepared for it, and taking part in it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from concertina_agent import protocol as p
+from concertina_agent.failures import better
+from concertina_agent.holdings import Holdings
+from concertina_agent.lead import Lead
+from concertina_agent.workers_state import Workers
+
+
+@dataclasses.dataclass
+class Preparation:
+    """What has to be true before Prepared may be said, and who waits for it."""
+
+    prepare: p.Prepare
+    waiting: list[int]
+    gone: bool = False
+    store: str = ""
+    reachable: Optional[tuple[str, ...]] = None
+    answer: Optional[p.Prepared] = None
+
+    @property
+    def quiet(self) -> bool:
+        """No worker of an older round is left, and the store is bound: an Assign may come."""
+        return self.gone and bool(self.store)
+
+
+@dataclasses.dataclass
+class Membership:
+    """The round that this agent was assigned to."""
+
+    assign: p.Assign
+    me: int
+    workers: Workers
+    lead: Optional[Lead]
+    """Only on the lead."""
+    silent_at: float
+    """When the lead counts as lost, unless it says something."""
+    drain: Optional[p.Drain] = None
+    drain_until: float = 0.0
+    grace_over: bool = False
+    failure: Optional[p.Failure] = None
+    copied: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Own shard -> newest step that the peer holds."""
+
+    @property
+    def lonely(self) -> bool:
+        return len(self.assign.members) == 1
+
+    def fail(self, failure: p.Failure) -> None:
+        self.failure = better(self.failure, failure)
+
+    def peer_has_all(self, holdings: Holdings) -> bool:
+        """The peer holds the newest snapshot of each own shard (true where there is no peer, or no snapshot)."""
+        newest = {rank: holdings.newest(self.assign.round, rank) for rank in self.workers.ranks}
+        return self.lonely or all(self.copied.get(rank, -1) >= step for rank, step in newest.items())
+
+    def state(self, noticed: bool, holdings: Holdings) -> str:
+        """As in MemberState."""
+        if self.failure is not None:
+            return "failed"
+        if self.workers.all_over():
+            if self.workers.all_complete():
+                return "succeeded"
+            if self.peer_has_all(holdings) or self.grace_over:
+                return "drained"
+        if self.drain is not None or noticed:
+            return "draining"
+        return "running" if self.workers.all_started() else "starting"
