@@ -68,7 +68,7 @@ class Applier:
         except TestFailed as error:
             self.world.hear_job(await self.client.get(TRAINING_JOBS, view.namespace, view.name))
             raise Outdated("the claim is not the one that was observed") from error
-        _tell_of_rounds(job, wanted)
+        _tell_of_changes(job.name, view.status.manifest(), wanted)
         self.world.hear_job(stored)
 
     async def _act(self, job: Job, kind: type, actions: list[object]) -> None:
@@ -177,18 +177,17 @@ def _identity(master_key: bytes, view: JobView) -> dict[str, str]:
     return Authority(master_key, view.uid, view.created).secret_data()
 
 
-def _tell_of_rounds(job: Job, wanted: Raw) -> None:
+def _tell_of_changes(job: str, before: Raw, after: Raw) -> None:
     """A line for each round claimed or committed, and for each condition that changed."""
-    before, after = job.view.status.manifest(), wanted
     old, new = before.get("world") or {}, after.get("world") or {}
     claim = new.get("claim") or {}
     if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):
-        decision("claimed", job.name, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
+        decision("claimed", job, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
     if new.get("round") != old.get("round"):
         members = [member["replica"] for member in new.get("members") or ()]
-        decision("committed", job.name, round=new.get("round"), members=members)
+        decision("committed", job, round=new.get("round"), members=members)
     was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     for condition in after.get("conditions") or ():
         if was.get(condition["type"]) != (condition["status"], condition["reason"]):
             shown = {key: condition.get(key) for key in ("status", "reason", "message")}
-            decision("condition", job.name, type=condition["type"], **shown)
+            decision("condition", job, type=condition["type"], **shown)

@@ -21,7 +21,7 @@ Key = tuple[str, str]
 """(namespace, name)"""
 log = logging.getLogger(__name__)
 _GHOSTS = 4096
-_RETRY = (0.0, 0.2, 0.5, 1.0, 2.0, 3.0)
+_RETRY = (0.0, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ class Backoffs:
     """Seconds between tries, without end: an outage of the API server is waited out in process."""
 
     def __iter__(self) -> Iterator[float]:
-        yield from (0.2, 0.5, 1.0, 2.0)
+        yield from (0.2, 0.5)
         while True:
-            yield random.uniform(2.0, 4.0)
+            yield random.uniform(0.7, 1.3)
 
 
 async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:

@@ -106,10 +106,28 @@ class Jobs:
 
     def wait_reason(self, name: str, *reasons: str) -> Object:
         """Until Ready, whose reason is the word in the column Status, has one of these."""
-        return self.wait(name, lambda job: condition(job, "Ready").get("reason") in reasons)
+        return self.wait(name, lambda job: self.condition(job, "Ready").get("reason") in reasons)
 
     def wait_true(self, name: str, kind: str) -> Object:
-        return self.wait(name, lambda job: condition(job, kind).get("status") == "True")
+        return self.wait(name, lambda job: self.condition(job, kind).get("status") == "True")
+
+    def wait_training(self, name: str, replicas: int, past: int = 0) -> Object:
+        """Until so many replicas train in a round higher than `past`."""
+
+        def trains(job: Object) -> bool:
+            world = job.get("status", {}).get("world", {})
+            ready = self.condition(job, "Ready").get("reason") == "Training"
+            return ready and len(world.get("members", ())) == replicas and world["round"] > past
+
+        return self.wait(name, trains)
+
+    def wait_gone(self, what: str, *selector: str) -> None:
+        """Until objects are deleted: kind/name, or kinds and a selector."""
+        self.cluster.kubectl("wait", what, *selector, "-n", self.namespace, "--for=delete", "--timeout=60s")
+
+    def kill_pod(self, name: str) -> None:
+        """Its processes end at once, and the pod with them."""
+        self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
 
     def patch(self, name: str, spec: Object) -> None:
         self.cluster.kubectl(
@@ -121,6 +139,17 @@ class Jobs:
 
     def gone(self, name: str) -> bool:
         return not self.cluster.api.exists(f"{self.path}/{name}")
+
+    @staticmethod
+    def condition(job: Object, kind: str) -> Object:
+        """The condition of that type; empty where it was never set."""
+        conditions = job.get("status", {}).get("conditions", ())
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    @staticmethod
+    def members(job: Object, field: str = "replica") -> list[str]:
+        """One field of each member, lead first."""
+        return [member[field] for member in job["status"]["world"].get("members", ())]
 
     def pods(self, name: str) -> list[Object]:
         pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]
@@ -138,20 +167,6 @@ class Jobs:
 
     def logs(self, pod: str) -> str:
         return self.cluster.kubectl("logs", "-n", self.namespace, pod, "-c", "trainer")
-
-
-def condition(job: Object, kind: str) -> Object:
-    conditions = job.get("status", {}).get("conditions", ())
-    return next((each for each in conditions if each["type"] == kind), {})
-
-
-def round_of(job: Object) -> int:
-    number: int = job["status"]["world"]["round"]
-    return number
-
-
-def members(job: Object) -> list[str]:
-    return sorted(member["replica"] for member in job["status"]["world"].get("members", ()))
 
 
 @pytest.fixture(scope="session")
@@ -187,7 +202,8 @@ def operator(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     yield running
     if running.process is not None and running.process.poll() is None:
         running.end(signal.SIGTERM)
-    assert "Traceback" not in running.text(), running.text()
+    raised = [line for line in running.lines("log") if "traceback" in line]
+    assert not raised, raised
 
 
 @pytest.fixture
