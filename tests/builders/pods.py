@@ -26,7 +26,7 @@ class Pods:
     def create(self, name: str, script: str, container: Object | None = None, **spec: Any) -> None:
         """A pod whose container "main" runs a Python script; container and spec are merged over."""
         main = {"name": "main", "image": IMAGE, "command": ["python3", "-u", "-c", script]} | (container or {})
-        body = {"restartPolicy": "Never", "containers": [main]} | spec
+        body = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [main]} | spec
         self.cluster.api.call("POST", self.path, {"metadata": {"name": name, "labels": {"app": name}}, "spec": body})
 
     def get(self, name: str) -> Object:

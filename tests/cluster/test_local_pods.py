@@ -245,7 +245,7 @@ def test_a_sidecar_serves_the_containers_and_ends_after_them(pods: Pods) -> None
         "startupProbe": {"tcpSocket": {"port": 8765}, "periodSeconds": 1, "failureThreshold": 30},
     }
     script = "import os, urllib.request as u; print(u.urlopen(f'http://{os.environ[\"IP\"]}:8765/').status)"
-    said = pods.run("a", script, {"env": [ip]}, initContainers=[sidecar], terminationGracePeriodSeconds=1)
+    said = pods.run("a", script, {"env": [ip]}, initContainers=[sidecar])
     assert said == "200\n"
 
 
@@ -351,7 +351,7 @@ def test_an_http_probe_asks_the_pods_own_address(pods: Pods) -> None:
 def test_a_failing_liveness_probe_restarts_the_container(pods: Pods) -> None:
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     script = "import time; time.sleep(600)"
-    pods.create("a", script, {"livenessProbe": probe}, restartPolicy="Always", terminationGracePeriodSeconds=1)
+    pods.create("a", script, {"livenessProbe": probe}, restartPolicy="Always")
     pod = pods.wait("a", lambda pod: status_of(pod).get("restartCount", 0) >= 1)
     assert status_of(pod)["lastState"]["terminated"]["exitCode"] == 137
 
@@ -379,7 +379,7 @@ time.sleep(600)
 
 def test_a_deaf_process_is_killed_after_its_grace(pods: Pods) -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(600)"
-    pods.create("a", script, terminationGracePeriodSeconds=1)
+    pods.create("a", script)
     pods.wait("a", lambda pod: "ready" in pods.logs("a") if condition(pod, "Ready") == "True" else False)
     pods.cluster.kubectl("patch", "pod", "-n", pods.namespace, "a", "-p", '{"metadata":{"finalizers":["test/keep"]}}')
     pods.delete("a")

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from concertina.local.node.status import now
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
 VERSION = "v1.36.3"
+_RETRY = 0.2  # seconds
 _LEASE_SECONDS, _RENEW = 8, 2.0  # the control plane calls a node lost after 8 s of silence
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -44,6 +46,7 @@ class Kubelet:
         await server.serve(self._node.config, self._find)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_registered())
+            group.create_task(self._keep_lease())
             group.create_task(self._follow_pods())
 
     def _find(self, namespace: str, name: str) -> Pod | None:
@@ -97,19 +100,26 @@ class Kubelet:
     # The node and its lease
 
     async def _keep_registered(self) -> None:
-        registered = False
+        """Register at first, and whenever our Node is gone or not called Ready (as after a silence)."""
+        await self._insist(self._register)
+        async for kind, items in self._node.client.follow("/api/v1/nodes", f"metadata.name={self._node.config.name}"):
+            if kind == "DELETED" or not items or not _is_ready(items[0]):
+                await self._insist(self._register)
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await self._insist(self._renew)
+            await asyncio.sleep(_RENEW)
+
+    async def _insist(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Until it succeeds: the API server may be away, or not know us yet."""
         while True:
             try:
-                if not registered:
-                    await self._register()
-                    registered = True
-                await self._renew()
-            except Refused as error:
-                registered = registered and error.status != 404
-                _log.warning("node %s: %s", self._node.config.name, error)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                _log.warning("API server: %s", error or type(error).__name__)
-            await asyncio.sleep(_RENEW if registered else 0.2)
+                await action()
+                return
+            except (Refused, aiohttp.ClientError, TimeoutError, OSError) as error:
+                _log.warning("node %s: %s", self._node.config.name, error or type(error).__name__)
+            await asyncio.sleep(_RETRY)
 
     async def _register(self) -> None:
         config, client = self._node.config, self._node.client
@@ -139,6 +149,11 @@ class Kubelet:
             if error.status != 404:
                 raise
             await self._node.client.call("POST", leases, {"metadata": {"name": name}, "spec": spec})
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _node_status(config: NodeConfig) -> Object:

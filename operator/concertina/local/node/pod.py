@@ -50,6 +50,7 @@ class Pod:
     def update(self, pod: Object) -> None:
         """The object changed; a deletion time means that the pod has to stop."""
         self.object["metadata"] = pod["metadata"]
+        self._writer.observe(pod.get("status") or {})
         if "deletionTimestamp" not in pod["metadata"]:
             return
         grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)

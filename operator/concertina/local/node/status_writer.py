@@ -25,6 +25,7 @@ class StatusWriter:
         self._uid = metadata["uid"]
         self._path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         self._written: Object = pod.get("status") or {}
+        self._stale = False  # the API server has something else
         self._dirty, self._clean = asyncio.Event(), asyncio.Event()
         self._clean.set()
         self._task = asyncio.create_task(self._run())
@@ -33,6 +34,13 @@ class StatusWriter:
         """Something changed."""
         self._clean.clear()
         self._dirty.set()
+
+    def observe(self, status: Object) -> None:
+        """What the API server has. While we were silent the node lifecycle controller may have called the pod unready."""
+        seen = {each["type"]: each["status"] for each in status.get("conditions") or []}
+        if seen.get("Ready") != seen.get("ContainersReady"):  # nobody else writes the two apart
+            self._stale = True
+            self.mark()
 
     async def flush(self) -> None:
         """Until all that was marked is written, or the pod is gone."""
@@ -56,8 +64,9 @@ class StatusWriter:
 
     async def _write(self, status: Object) -> bool:
         """False when there is no such pod any more."""
-        if status == self._written:
+        if status == self._written and not self._stale:
             return True
+        self._stale = False
         body = {"metadata": {"uid": self._uid}, "status": status}
         while True:
             try:
