@@ -83,7 +83,7 @@ class Agent:
         self._reaper.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.emit, e.Noticed(settings.grace))
-        await self._channel.start()
+        self._channel.start()
         listening = await self._server.start(settings.pod_ip, settings.port)
         address = store.address(settings.pod_ip, settings.port)
         log("agent_started", replica=settings.replica, instance=self.instance, address=address, seen=self._core.seen)
