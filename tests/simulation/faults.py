@@ -101,7 +101,8 @@ class Faults:
         """The world is silent as a whole, and trains on; kubelets still reach the API server."""
         seconds, operator = self.clock.between(1, 40), self.world.operators[-1].name
         self.clock.tell(f"{operator} reaches no node for {seconds:.1f} s")
-        self.world.invariants.blind[operator] = self.clock.now
+        if any(self.world.network.reaches(operator, node) for node in self.world.cluster.nodes):
+            self.world.invariants.blind[operator] = self.clock.now
         for node in self.world.cluster.nodes:
             self.world.trouble(node, seconds)
             self.world.network.cut(operator, node, seconds)
