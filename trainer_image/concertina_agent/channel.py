@@ -63,6 +63,8 @@ class SocketEnd(w.AgentEnd):
 
     def close(self) -> None:
         """`receive` ends; whoever waits in it then calls `release`."""
+        if self._closed:
+            return
         self._closed = True
         self._loop.remove_writer(self._socket)
         with contextlib.suppress(OSError):
