@@ -5,8 +5,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from builders.pods import Pods
 
+from builders.pods import Pods
 from concertina.local import cluster as local
 from concertina.local import lifetime
 from concertina.local.cluster import LocalCluster

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.pods import Pods, condition, state, status_of
 
+from builders.pods import Pods, condition, state, status_of
 from concertina.local import processes
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.pods import Pods, condition, state, status_of
 
+from builders.pods import Pods, condition, state, status_of
 from concertina.local.errors import LocalClusterError
+
+SERVE = """
+import http.server, os
+http.server.HTTPServer((os.environ["IP"], {port}), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
 
 
 def test_a_pod_runs_to_its_end(pods: Pods) -> None:
@@ -104,7 +109,8 @@ import os, ssl, urllib.error, urllib.request
 folder = "/var/run/secrets/kubernetes.io/serviceaccount/"
 token, namespace = open(folder + "token").read(), open(folder + "namespace").read()
 server = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
-request = urllib.request.Request(f"{server}/api/v1/namespaces/{namespace}/pods", headers={"Authorization": "Bearer " + token})
+url = f"{server}/api/v1/namespaces/{namespace}/pods"
+request = urllib.request.Request(url, headers={"Authorization": "Bearer " + token})
 try:
     urllib.request.urlopen(request, context=ssl.create_default_context(cafile=folder + "ca.crt"))
 except urllib.error.HTTPError as error:
@@ -148,6 +154,8 @@ def test_volumes(pods: Pods, tmp_path_factory: pytest.TempPathFactory) -> None:
     script = """
 import errno, json, os
 read = lambda path: open(path).read()
+shown = lambda folder: sorted(name for name in os.listdir(folder) if name[0] != ".")
+memory = os.statvfs("/memory/inner")
 def attempt(action):
     try:
         action()
@@ -156,16 +164,15 @@ def attempt(action):
 open("/data/x", "w").write("x")
 open("/data-part/y", "w").write("y")
 print(json.dumps({
-    "map": [read("/etc/settings/deep/a"), sorted(name for name in os.listdir("/etc/settings") if name[0] != "."),
-            oct(os.stat("/etc/settings/deep/a").st_mode)[-3:]],
+    "map": [read("/etc/settings/deep/a"), shown("/etc/settings"), oct(os.stat("/etc/settings/deep/a").st_mode)[-3:]],
     "one file": read("/one-file"),
     "secret": read("/run/login/user"),
-    "both": [sorted(name for name in os.listdir("/both") if name[0] != "."), read("/both/labels"), read("/both/token").count(".")],
+    "both": [shown("/both"), read("/both/labels"), read("/both/token").count(".")],
     "disk": sorted(os.listdir("/data")) + os.listdir("/data/part"),
-    "memory": [os.statvfs("/memory/inner").f_blocks * os.statvfs("/memory/inner").f_frsize, os.path.ismount("/memory/inner"),
+    "memory": [memory.f_blocks * memory.f_frsize, os.path.ismount("/memory/inner"),
                attempt(lambda: open("/memory/inner/big", "wb").write(bytes(5 << 20)))],
     "host": [read("/host/file"), attempt(lambda: open("/host/new", "w"))],
-    "absent": [name for name in os.listdir("/absent") if name[0] != "."],
+    "absent": shown("/absent"),
     "read only": attempt(lambda: open("/etc/settings/new", "w")),
     "machine": os.path.exists("/etc/passwd") and os.path.isdir("/usr/bin"),
     "shm": os.path.ismount("/dev/shm"),
@@ -194,8 +201,7 @@ def test_volumes_leave_no_trace_on_the_machine(pods: Pods) -> None:
     pods.run("a", "open('/no-such-folder/inner/x', 'w')", {"volumeMounts": mounts}, volumes=volumes)
     with open("/proc/self/mountinfo") as file:
         assert str(pods.cluster.directory) not in file.read()
-    with pytest.raises(FileNotFoundError):
-        open("/no-such-folder")
+    assert not Path("/no-such-folder").exists()
 
 
 def test_a_volume_that_cannot_be_had_is_waited_for(pods: Pods) -> None:
@@ -234,7 +240,7 @@ def test_an_init_container_that_fails_fails_the_pod(pods: Pods) -> None:
 
 
 def test_a_sidecar_serves_the_containers_and_ends_after_them(pods: Pods) -> None:
-    serve = "import http.server as h, os; h.HTTPServer((os.environ['IP'], 8765), h.SimpleHTTPRequestHandler).serve_forever()"
+    serve = SERVE.format(port=8765)
     ip = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     sidecar = {
         "name": "side",
@@ -313,7 +319,13 @@ def test_restarts_back_off(pods: Pods) -> None:
 
 
 def test_on_failure_ends_with_success_and_keeps_its_volumes_in_between(pods: Pods) -> None:
-    script = "import os; first = not os.path.exists('/disk/x'); open('/disk/x', 'w'); print('first' if first else 'second'); os._exit(first)"
+    script = """
+import os, sys
+first = not os.path.exists("/disk/x")
+open("/disk/x", "w")
+print("first" if first else "second")
+sys.exit(first)
+"""
     mount = {"volumeMounts": [{"name": "disk", "mountPath": "/disk"}]}
     volumes = [{"name": "disk", "emptyDir": {"medium": "Memory"}}]
     pods.create("a", script, mount, volumes=volumes, restartPolicy="OnFailure")
@@ -324,7 +336,14 @@ def test_on_failure_ends_with_success_and_keeps_its_volumes_in_between(pods: Pod
 
 
 def test_readiness_follows_the_probe(pods: Pods) -> None:
-    script = "import os, time; time.sleep(0.3); open('/disk/ready', 'w'); time.sleep(1.5); os.remove('/disk/ready'); time.sleep(600)"
+    script = """
+import os, time
+time.sleep(0.3)
+open("/disk/ready", "w")
+time.sleep(1.5)
+os.remove("/disk/ready")
+time.sleep(600)
+"""
     probe = {"exec": {"command": ["test", "-e", "/disk/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
     container = {"readinessProbe": probe, "volumeMounts": [{"name": "disk", "mountPath": "/disk"}]}
     pods.create("a", script, container, volumes=[{"name": "disk", "emptyDir": {}}])
@@ -336,7 +355,7 @@ def test_readiness_follows_the_probe(pods: Pods) -> None:
 
 
 def test_an_http_probe_asks_the_pods_own_address(pods: Pods) -> None:
-    serve = "import http.server as h, os; h.HTTPServer((os.environ['IP'], 8080), h.SimpleHTTPRequestHandler).serve_forever()"
+    serve = SERVE.format(port=8080)
     container = {
         "env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "ports": [{"name": "web", "containerPort": 8080}],
@@ -392,7 +411,13 @@ def test_a_deaf_process_is_killed_after_its_grace(pods: Pods) -> None:
 def test_a_forced_deletion_kills(pods: Pods) -> None:
     folder = pods.cluster.directory / f"test-{pods.namespace}"
     folder.mkdir()
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: open('/host/alive', 'w'); time.sleep(0.05)"
+    script = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    open("/host/alive", "w")
+    time.sleep(0.05)
+"""
     mount = {"volumeMounts": [{"name": "host", "mountPath": "/host"}]}
     pods.create("a", script, mount, volumes=[{"name": "host", "hostPath": {"path": str(folder)}}])
     alive = folder / "alive"

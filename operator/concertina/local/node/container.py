@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local import images
-from concertina.local.node import environment, logs, rootfs
+from concertina.local.node import environment, logs, mounts, rootfs
 from concertina.local.node.runtime import Execution, Launch
 from concertina.local.node.runtime_client import LaunchFailed, Running, RuntimeClient
 from concertina.local.node.status import ContainerState, now
@@ -65,8 +65,9 @@ class Container:
         argv = _command(self.spec, setting.image, variables)
         identity = uuid.uuid4().hex
         self.log = logs.LogWriter(self.log_path())
-        mounts = [*setting.mounts, self._termination_mount()]
-        launch = Launch(identity, argv, variables, self.spec.get("workingDir") or "/", setting.hostname, mounts)
+        own = [*setting.mounts, self._termination_mount()]
+        visible = [*mounts.of_image(setting.image.environment, own), *own]
+        launch = Launch(identity, argv, variables, self.spec.get("workingDir") or "/", setting.hostname, visible)
         self.state.container_id = f"concertina://{identity}"
         self._environment, self._started = variables, time.monotonic()
         try:

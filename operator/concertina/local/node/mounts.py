@@ -1,8 +1,12 @@
 """Which files and folders of the machine a container sees, and where."""
 
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from concertina.local import paths
 from concertina.local.node import environment, rootfs
 from concertina.local.node.volumes import Volumes
 
@@ -40,6 +44,14 @@ def of_container(spec: Object, volumes: Volumes, hosts: Path, variables: dict[st
     if "/dev/shm" not in targets:
         mounts.append(rootfs.Mount(str(volumes.shm), "/dev/shm"))
     return mounts
+
+
+def of_image(folder: str, covering: Sequence[rootfs.Mount]) -> list[rootfs.Mount]:
+    """What keeps an image's environment visible where a volume would cover it, as an emptyDir at /tmp does with a
+    checkout below /tmp: the environment, the Python that it was made from, and the checkout that it links to."""
+    kept = {os.path.realpath(path) for path in (folder, sys.base_prefix, paths.checkout())}
+    targets = [mount.target.rstrip("/") for mount in covering]
+    return [rootfs.Mount(path, path) for path in sorted(kept) if any(path.startswith(f"{t}/") for t in targets)]
 
 
 def _below(source: Path, inner: str) -> Path:

@@ -36,7 +36,7 @@ class StatusWriter:
         self._dirty.set()
 
     def observe(self, status: Object) -> None:
-        """What the API server has. While we were silent the node lifecycle controller may have called the pod unready."""
+        """What the API server has. While we were silent the node lifecycle controller calls the pod unready."""
         seen = {each["type"]: each["status"] for each in status.get("conditions") or []}
         if seen.get("Ready") != seen.get("ContainersReady"):  # nobody else writes the two apart
             self._stale = True
