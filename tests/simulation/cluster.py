@@ -67,7 +67,10 @@ class Cluster:
     def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> JobStatus:
         """The JSON patch that tests the claim."""
         self._reachable(who)
-        if self.status.world.claim != observed.world.claim:
+        mine, theirs = observed.world.claim, self.status.world.claim
+        if (mine and (mine.round, mine.claim_id, mine.committed)) != (
+            theirs and (theirs.round, theirs.claim_id, theirs.committed)
+        ):
             raise Conflict("the claim has changed")
         self.world.invariants.status_written(self.status, status)
         self.status = status

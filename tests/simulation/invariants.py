@@ -27,6 +27,8 @@ class Invariants:
     def status_written(self, old: JobStatus, new: JobStatus) -> None:
         """Rounds and claims only grow, and a round is committed once."""
         before, after = old.world, new.world
+        if old.completion_time and not new.completion_time:
+            raise Violation("a job that has ended goes on")
         if after.round < before.round:
             raise Violation(f"the world goes back from round {before.round} to {after.round}")
         if before.claim and (after.claim is None or after.claim.round < before.claim.round):
@@ -36,7 +38,7 @@ class Invariants:
                 raise Violation(f"round {after.claim.round} is claimed twice")
             if before.claim.committed and not after.claim.committed:
                 raise Violation(f"round {after.claim.round} is uncommitted")
-        if after.members and after.claim and after.claim.committed:
+        if after.members and after.claim and after.claim.committed and after.claim.round == after.round:
             members = tuple((member.replica, member.instance) for member in after.members)
             known = self.commits.setdefault(after.round, (after.claim.claim_id, members))
             if known != (after.claim.claim_id, members):

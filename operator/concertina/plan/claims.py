@@ -86,6 +86,13 @@ def claim(look: Look, cause: Cause, restart: Restart | None = None) -> Decision 
     )
 
 
+def last_claim(look: Look, reason: str) -> Claim:
+    """The claim that no round follows: written at the end of the job or of its rounds, so that an operator that has not
+    heard of it loses the precondition of all it writes."""
+    round, claim_id = 1 + _highest(look), look.observed.fresh_claim
+    return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(look.now), reason=reason)
+
+
 def _highest(look: Look) -> int:
     """The highest round that anybody is known to have seen."""
     seen = [look.world.round, look.claim.round if look.claim else 0]

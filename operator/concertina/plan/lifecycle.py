@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concertina.api.status import unix_seconds
+from concertina.api.status import World, unix_seconds
 from concertina.plan import claims, constants, drains, pods, restore, rounds, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
@@ -140,10 +140,10 @@ def _suspended(look: Look) -> Decision:
     left = len(look.observed.pods)
     phase = Phase.SUSPENDING if left else Phase.SUSPENDED
     message = f"{left} pods are being deleted" if left else "spec.suspend is set: no pods, the state is kept"
-    closed = look.claim.model_copy(update={"committed": True, "reason": "Suspended"}) if look.claim else None
-    world = look.world.model_copy(
-        update={"claim": closed, "members": (), "lead": None, "replicas": 0, "workers": 0, "size": ""}
-    )
+    world = look.world
+    if world.members or (world.claim and not world.claim.committed):
+        claim = claims.last_claim(look, "Suspended")
+        world = World(round=world.round, claim=claim, base=world.base, since=world.since)
     return Decision(phase, "Suspended" if not left else "Suspending", message, world=world, pods=Pods.NONE)
 
 

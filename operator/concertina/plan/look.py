@@ -38,7 +38,8 @@ class Look:
     @cached_property
     def committed(self) -> bool:
         """Whether there is a round with members, and no claim of a later one."""
-        return self.claim is not None and self.claim.committed and bool(self.world.members)
+        claim, world = self.claim, self.world
+        return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
 
     # --- pods
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from concertina.api.status import JobStatus, World, rfc3339
+from concertina.api.status import JobStatus, rfc3339
 from concertina.plan import accounting, budget, conditions, drains, lifecycle, rounds
-from concertina.plan.claims import proceed
+from concertina.plan.claims import last_claim, proceed
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
 from concertina.plan.pods import PodPlan, plan_pods
@@ -79,8 +79,10 @@ def _unreadable(observed: Observed, now: float) -> Plan:
 def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     old, job, now = look.status, look.observed.job, look.now
     done = decision.phase in (Phase.COMPLETE, Phase.FAILED)
-    world = _closed(decision.world or old.world, decision) if done else decision.world or old.world
-    committed = world.claim is not None and world.claim.committed and world.round > old.world.round
+    world = decision.world or old.world
+    if done and not old.completion_time:
+        world = world.model_copy(update={"claim": last_claim(look, decision.reason)})
+    committed = world.round > old.world.round
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,
@@ -104,12 +106,6 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
 
 def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
     return any(getattr(old, name) != value for name, value in fields.items())
-
-
-def _closed(world: World, decision: Decision) -> World:
-    """At the job's end its claim becomes another one, so that no operator that has not heard of it writes any more."""
-    claim = world.claim.model_copy(update={"reason": decision.reason, "message": ""}) if world.claim else None
-    return world.model_copy(update={"claim": claim})
 
 
 def _storage_trouble(look: Look, decision: Decision) -> Decision:
