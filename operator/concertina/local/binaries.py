@@ -10,13 +10,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from concertina.local import gobuild, paths, progress, release, state
+from concertina.local import gobuild, paths, release, state
 from concertina.local.errors import LocalClusterError
 
 Say = Callable[[str], None]
@@ -149,24 +148,3 @@ def _fill(bundle: Bundle, module: Path, folder: Path, say: Say) -> None:
     gobuild.build(module, version(bundle, module), folder, say)
     for name, built in bundle.renamed.items():
         (folder / built).rename(folder / name)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Prepare the programs; with the name of one, print where it is (progress goes to stderr)."""
-    try:
-        if arguments == ["helm"]:
-            with progress.shown() as say:
-                found = helm(say)
-            print(found)
-        else:
-            with progress.shown() as say:
-                programs = control_plane(say) | {"helm": helm(say)}
-            print(f"programs: {', '.join(programs)} ready")
-    except LocalClusterError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
