@@ -13,11 +13,13 @@ from concertina_trainer.data.order import WINDOW, Order, permute
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_permute_is_a_permutation(size, key):
     assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
+@settings(deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5))
 def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
     order = Order(counts, seed)
@@ -26,6 +28,7 @@ def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
     assert visited == [(shard, row) for shard, count in enumerate(counts) for row in range(count)]
 
 
+@settings(deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), data=st.data())
 def test_any_position_is_found_by_itself(counts, seed, data):
     order = Order(counts, seed)
@@ -35,6 +38,7 @@ def test_any_position_is_found_by_itself(counts, seed, data):
     assert list(zip(shards.tolist(), rows.tolist(), strict=True)) == [(s.item(), r.item()) for s, r in alone]
 
 
+@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 40), min_size=WINDOW + 1, max_size=60), seed=st.integers(0, 2**31 - 1))
 def test_a_reader_needs_no_more_than_a_window_of_shards_at_once(counts, seed):
     order = Order(counts, seed)
@@ -67,7 +71,7 @@ def test_the_order_never_changes():
     assert golden == "8df34e72ec5d7c88ff079a5ae8ae81aaa950187676003d817e7bbca54468486d"
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(size=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 64))
 def test_the_slices_of_all_ranks_are_the_batch_in_equal_shapes(size, micro, world):
     plan = plan_batch(size, micro, world)

@@ -1,0 +1,37 @@
+"""The learning rate as a function of the step, and the scale that clips gradients."""
+
+import math
+
+import pytest
+
+from concertina_trainer.config import OptimizerConfig
+from concertina_trainer.loop import clip_scale
+from concertina_trainer.optimizer import learning_rate
+from concertina_trainer.parallel import interface_of
+
+CONFIG = OptimizerConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"), [(0, 0.25), (3, 1.0), (4, 1.0), (9, 0.55), (14, 0.1), (99, 0.1)]
+)  # of 15 steps, 0 to 14
+def test_warm_up_then_a_cosine_to_the_minimum_at_the_last_step(step, rate):
+    assert learning_rate(step, 15, CONFIG) == pytest.approx(rate)
+
+
+def test_without_a_warm_up_the_first_step_has_the_highest_rate():
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=0)
+    assert learning_rate(0, 1, config) == learning_rate(0, 10, config) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("norm", "limit", "scale"), [(2.0, 1.0, 0.5), (0.5, 1.0, 1.0), (9.0, 0.0, 1.0), (0.0, 1.0, 1.0)]
+)
+def test_clipping_only_shrinks(norm, limit, scale):
+    assert math.isclose(clip_scale(norm * norm, limit), scale)
+
+
+def test_loopback_addresses_are_on_the_loopback_interface():
+    assert interface_of("127.9.8.7") == "lo"
+    assert interface_of("::1") == "lo"
+    assert interface_of("192.0.2.1") == ""
