@@ -42,7 +42,8 @@ def test_killed_worker_then_killed_agent_resume_from_memory(folder):
     async def body():
         async with running(folder, 3, TINY, TINY_STEPS="100000") as job:
             await job.begin(1, job[0], job[1], job[2])
-            await job.until(job[0], trained(10))
+            report = await job.until(job[0], lambda r: trained(10)(r) and r.progress.snapshot_step > 0)
+            on_peers = report.progress.snapshot_step
             os.kill(job[1].worker_pids()[1], 9)
             report = await job.until(job[0], lambda r: len(r.failures) == 3)
             causes = {f.replica: f.reason for f in report.failures if not f.secondary}
@@ -51,7 +52,7 @@ def test_killed_worker_then_killed_agent_resume_from_memory(folder):
             prepared = await job.prepare(2, job[1], job[2], job[0])
             restore = newest_complete(prepared)
             assert restore.id.round == 1
-            assert restore.step >= 9
+            assert restore.step >= on_peers
             await job.assign(job.assignment(prepared, restore))
             lead = job[1]
             report = await job.until(lead, trained(restore.step + 10))
@@ -66,7 +67,7 @@ def test_killed_worker_then_killed_agent_resume_from_memory(folder):
             prepared = await job.prepare(3, job[2], job[1])
             again = newest_complete(prepared)
             assert again.id.round == 2, "the lost one's shard was to be found at its peer"
-            assert again.step >= restore.step + 8
+            assert again.step > restore.step
             assert {id.round for answer in prepared.values() for id in (h.id for h in answer.snapshots)} == {2}
             await job.assign(job.assignment(prepared, again))
             await job.until(job[2], trained(again.step + 5))

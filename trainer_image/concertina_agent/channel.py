@@ -65,6 +65,8 @@ class SocketEnd(w.AgentEnd):
         """`receive` ends; whoever waits in it then calls `release`."""
         if self._closed:
             return
+        if self._closed:
+            return
         self._closed = True
         self._loop.remove_writer(self._socket)
         with contextlib.suppress(OSError):
