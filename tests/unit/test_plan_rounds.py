@@ -218,6 +218,17 @@ def test_failing_again_and_again_at_the_same_step_slows_down() -> None:
     assert not jobs.sends(made, protocol.Prepare)
     assert made.recheck_after == pytest.approx(2)
     assert jobs.sends(plan(seen, T0 + 13), protocol.Prepare)
+    spread = tuple(entry.model_copy(update={"at": rfc3339(T0 + 9 - 200 * i)}) for i, entry in enumerate(entries))
+    status = status.model_copy(update={"restarts": Restarts(recent=spread[::-1], total=4)})
+    assert jobs.sends(plan(replace(seen, job=replace(seen.job, status=status)), T0 + 11), protocol.Prepare)
+
+
+def test_a_lead_that_leaves_after_a_drain_is_no_failure() -> None:
+    seen = with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(state="drained"), connected=False, refused=True)
+    made = plan(seen, T0 + 20)
+    assert prepares(made) == ["demo-1-0", "demo-2-0"]
+    assert made.status.restarts.total == 0
+    assert made.events[0].type == "Normal"
 
 
 # --- a claim

@@ -23,6 +23,8 @@ OUTSIDE = frozenset(
 )
 """Ways for a pod to end that its own container did not cause."""
 KEPT = 1001
+APART = 120.0
+"""Seconds between failures that have nothing to do with each other, though no step is known to lie between them."""
 
 
 def restart(look: Look, cause: Cause) -> Restart | None:
@@ -61,15 +63,17 @@ def _last(look: Look) -> str:
 
 
 def backoff(look: Look) -> float:
-    """Seconds to wait before the next round: none for the first two failures at a step, then 1, 2, 4 ... 30."""
+    """Seconds to wait before the next round: none for the first two failures at a step that follow each other closely,
+    then 1, 2, 4 ... 30."""
     recent = look.recent
     if not recent:
         return 0.0
-    same = 0
+    same, later = 0, look.now
     for entry in reversed(recent):
-        if entry.step < look.step:
+        at = unix_seconds(entry.at)
+        if entry.step < look.step or later - at > APART:
             break
-        same += 1
+        same, later = same + 1, at
     delay = 0.0 if same < 2 else float(min(30, 2 ** (same - 2)))
     return unix_seconds(recent[-1].at) + delay - look.now
 

@@ -28,7 +28,9 @@ def recover(look: Look) -> Decision | None:
         return failed
     wait = budget.backoff(look)
     if wait > 0:
-        message = f"{cause.sentence}; the next round starts when {look.step} steps have failed less often (back-off)"
+        message = (
+            f"{cause.sentence}; it has failed at this step before, so the next round waits a little (at most 30 s)"
+        )
         return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait)
     return claims.claim(look, cause, restart) or Decision(
         Phase.WAITING, cause.reason, f"{cause.sentence}; {pods.shortage(look)}", recheck=1.0, watch_all=True
@@ -78,6 +80,8 @@ def _member_gone(look: Look) -> Cause | None:
 
 def _lead_lost(look: Look) -> Cause | None:
     lead = look.lead.replica
+    if look.lead_lost and look.report and look.report.state == "drained":
+        return Cause("Drained", f"the lead {lead} has left after a drain", lead, planned=True)
     if look.lead_lost:
         return Cause("LeadLost", f"the lead {lead} {look.lead_lost}", lead)
     report = look.agent(lead).report
