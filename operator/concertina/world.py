@@ -108,6 +108,8 @@ class World:
                     self._changed(pod.job_uid)
                 elif not pods:
                     self._orphans.pop(pod.job_uid, None)
+        if old is not None and new is None:
+            self._room_in(old.namespace)
 
     def hear_node(self, old: NodeView | None, new: NodeView | None) -> None:
         node = new or old
@@ -149,6 +151,13 @@ class World:
     def created(self, uid: str) -> None:
         if job := self._jobs.get(uid):
             job.create_error, job.create_error_at = "", 0.0
+
+    def _room_in(self, namespace: str) -> None:
+        """A pod that is gone may free the quota, or the name, that another one was refused for."""
+        for uid, job in self._jobs.items():
+            if job.create_error and job.view.namespace == namespace:
+                self.created(uid)
+                self._changed(uid)
 
     def _pods_of(self, uid: str) -> dict[str, PodView]:
         job = self._jobs.get(uid)

@@ -38,7 +38,7 @@ def job(uid: str, version: int, uri: str = "", created: int = 0, **status: Any) 
 
 
 def pod(name: str, job_uid: str, node: str = "", index: int = 0, attempt: int = 0, phase: str = "Pending") -> OwnedPod:
-    return OwnedPod(job_uid, PodView(name, f"uid-{name}", index, attempt, 0.0, phase, False, node=node))
+    return OwnedPod(job_uid, "n", PodView(name, f"uid-{name}", index, attempt, 0.0, phase, False, node=node))
 
 
 def test_an_older_word_than_the_answer_to_our_own_write_is_ignored() -> None:
@@ -77,6 +77,18 @@ def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
     assert observed is not None
     assert [(view.name, view.phase) for view in observed.pods] == [("old", "Running"), ("late", "Pending")]
     assert known.world.observe("b") is None
+
+
+def test_a_pod_that_is_gone_makes_room_for_one_that_was_refused() -> None:
+    known = Known()
+    known.world.hear_job(job("a", 1))
+    known.world.hear_pod(None, pod("of-another-job", "b"))
+    known.world.create_refused("a", "exceeded quota")
+    known.heard()
+    assert known.world.observe("a").create_error == "exceeded quota"  # type: ignore[union-attr]
+    known.world.hear_pod(pod("of-another-job", "b"), None)
+    assert known.heard() == ["a"]
+    assert known.world.observe("a").create_error == ""  # type: ignore[union-attr]
 
 
 def test_a_node_concerns_the_jobs_that_have_pods_on_it() -> None:

@@ -23,6 +23,7 @@ _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 class OwnedPod:
     job_uid: str
     """Of the TrainingJob that controls it; empty for a pod that only wears our labels."""
+    namespace: str
     view: PodView
 
 
@@ -47,7 +48,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         exit_reason=reason,
         exit_message=message,
     )
-    return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), view)
+    return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), metadata["namespace"], view)
 
 
 def node_view(obj: Raw) -> NodeView:
