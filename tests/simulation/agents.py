@@ -93,8 +93,8 @@ class AgentProcess:
     # --- effects
 
     def _persist(self, effect: e.PersistSeen) -> None:
-        self.pod.seen = (effect.round, effect.claim)
         self.world.invariants.seen(self, effect.round, effect.claim)
+        self.pod.seen = (effect.round, effect.claim)
 
     def _kill(self, effect: e.KillWorkers) -> None:
         self._end_round()

@@ -47,6 +47,8 @@ class Invariants:
             raise Violation("counters go back")
 
     def seen(self, process: AgentProcess, round: int, claim: str) -> None:
+        if round < process.pod.seen[0]:
+            raise Violation(f"{process.replica} has seen round {process.pod.seen[0]} and prepares round {round}")
         claimed = self.world.cluster.status.world.claim
         if claimed is None or claimed.round < round:
             raise Violation(f"{process.replica} is asked to prepare round {round}, which nobody has claimed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concertina.api.status import World, unix_seconds
-from concertina.plan import claims, constants, drains, pods, restore, rounds, sizes
+from concertina.plan import claims, commits, constants, drains, pods, restore, rounds, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -163,7 +163,7 @@ def first_round(look: Look) -> Decision | None:
         looks = [storage for storage in storages if storage is not None]
         if not any(storage.state == "Ready" for storage in looks):
             error = next((storage.message for storage in looks if storage.state == "Error"), "")
-            return claims.storage_unknown(restore.Unknown(error))
+            return commits.storage_unknown(restore.Unknown(error))
     reason = "FirstRound" if not look.status.rounds else "Resumed"
     return claims.claim(look, Cause(reason, f"{size} replicas are ready", planned=True))
 

@@ -1,0 +1,112 @@
+"""The commit of a claim: members and lead, where their state comes from, and the Assigns that follow.
+
+It changes `status.world.claim`, which every status write tests: of two operators that carry on with the same claim only
+one can commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from concertina.api.status import Base, Claim, Member, World, rfc3339
+from concertina.plan import constants, restore
+from concertina.plan.decision import Decision, Phase
+from concertina.plan.look import Look
+from concertina.plan.types import Action, Event, Send
+from concertina_agent import protocol
+from concertina_agent.protocol import Prepared
+
+
+def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision:
+    """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet."""
+    storages = [_storage(look, name, reply) for name, reply in replies.items()]
+    source = restore.choose(replies, storages, look.status, look.observed.job.uid, look.spec)
+    if isinstance(source, restore.Unknown):
+        return storage_unknown(source)
+    members = _members(look, replies)
+    workers = sum(member.workers for member in members)
+    world = World(
+        round=made.round,
+        claim=made.model_copy(update={"committed": True}),
+        size=f"{len(members)}/{look.spec.replicas}",
+        replicas=len(members),
+        workers=workers,
+        lead=members[0].replica,
+        members=members,
+        base=Base(round=made.round, step=source.step),
+        since=rfc3339(look.now),
+    )
+    origin = {
+        "Fresh": "from the beginning",
+        "Memory": f"from the snapshot of step {source.step}",
+        "Storage": f"from the checkpoint of step {source.step}",
+    }[source.source]
+    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {origin}"
+    return Decision(
+        Phase.RECOVERING if look.status.rounds else Phase.STARTING,
+        made.reason,
+        message,
+        world=world,
+        replayed=max(0, look.step - source.step),
+        actions=_assigns(look, world, replies, source),
+        events=(Event("Normal", "RoundCommitted", message),),
+        recheck=constants.ACKNOWLEDGE,
+    )
+
+
+def storage_unknown(why: restore.Unknown) -> Decision:
+    if not why.error:
+        message = "waits for a first look into durable storage, to know where to go on from"
+        return Decision(Phase.STARTING, "AskingStorage", message, recheck=constants.RETRY, watch_all=True)
+    message = f"durable storage can't be read, so nothing is started: {why.error}"
+    return Decision(
+        Phase.STALLED,
+        "StorageUnavailable",
+        message,
+        stalled="StorageUnavailable",
+        stalled_message=message,
+        recheck=5.0,
+        watch_all=True,
+    )
+
+
+def _storage(look: Look, name: str, reply: Prepared) -> protocol.Storage | None:
+    """What the agent last said: on its stream, if it is open, or when it was prepared."""
+    view = look.agent(name)
+    fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
+    return fresh or reply.storage
+
+
+def _members(look: Look, replies: Mapping[str, Prepared]) -> tuple[Member, ...]:
+    """In order of rank: the old lead first where it takes part (its store and links are warm), neighbours on different
+    nodes as far as can be: snapshots are copied to the next member."""
+    old = look.world.lead
+    lead = old if old in replies else next((name for name in replies if name in look.members), next(iter(replies)))
+    queues: dict[str, list[str]] = {}
+    for name in sorted(replies, key=lambda name: (name != lead, look.pods[name].index)):
+        queues.setdefault(look.pods[name].node, []).append(name)
+    order: list[str] = []
+    while any(queues.values()):
+        order += [queue.pop(0) for queue in queues.values() if queue]
+    return tuple(
+        Member(
+            replica=name,
+            uid=look.pods[name].uid,
+            instance=replies[name].instance,
+            node=look.pods[name].node,
+            workers=replies[name].workers,
+        )
+        for name in order
+    )
+
+
+def _assigns(look: Look, world: World, replies: Mapping[str, Prepared], source: protocol.Restore) -> tuple[Action, ...]:
+    ranks, first_rank = [], 0
+    for member in world.members:
+        address = look.address(member.replica)
+        ranks.append(protocol.Member(member.replica, member.instance, address, first_rank, member.workers))
+        first_rank += member.workers
+    claim_id = world.claim.claim_id if world.claim else ""
+    store = replies[world.members[0].replica].store
+    message = protocol.Assign(look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source)
+    return tuple(Send(member.replica, member.address, message) for member in ranks)
