@@ -153,10 +153,12 @@ def test_pods_outlive_the_api_server(pods: Pods) -> None:
     pods.wait_gone("a")
 
 
-def test_a_node_is_one_process_tree_with_everything_below_its_first(cluster: LocalCluster, node: str) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_node_ends_with_its_first_process_and_with_its_kubelet(cluster: LocalCluster, node: str, which: int) -> None:
     first = cluster.running()[node]
     assert first
     tree = processes.descendants(first.pid)
+    assert tree[0] == first.pid
     assert len(tree) >= 2
-    os.kill(first.pid, signal.SIGKILL)
+    os.kill(tree[which], signal.SIGKILL)
     until(lambda: not any(processes.Identity.of(pid) for pid in tree))

@@ -2,43 +2,60 @@
 
 Each node becomes a process tree below process 1 of a new pid namespace; this process ends when all are booted.
 It writes each one's identity (pid and start time) to FOLDER/process before anything of the node runs.
+
+Process 1, the runtime, is forked before the kubelet's libraries are imported: it is forked again for every container,
+and the less memory it has the sooner that is done. The kubelets are forked after the import, to share what it costs.
 """
 
-import asyncio
 import gc
-import json
-import logging
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from concertina.local import namespaces
 from concertina.local.errors import LocalClusterError
 from concertina.local.node import rootfs
-from concertina.local.node.kubelet import Kubelet
-from concertina.local.node.node import NodeConfig
 from concertina.local.node.runtime import Runtime
-from concertina.local.node.runtime_client import RuntimeClient
 from concertina.local.processes import Identity
 
 _REFUSED = 3  # exit status: the sentence is on stderr
 
 
 def main() -> int:
-    """Boot all nodes; the exit status is that of the first that could not be."""
-    gc.freeze()  # containers are forked from here: what is shared stays shared
-    booting = []
+    """Boot all nodes; the exit status is not 0 when one could not be."""
+    links = {}
     for folder in map(Path, sys.argv[1:]):
+        runtime_end, links[folder] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            os._exit(_boot(folder))
-        booting.append(pid)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in booting]
-    return max(statuses, default=0)
+            _close(links.values())
+            os._exit(_boot(folder, runtime_end))
+        runtime_end.close()
+        _, status = os.waitpid(pid, 0)
+        if status:
+            return os.waitstatus_to_exitcode(status)  # those that are booted end with this process's end of their link
+    from concertina.local.node import kubelet
+
+    gc.freeze()  # what is shared stays shared
+    for folder, link in links.items():
+        pid = os.fork()
+        if pid == 0:
+            _close(other for other in links.values() if other is not link)
+            _join(folder)
+            kubelet.main(folder, link)
+        os.waitpid(pid, 0)
+    return 0
 
 
-def _boot(folder: Path) -> int:
+def _close(links: Iterable[socket.socket]) -> None:
+    """A link has to have one holder at each end, or its runtime does not notice when the kubelet is gone."""
+    for link in links:
+        link.close()
+
+
+def _boot(folder: Path, link: socket.socket) -> int:
     """Make the node's namespaces and fork its process 1, which waits until its identity is on record."""
     os.setsid()
     try:
@@ -51,41 +68,39 @@ def _boot(folder: Path) -> int:
     if pid == 0:
         os.close(recorded_write)
         if os.read(recorded_read, 1):
-            _init(folder)
+            _redirect(folder)
+            rootfs.mount_proc()
+            gc.freeze()
+            Runtime(link).run()
         os._exit(1)
-    identity = Identity.of(pid)
-    (folder / "process").write_text(str(identity))
+    (folder / "process").write_text(str(Identity.of(pid)))
     os.write(recorded_write, b"1")
     return 0
 
 
-def _init(folder: Path) -> None:
-    """Process 1 of the node: the runtime, with the kubelet as its first child."""
-    log = os.open(folder / "node.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def _join(folder: Path) -> None:
+    """Fork a child into the node's namespaces, below its process 1; only that child returns."""
+    os.setsid()
+    process = Identity.parse((folder / "process").read_text()).pid
+    flags = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWPID
+    if os.stat(f"/proc/{process}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
+        flags |= namespaces.CLONE_NEWUSER
+    namespaces.setns(os.pidfd_open(process), flags)
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        os._exit(0)
+    if os.fork():  # the first one inside has a parent outside; the second gets process 1 for its parent
+        os._exit(0)
+    _redirect(folder)
+
+
+def _redirect(folder: Path) -> None:
+    """Read nothing, write to the node's log."""
+    log = os.open(folder.parent.parent / "logs" / f"{folder.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open("/dev/null", os.O_RDONLY)
     for descriptor, source in ((0, null), (1, log), (2, log)):
         os.dup2(source, descriptor)
-    rootfs.mount_proc()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kubelet = os.fork()
-    if kubelet == 0:
-        ours.close()
-        _kubelet(folder, theirs)
-    theirs.close()
-    Runtime(ours, kubelet).run()
-
-
-def _kubelet(folder: Path, link: socket.socket) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    config = NodeConfig(**json.loads((folder / "node.json").read_text()))
-    try:
-        asyncio.run(_serve(config, folder, link))
-    finally:
-        os._exit(1)
-
-
-async def _serve(config: NodeConfig, folder: Path, link: socket.socket) -> None:
-    await Kubelet(config, folder, RuntimeClient(link)).run()
 
 
 if __name__ == "__main__":

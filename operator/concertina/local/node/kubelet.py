@@ -1,6 +1,7 @@
 """The node agent's main loop: registers the node, renews its lease, and gives every bound pod its worker."""
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -9,7 +10,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 
@@ -26,6 +27,20 @@ VERSION = "v1.36.3"
 _RETRY = 0.2  # seconds
 _LEASE_SECONDS, _RENEW = 8, 2.0  # the control plane calls a node lost after 8 s of silence
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def main(folder: Path, link: socket.socket) -> NoReturn:
+    """Be the kubelet of the node in a folder, until this process is killed. link: to the runtime."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    config = NodeConfig(**json.loads((folder / "node.json").read_text()))
+    try:
+        asyncio.run(_run(config, folder, link))
+    finally:
+        os._exit(1)
+
+
+async def _run(config: NodeConfig, folder: Path, link: socket.socket) -> None:
+    await Kubelet(config, folder, RuntimeClient(link)).run()
 
 
 class Kubelet:

@@ -1,7 +1,7 @@
 """Process 1 of a node: it forks containers and reports their ends, as containerd and its shims do. It has no threads.
 
 It is the init process of the node's pid namespace, so whatever kills it kills every process of the node at once.
-The kubelet, its child, speaks to it over a socket pair of sequenced packets: a request names its kind (Launch or
+The kubelet speaks to it over a socket pair of sequenced packets: a request names its kind (Launch or
 Execution) and carries two descriptors, a memory file with the request as JSON and the output of the new process. The
 answers are Events: started or failed, and exited some time after started.
 """
@@ -76,9 +76,8 @@ def receive_event(link: socket.socket) -> Event | None:
 class Runtime:
     """Forks on request, waits for its children, reports."""
 
-    def __init__(self, link: socket.socket, kubelet: int) -> None:
+    def __init__(self, link: socket.socket) -> None:
         self._link = link
-        self._kubelet = kubelet
         self._ids: dict[int, str] = {}
         self._starting: dict[int, int] = {}  # pid: its status pipe
         self._selector = selectors.DefaultSelector()
@@ -102,7 +101,7 @@ class Runtime:
 
     def _serve(self) -> None:
         kind, descriptors, _, _ = socket.recv_fds(self._link, 64, 2)
-        if not kind:
+        if not kind:  # the kubelet is gone
             os._exit(0)
         body, output = descriptors
         with open(body, "rb") as file:
@@ -152,8 +151,6 @@ class Runtime:
                 return
             if pid == 0:
                 return
-            if pid == self._kubelet:
-                os._exit(1)
             if pid in self._starting:  # a start is reported before the end that follows it
                 self._launched(pid)
             if pid in self._ids:
