@@ -97,6 +97,7 @@ class Job:
         self.folder, self.parent, self.uid = folder, parent, uid
         self.trainer, self.checkpoint = trainer, checkpoint
         self.number = 0
+        self.durable: Durable | None = None
         folder.mkdir(exist_ok=True)
 
     def run(self, world: int, restore: Restore = FRESH, script: Script | None = None) -> Outcome:
@@ -204,7 +205,7 @@ class _Round:
             self.uploader.set_result(end)
             return
         self.ends[hello.rank] = end
-        end.send(channel.Start(self.restore, self.world, self.job.uid))
+        end.send(channel.Start(self.restore, self.world, self.job.uid, self.job.durable))
         while (message := await end.receive()) is not None:
             await self._hear(hello.rank, end, message)
         # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from concertina_agent.protocol import Restore, SnapshotId
+from concertina_agent.protocol import Durable, Restore, SnapshotId
 from concertina_agent.worker_channel import Probe, Publish, Ship
 from concertina_trainer import checkpoint as checkpoints
 from concertina_trainer.config import CheckpointConfig
@@ -35,6 +35,21 @@ def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer,
     assert second.progress[-1].restored_step == steps[-1]
     assert {**first.losses, **second.losses} == pytest.approx(reference, rel=2e-4)
     assert [(d.step, d.complete) for d in second.durable] == [(12, True)]
+
+
+def test_a_checkpoint_that_a_failure_kept_from_storage_is_due_at_once(folder, parent, trainer, tmp_path):
+    """Killed after step 9 and before what step 8 began was published: LATEST has 4, and 12 is far away."""
+    job = node.Job(folder, parent, {**trainer, "steps": 20}, {"uri": f"file://{tmp_path}/c", "everySteps": 8})
+    job.run(2, script=node.Script(kill=(9, (0, 1))))
+    job.durable = Durable("u1", 1, 4, "file:///x")
+    resumed = job.run(2, job.newest())
+    assert resumed.durable[0].step == resumed.progress[-1].restored_step + 1
+    job.durable = resumed.durable[0]
+    restore = job.newest()
+    assert restore.step == 20
+    job.trainer = {**trainer, "steps": 24}
+    steps = [d.step for d in job.run(2, restore).durable]
+    assert steps[0] == 21, "16 has been missed"
 
 
 def test_checkpoints_by_the_clock(folder, parent, trainer, tmp_path):

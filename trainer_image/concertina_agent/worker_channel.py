@@ -126,6 +126,9 @@ class Start:
     world: int
     """Workers in all."""
     uid: str
+    durable: Optional[Durable] = None
+    """What LATEST names, as this agent knows it: a checkpoint that a failure has kept from being finished is then due
+    at once. None: nothing that is known of."""
 
 
 @dataclasses.dataclass(frozen=True)

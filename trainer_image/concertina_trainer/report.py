@@ -50,12 +50,13 @@ class Reporter:
             self._first_step_at = time.time()
             self._timeline["first_step"] = round(seconds, 4)
             self._announce(step)
-        self._smoothed = self._smoothed * _SMOOTHING + seconds * (1 - _SMOOTHING) if self._smoothed else seconds
+        else:  # the first step's warm-up would be seen in the mean for long
+            self._smoothed = self._smoothed * _SMOOTHING + seconds * (1 - _SMOOTHING) if self._smoothed else seconds
         self._send("training", step, position, loss, seconds, snapshot_step, saving, stalled)
         if self._rank == 0 and (step % self._config.log_every_steps == 0 or step == self._config.steps):
             print(
                 f"step {step}/{self._config.steps}  loss {loss:.4f}  rate {rate:.2e}  "
-                f"{self._tokens / self._smoothed:,.0f} tokens/s  {seconds * 1000:.0f} ms",
+                f"{self._tokens / (self._smoothed or seconds):,.0f} tokens/s  {seconds * 1000:.0f} ms",
                 flush=True,
             )
 
@@ -74,7 +75,7 @@ class Reporter:
         if self._rank != 0:
             self._channel.send(Beat(self._rank, step, phase))
             return
-        speed = self._tokens / self._smoothed if self._smoothed else 0.0
+        speed = self._tokens / (self._smoothed or seconds) if seconds else 0.0
         progress = Progress(
             step=step,
             steps=self._config.steps,

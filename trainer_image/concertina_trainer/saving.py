@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+from concertina_agent.protocol import Durable
 from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRequest, WantDurable, WorkerEnd
 from concertina_trainer.agreement import Said
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
@@ -23,14 +24,18 @@ class Saving:
         world: World,
         snapshots: Snapshots,
         restored: Facts,
+        durable: Durable | None,
         channel: WorkerEnd,
     ) -> None:
+        """`restored`: what this round's snapshots say of themselves, at the step it goes on from. `durable`: the
+        newest checkpoint that is known of."""
         self._config, self._checkpoint, self._world = config, checkpoint, world
         self._snapshots, self._facts, self._channel = snapshots, restored, channel
         self._copied_step = -1
         self._drain: DrainRequest | None = None
         self._due = False
-        self._durable_at = time.monotonic()
+        self._durable_step = durable.step if durable else 0
+        self._durable_at = durable.at if durable else (0.0 if restored.id.step else time.time())
         self.seconds = 0.0
         """Spent on snapshots in this round."""
 
@@ -46,17 +51,23 @@ class Saving:
                 self._copied_step = max(self._copied_step, message.step)
             elif isinstance(message, DrainRequest):
                 self._drain = message
-        waited = time.monotonic() - self._durable_at
-        every = self._checkpoint.every_seconds if self._checkpoint and self._world.rank == 0 else None
         last = self._snapshots.count - 1
         return Said(
             drain=int(self._drain is not None),
             drain_durable=int(self._drain is not None and self._drain.durable),
-            checkpoint_due=int(every is not None and waited >= every),
+            checkpoint_due=int(self._world.rank == 0 and self._overdue()),
             copied_last=int(self._snapshots.copied(last, self._copied_step)),
             copied_before=int(self._snapshots.copied(last - 1, self._copied_step)),
             shipping=int(self._snapshots.shipping),
         )
+
+    def _overdue(self) -> bool:
+        """By the clock, or because a round ended before its checkpoint was in storage."""
+        if self._checkpoint is None:
+            return False
+        seconds, steps = self._checkpoint.every_seconds, self._checkpoint.every_steps
+        by_clock = seconds is not None and time.time() - self._durable_at >= seconds
+        return by_clock or (steps is not None and self._facts.id.step // steps > self._durable_step // steps)
 
     def after(self, step: int, position: int, agreed: Said) -> Done | None:
         """Save what is to be saved after `step` steps; Done when the round ends with it."""
@@ -89,4 +100,4 @@ class Saving:
         if durable:
             link = self._snapshots.link_for_shipping(taken)
             self._channel.send(WantDurable(id, self._world.rank, str(link), complete))
-            self._due, self._durable_at = False, time.monotonic()
+            self._due, self._durable_step, self._durable_at = False, step, time.time()

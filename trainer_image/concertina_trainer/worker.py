@@ -106,6 +106,7 @@ def run(channel: WorkerEnd) -> Done:
     )
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
     folder = Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}")
-    saving = Saving(config, checkpoint, world, Snapshots(folder, state), now, channel)
+    durable = start.durable or start.restore.durable
+    saving = Saving(config, checkpoint, world, Snapshots(folder, state), now, durable, channel)
     batches = Batches(reader, plan, world.rank, restored.position, world.device)
     return train(Run(config, world, model, optimizer, batches, saving, reporter), restored.id.step, restored.position)
