@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import recovery_torchrun
 
 from concertina.cli.demo import stage as stages
 from concertina.cli.demo.stage import Stage, until
+from concertina.local.errors import LocalClusterError
 
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), .*?seconds: (.*); at ([\d.]+)")
@@ -161,9 +163,8 @@ class Bench:
     def _log(self, pod: str) -> str:
         """The end of a pod's log; empty where it can't be had (its node is dead)."""
         try:
-            path = f"/api/v1/namespaces/default/pods/{pod}/log?container=trainer&tailLines=200"
-            return str(self._stage.cluster.api.call("GET", path, timeout=2))
-        except Exception:  # a dead node's kubelet answers with whatever breaks first
+            return self._stage.cluster.kubectl("logs", pod, "-c", "trainer", "--tail=200", timeout=5)
+        except (LocalClusterError, subprocess.TimeoutExpired):
             return ""
 
     def _read(self, killed_at: float, at_work: re.Match[str], before: dict[str, Any]) -> Recovery:
