@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from conftest import Jobs, Operator
+from builders.operator import Jobs, Operator
 
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'])"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from conftest import Jobs
+from builders.operator import Jobs
 
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"

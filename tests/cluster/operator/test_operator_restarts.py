@@ -6,12 +6,11 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from conftest import Jobs, Operator
+from builders.operator import Jobs, Operator, until
 
 SAY = "import os; print('rank', os.environ['RANK'])"
 STAY = SAY + "; import time; time.sleep(3600)"
@@ -111,3 +110,27 @@ def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int
     assert commits == sorted(set(commits)), "a round was committed twice"
     (Path(marks) / "enough").touch()
     jobs.wait_true("a", "Complete")
+
+
+def test_a_second_operator_takes_over_from_one_that_sleeps_which_then_ends(
+    jobs: Jobs, operator: Operator, tmp_path: Path
+) -> None:
+    """The first is stopped as a machine that hangs: when it wakes up it has lost the Lease, and does nothing more."""
+    jobs.create("a", STAY, replicas=2)
+    before = jobs.wait_training("a", 2)
+    second = Operator(tmp_path, {**operator.environment, "POD_NAME": "second"})
+    second.start(wait=False)
+    try:
+        assert operator.process is not None
+        operator.process.send_signal(signal.SIGSTOP)
+        until(lambda: second.lines("started"), second.text)
+        operator.process.send_signal(signal.SIGCONT)
+        assert operator.process.wait(timeout=60) == 1
+        assert operator.lines("lease lost")
+        jobs.kill_pod("a-1-0")
+        after = jobs.wait_training("a", 2, past=before["status"]["world"]["round"])
+        assert second.lines("claimed", f"{jobs.namespace}/a")
+        assert jobs.members(before)[0] in jobs.members(after)
+    finally:
+        second.end(signal.SIGTERM)
+        operator.start()

@@ -1,0 +1,162 @@
+"""The operator as a real process, and TrainingJobs for it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from concertina.local.cluster import LocalCluster
+
+Object = dict[str, Any]
+GIVE_UP = 90.0
+JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
+
+
+def until(condition: Callable[[], Any], why: Callable[[], object] = lambda: "") -> Any:
+    """What `condition` returns as soon as that is true."""
+    deadline = time.monotonic() + GIVE_UP
+    while not (value := condition()):
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.05)
+    return value
+
+
+class Operator:
+    """One operator process after the other, each with the same identity, like a container that is started again."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "operator.log"
+
+    def start(self, wait: bool = True, **environment: str) -> None:
+        begun = len(self.lines("started"))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "concertina.operator"],
+                env={**self.environment, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if wait:
+            until(lambda: len(self.lines("started")) > begun, self.text)
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        """The exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout=GIVE_UP)
+
+    def text(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def lines(self, event: str, job: str = "") -> list[Object]:
+        """Decisions of this name, of a job (namespace/name) where one is given."""
+        # The last line may be half written.
+        lines = (json.loads(line) for line in self.text().split("\n")[:-1] if line.startswith("{"))
+        return [line for line in lines if line["event"] == event and job in ("", line.get("job"))]
+
+
+class Jobs:
+    """TrainingJobs of one namespace."""
+
+    def __init__(self, cluster: LocalCluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+        self.path = JOBS.format(namespace)
+
+    def create(self, name: str, script: str = "", replicas: int = 1, pod: Object | None = None, **spec: Any) -> Object:
+        """A job whose workers run a Python script; `pod` is merged over the template's spec."""
+        container: Object = {"name": "trainer", "image": "concertina/trainer:test"}
+        if script:
+            container["command"] = ["python3", "-uc", script]
+        template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container], **(pod or {})}}
+        body = {
+            "apiVersion": "concertina.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name},
+            "spec": {"replicas": replicas, "template": template, **spec},
+        }
+        return self.cluster.api.call("POST", self.path, body)
+
+    def get(self, name: str) -> Object:
+        return self.cluster.api.call("GET", f"{self.path}/{name}")
+
+    def wait(self, name: str, condition: Callable[[Object], Any]) -> Object:
+        """The job as soon as the condition holds for it."""
+
+        def look() -> Object | None:
+            job = self.get(name)
+            return job if condition(job) else None
+
+        return until(look, lambda: self.describe(name))
+
+    def wait_reason(self, name: str, *reasons: str) -> Object:
+        """Until Ready, whose reason is the word in the column Status, has one of these."""
+        return self.wait(name, lambda job: self.condition(job, "Ready").get("reason") in reasons)
+
+    def wait_true(self, name: str, kind: str) -> Object:
+        return self.wait(name, lambda job: self.condition(job, kind).get("status") == "True")
+
+    def wait_training(self, name: str, replicas: int, past: int = 0) -> Object:
+        """Until so many replicas train in a round higher than `past`."""
+
+        def trains(job: Object) -> bool:
+            world = job.get("status", {}).get("world", {})
+            ready = self.condition(job, "Ready").get("reason") == "Training"
+            return ready and len(world.get("members", ())) == replicas and world["round"] > past
+
+        return self.wait(name, trains)
+
+    def wait_gone(self, what: str, *selector: str) -> None:
+        """Until objects are deleted: kind/name, or kinds and a selector."""
+        self.cluster.kubectl("wait", what, *selector, "-n", self.namespace, "--for=delete", "--timeout=60s")
+
+    def kill_pod(self, name: str) -> None:
+        """Its processes end at once, and the pod with them."""
+        self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
+
+    def patch(self, name: str, spec: Object) -> None:
+        self.cluster.kubectl(
+            "patch", "tj", name, "-n", self.namespace, "--type=merge", "-p", json.dumps({"spec": spec})
+        )
+
+    def delete(self, name: str) -> None:
+        self.cluster.kubectl("delete", "tj", name, "-n", self.namespace, "--wait=false")
+
+    def gone(self, name: str) -> bool:
+        return not self.cluster.api.exists(f"{self.path}/{name}")
+
+    @staticmethod
+    def condition(job: Object, kind: str) -> Object:
+        """The condition of that type; empty where it was never set."""
+        conditions = job.get("status", {}).get("conditions", ())
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    @staticmethod
+    def members(job: Object, field: str = "replica") -> list[str]:
+        """One field of each member, lead first."""
+        return [member[field] for member in job["status"]["world"].get("members", ())]
+
+    def pods(self, name: str) -> list[Object]:
+        pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]
+        owned = (pod for pod in pods if pod["metadata"]["labels"].get("concertina.dev/job") == name)
+        return sorted(owned, key=lambda pod: pod["metadata"]["name"])
+
+    def describe(self, name: str) -> str:
+        """For the message of a test that fails."""
+        pods = [f"{pod['metadata']['name']}: {pod['status'].get('phase')}" for pod in self.pods(name)]
+        return json.dumps([self.get(name).get("status"), pods], indent=1)
+
+    def events(self, name: str, reason: str) -> list[Object]:
+        events = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        return [event for event in events if (event["involvedObject"]["name"], event["reason"]) == (name, reason)]
+
+    def logs(self, pod: str) -> str:
+        return self.cluster.kubectl("logs", "-n", self.namespace, pod, "-c", "trainer")
