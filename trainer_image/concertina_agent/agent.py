@@ -31,6 +31,8 @@ from concertina_agent.workers import ForkParent
 
 PING_SECONDS = 0.3
 TICK_SECONDS = 0.25
+FAREWELL_SECONDS = 0.2
+"""For the last lines to the lead and the operator to arrive before the streams break."""
 QUIET = (e.Tick, e.WorkerSaid, e.MemberSaid, e.LeadSaid, e.PeerCopied, e.CopyHeld)
 """Events that come all the time; not logged."""
 
@@ -90,7 +92,9 @@ class Agent:
         self._spawn(self._tick())
         self._spawn(self._warm_up())
         try:
-            return await self._exit
+            code = await self._exit
+            await asyncio.sleep(FAREWELL_SECONDS)
+            return code
         finally:
             listening.close()
             await self._stop()

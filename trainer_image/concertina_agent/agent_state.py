@@ -8,6 +8,7 @@ from typing import Optional
 from concertina_agent import protocol as p
 from concertina_agent.durability import Durability
 from concertina_agent.holdings import Holdings
+from concertina_agent.lead import OVER
 from concertina_agent.membership import Membership, Preparation
 
 
@@ -102,3 +103,22 @@ class AgentState:
         if own == "drained" and not (r.drain and r.drain.durable):
             return True
         return self._durability.has(self.uid, r.workers.step, complete=own == "succeeded")
+
+    def _at_rest(self) -> bool:
+        """Nothing would be lost if this agent went now."""
+        r = self._round
+        if r is None:
+            return True
+        copied = r.failure is not None or r.peer_has_all(self._holdings)
+        led = r.lead is None or not self._bundled or self._reported_state() in OVER
+        return r.workers.all_over() and self._durability.all_shipped and copied and led
+
+    def _current(self, round: int) -> Optional[Membership]:
+        """The round in progress here, if it is this one."""
+        return self._round if round == self.seen[0] else None
+
+    def _is_current_or_higher(self, round: int, claim: str) -> bool:
+        return round > self.seen[0] or (round, claim) == self.seen
+
+    def _older(self, round: int) -> str:
+        return f"round {round} under this claim is not the highest seen here: {self.seen[0]} ({self.seen[1]})"

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
@@ -296,15 +296,8 @@ class AgentCore(AgentState):
     def _leave_if_done(self) -> None:
         if self._notice_until is None:
             return
-        r = self._round
-        at_rest = r is None or (
-            r.workers.all_over()
-            and self._durability.all_shipped
-            and (r.failure is not None or r.peer_has_all(self._holdings))
-        )
-        if at_rest or self._now >= self._notice_until:
-            done = r is not None and self._reported_state() == "succeeded"
-            self._effects.append(e.Exit(0 if done else EXIT_NOTICED))
+        if self._at_rest() or self._now >= self._notice_until:
+            self._effects.append(e.Exit(0 if self._reported_state() == "succeeded" else EXIT_NOTICED))
 
     def _tick(self, event: e.Tick) -> None:
         r = self._round
@@ -366,17 +359,7 @@ class AgentCore(AgentState):
     def _warm(self, event: e.Warm) -> None:
         self._ready, self._startup_error, self._changed = not event.error, event.error, True
 
-    # --- what is true -----------------------------------------------------------------------------------------------
-
-    def _current(self, round: int) -> Optional[Membership]:
-        """The round in progress here, if it is this one."""
-        return self._round if round == self.seen[0] else None
-
-    def _is_current_or_higher(self, round: int, claim: str) -> bool:
-        return round > self.seen[0] or (round, claim) == self.seen
-
-    def _older(self, round: int) -> str:
-        return f"round {round} under this claim is not the highest seen here: {self.seen[0]} ({self.seen[1]})"
+    # --- answers ----------------------------------------------------------------------------------------------------
 
     def _reply(self, request: int, message: Union[p.Prepared, p.Accepted, p.Refused]) -> None:
         self._effects.append(e.Reply(request, message))

@@ -1,0 +1,503 @@
+"""The rules of `concertina_agent.rounds`, one by one, on the class itself."""
+
+import pytest
+
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+from concertina_agent.rounds import EXIT_NOTICED, AgentCore
+
+UID = "u"
+NAMES = ("a", "b", "c")
+
+
+def member(name: str, rank: int, workers: int = 1) -> p.Member:
+    return p.Member(name, f"{name}-1", f"{name}:1", rank, workers)
+
+
+def assignment(*names: str, round: int = 1, restore: p.Restore | None = None) -> p.Assign:
+    members = tuple(member(name, rank) for rank, name in enumerate(names))
+    return p.Assign(UID, round, f"claim-{round}", members, "a:9", restore or p.Restore("Fresh"))
+
+
+def prepare(round: int = 1, claim: str = "", names: tuple[str, ...] = NAMES) -> p.Prepare:
+    return p.Prepare(UID, round, claim or f"claim-{round}", tuple(p.Candidate(name, f"{name}:1") for name in names))
+
+
+def snapshot(round: int, step: int, shards: int = 3) -> p.SnapshotId:
+    return p.SnapshotId(round, step, "layout", shards)
+
+
+class Driver:
+    """One core and a clock."""
+
+    def __init__(self, name: str = "a", *, bundled: bool = True, **known) -> None:
+        self.core = AgentCore(name, UID, f"{name}-1", 1, bundled=bundled, **known)
+        self.now, self._requests = 100.0, 0
+
+    def tell(self, event: e.Event) -> list[e.Effect]:
+        return self.core.handle(event, self.now, 1000.0)
+
+    def ask(self, message: e.Request) -> list[e.Effect]:
+        self._requests += 1
+        return self.tell(e.Asked(self._requests, message))
+
+    def answer(self, message: e.Request) -> object:
+        """The immediate reply, if there is one."""
+        return next((effect.message for effect in self.ask(message) if isinstance(effect, e.Reply)), None)
+
+    def prepared(self, round: int = 1, held: tuple[p.Held, ...] | None = None) -> p.Prepared:
+        message = prepare(round)
+        self.ask(message)
+        self.tell(e.StoreBound(round, message.claim, "here:9"))
+        self.tell(e.Reached(message, NAMES))
+        effects = self.tell(e.WorkersGone(round, held))
+        return next(effect.message for effect in effects if isinstance(effect, e.Reply))
+
+    def begun(self, *names: str, round: int = 1, restore: p.Restore | None = None) -> list[e.Effect]:
+        self.prepared(round)
+        return self.ask(assignment(*names, round=round, restore=restore))
+
+    def say(self, message: w.Message, rank: int = 0, round: int = 1) -> list[e.Effect]:
+        return self.tell(e.WorkerSaid(round, rank, message))
+
+    def ended(self, code: int, *lines: str, rank: int = 0, round: int = 1) -> list[e.Effect]:
+        return self.tell(e.WorkerExited(round, rank, code, lines))
+
+    def member_says(self, name: str, state: str, round: int = 1, **more) -> list[e.Effect]:
+        return self.tell(e.MemberSaid(p.MemberState(name, f"{name}-1", round, f"claim-{round}", state, **more)))
+
+    @property
+    def report(self) -> p.Report:
+        return self.core.report()
+
+
+def kinds(effects: list[e.Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects]
+
+
+# --- prepare and assign ---------------------------------------------------------------------------------------------
+
+
+def test_prepare_persists_first_and_answers_last():
+    driver = Driver()
+    message = prepare(3)
+    assert kinds(driver.ask(message))[:4] == ["PersistSeen", "KillWorkers", "BindStore", "ReachOut"]
+    assert driver.report.state == "prepared"
+    assert driver.tell(e.Reached(message, NAMES)) == []
+    assert driver.tell(e.StoreBound(3, "claim-3", "here:9")) == []
+    assert driver.tell(e.WorkersGone(2)) == []
+    (reply,) = driver.tell(e.WorkersGone(3))
+    assert reply == e.Reply(1, p.Prepared("a", "a-1", 3, "claim-3", 1, "here:9", NAMES))
+
+
+def test_the_same_prepare_again_waits_with_the_first_and_then_has_the_same_answer():
+    driver, message = Driver(), prepare(3)
+    driver.ask(message)
+    assert driver.ask(message) == []
+    driver.tell(e.WorkersGone(3))
+    driver.tell(e.StoreBound(3, "claim-3", "here:9"))
+    first, second = driver.tell(e.Reached(message, NAMES))
+    assert (first.request, second.request, first.message) == (1, 2, second.message)
+    assert driver.ask(message) == [e.Reply(3, first.message)]
+    driver.ask(assignment("a", round=3))
+    assert driver.ask(message) == [e.Reply(5, first.message)], "late duplicates must not kill the round"
+    assert driver.report.state == "running"
+
+
+def test_other_candidates_under_the_same_claim_are_reached_out_to_and_nothing_is_killed():
+    driver = Driver()
+    driver.prepared(3)
+    again = prepare(3, names=("a", "b"))
+    assert driver.ask(again) == [e.ReachOut(again)]
+    (reply,) = driver.tell(e.Reached(again, ("a",)))
+    assert reply.message.reachable == ("a",)
+
+
+def test_a_higher_prepare_refuses_who_still_waits_for_the_lower():
+    driver = Driver()
+    driver.ask(prepare(3))
+    refused = driver.ask(prepare(4))[0]
+    assert (refused.request, type(refused.message), refused.message.round) == (1, p.Refused, 4)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (prepare(4), "not the highest"),
+        (prepare(5, "another"), "not the highest"),
+        (assignment("a", round=4), "not the highest"),
+        (assignment("a", round=5), "not prepared by this instance"),
+        (assignment("a", round=6), "not the highest"),
+        (p.Drain(UID, 5, "claim-5", "", False, 1), "does not lead"),
+        (p.Drain(UID, 4, "claim-4", "", False, 1), "not the highest"),
+        (p.Join(UID, 5, "claim-5", "b", "b-1"), "does not lead"),
+        (p.Prepare("other", 6, "c", ()), "belongs to job u"),
+        (p.Ping("other"), "belongs to job u"),
+    ],
+)
+def test_refusals_after_a_restart_that_had_seen_round_5(message, reason):
+    answer = Driver(seen=(5, "claim-5")).answer(message)
+    assert isinstance(answer, p.Refused)
+    assert reason in answer.reason
+    assert (answer.round, answer.claim) == (5, "claim-5")
+
+
+def test_a_restarted_agent_may_be_prepared_again_for_the_round_it_had_seen():
+    driver = Driver(seen=(5, "claim-5"))
+    assert "KillWorkers" in kinds(driver.ask(prepare(5)))
+
+
+def test_assign_starts_once_and_only_this_instance():
+    driver = Driver("b")
+    driver.prepared()
+    stranger = p.Assign(
+        UID, 1, "claim-1", (member("a", 0), p.Member("b", "b-0", "b:1", 1, 1)), "a:9", p.Restore("Fresh")
+    )
+    assert "not a member" in driver.answer(stranger).reason
+    message = assignment("a", "b", "c")
+    effects = driver.ask(message)
+    assert kinds(effects) == ["Reply", "StartRound", "CopyFrom", "ReportChanged"]
+    assert effects[1:3] == [e.StartRound(message, 1), e.CopyFrom(1, message.members[0], (0,))]
+    assert driver.ask(message) == [e.Reply(4, p.Accepted(1, "claim-1"))]
+    assert "in another way" in driver.answer(assignment("a", "b")).reason
+
+
+def test_assign_before_the_old_workers_are_gone_is_refused():
+    driver = Driver()
+    driver.ask(prepare())
+    driver.tell(e.StoreBound(1, "claim-1", "here:9"))
+    assert "not prepared" in driver.answer(assignment("a")).reason
+
+
+def test_what_an_older_rounds_worker_does_is_ignored():
+    driver = Driver()
+    driver.begun("a")
+    driver.begun("a", round=2)
+    assert driver.ended(1, round=1) == []
+    assert driver.say(w.Beat(0, 3, "training"), round=1) == []
+    assert not driver.report.failures
+
+
+# --- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_beyond_the_base_are_void_and_older_rounds_go_when_this_one_is_safe():
+    held = (p.Held(snapshot(1, 8), (0,)), p.Held(snapshot(1, 7), (0, 2)))
+    driver = Driver(held=held)
+    driver.prepared(2, held)
+    effects = driver.ask(assignment("a", "b", "c", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7))))
+    assert e.DropSnapshots((snapshot(1, 8),)) in effects
+    assert driver.core.held == held[1:]
+
+    driver.say(w.Committed(snapshot(2, 8), 0, "slot-0"), round=2)
+    driver.tell(e.CopyHeld(snapshot(2, 8), 2))
+    assert driver.core.held == (p.Held(snapshot(2, 8), (0, 2)), held[1])
+    progress = p.Progress(8, 0, 0, 0, 0, 0, "training", 0)
+    assert e.DropSnapshots((snapshot(1, 7),)) not in driver.say(progress, round=2)
+    safe = p.Progress(9, 0, 0, 0, 0, 0, "training", 0, snapshot_step=8)
+    assert e.DropSnapshots((snapshot(1, 7),)) in driver.say(safe, round=2)
+
+
+def test_a_member_learns_from_the_leads_beats_that_older_rounds_may_go():
+    driver = Driver("b", held=(p.Held(snapshot(1, 7), (1,)),))
+    driver.begun("a", "b", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7)))
+    beat = p.MemberState("a", "a-1", 2, "claim-2", "running", snapshot_step=9)
+    assert e.DropSnapshots((snapshot(1, 7),)) in driver.tell(e.LeadSaid(2, "claim-2", beat))
+
+
+def test_only_slots_that_a_worker_leaves_alone_count_as_held():
+    driver = Driver()
+    driver.begun("a", "b")
+    for step in range(1, 6):
+        driver.say(w.Committed(snapshot(1, step), 0, "slot"))
+        driver.tell(e.CopyHeld(snapshot(1, step), 1))
+    assert [(h.id.step, h.shards) for h in driver.core.held] == [(5, (0, 1)), (4, (0, 1)), (3, (0,))]
+    disk = (p.Held(snapshot(1, 5), (0,)),)
+    assert driver.prepared(2, disk).snapshots == disk
+
+
+def test_copied_is_said_at_once_without_a_peer_and_once_with():
+    alone, pair = Driver(), Driver()
+    alone.begun("a")
+    pair.begun("a", "b")
+    commit = w.Committed(snapshot(1, 4), 0, "slot-0")
+    assert e.ToWorker(0, w.CopiedUpTo(4)) in alone.say(commit)
+    assert e.ToWorker(0, w.CopiedUpTo(4)) not in pair.say(commit)
+    assert pair.tell(e.PeerCopied(snapshot(1, 4), 0)) == [e.ToWorker(0, w.CopiedUpTo(4))]
+    assert pair.tell(e.PeerCopied(snapshot(1, 4), 0)) == []
+
+
+# --- how workers end ------------------------------------------------------------------------------------------------
+
+DONE = w.Done("complete", 9)
+
+
+@pytest.mark.parametrize(
+    ("bundled", "said", "code", "reason", "message", "permanent"),
+    [
+        (True, (), 0, "WorkerExitedEarly", "Rank 0 exited with code 0 before the run was complete.", False),
+        (True, (), 3, "WorkerFailed", "Rank 0 exited with code 3: boom", False),
+        (True, (DONE,), 3, "WorkerFailed", "Rank 0 exited with code 3: boom", False),
+        (True, (), -9, "WorkerSignaled", "Rank 0 was killed by SIGKILL.", False),
+        (True, (w.Fault("BadInput", "a.bin is bad"),), 78, "BadInput", "Rank 0 (exit code 78): a.bin is bad", True),
+        (True, (w.Fault("BadInput", "a.bin is bad"),), 1, "BadInput", "Rank 0 (exit code 1): a.bin is bad", False),
+        (True, (w.Fault("RestoreFailed", "gone"),), 1, "RestoreFailed", "Rank 0 (exit code 1): gone", False),
+        (False, (), 78, "WorkerFailed", "Rank 0 exited with code 78: boom", False),
+        (False, (), -15, "WorkerSignaled", "Rank 0 was killed by SIGTERM.", False),
+    ],
+)
+def test_failures(bundled, said, code, reason, message, permanent):
+    driver = Driver(bundled=bundled)
+    driver.begun("a")
+    for one in said:
+        driver.say(one)
+    driver.ended(code, "first", "boom", "")
+    (failure,) = driver.report.failures
+    assert (failure.reason, failure.message, failure.permanent) == (reason, message, permanent)
+    assert (failure.last_lines, failure.rank, failure.exit_code) == (("first", "boom", ""), 0, code)
+    assert driver.report.state == "failed"
+
+
+@pytest.mark.parametrize("bundled", [True, False])
+def test_succeeded_is_when_all_are(bundled):
+    driver = Driver(bundled=bundled)
+    driver.begun("a", "b")
+    driver.say(DONE if bundled else w.Hello(0, 1))
+    driver.ended(0)
+    assert driver.report.state == "running"
+    assert driver.report.members["a"].state == "succeeded"
+    driver.member_says("b", "succeeded")
+    assert driver.report.state == "succeeded"
+
+
+def test_starting_then_running():
+    driver = Driver()
+    driver.begun("a")
+    assert (driver.report.state, driver.report.members["a"].state) == ("running", "starting")
+    driver.say(w.Hello(0, 1))
+    assert driver.report.members["a"].state == "running"
+
+
+# --- lead and members -----------------------------------------------------------------------------------------------
+
+LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:9"
+
+
+def failed(name: str, reason: str, *lines: str, code: int = 1) -> dict:
+    return {"failure": p.Failure(name, reason, "", lines, exit_code=code)}
+
+
+def test_the_cause_is_the_first_that_does_not_look_like_a_lost_peer():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.ended(1, LOST)
+    assert [f.secondary for f in driver.report.failures] == [False]
+    driver.member_says("c", "failed", **failed("c", "WorkerFailed", "ValueError"))
+    driver.member_says("b", "failed", **failed("b", "WorkerFailed", LOST))
+    assert [(f.replica, f.secondary) for f in driver.report.failures] == [("a", True), ("c", False), ("b", True)]
+
+
+def test_two_that_were_killed_are_both_causes():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.member_says("b", "failed", **failed("b", "WorkerSignaled", code=-9))
+    driver.tell(e.MemberGone(1, "claim-1", "c"))
+    driver.ended(-6, rank=0)
+    assert [(f.reason, f.secondary) for f in driver.report.failures] == [
+        ("WorkerSignaled", False),
+        ("MemberLost", False),
+        ("WorkerSignaled", True),
+    ]
+
+
+def join(name: str, round: int = 1, instance: str = "") -> p.Join:
+    return p.Join(UID, round, f"claim-{round}", name, instance or f"{name}-1")
+
+
+def test_join_is_for_members_of_the_round_alone():
+    driver = Driver()
+    driver.begun("a", "b")
+    assert driver.answer(join("b")) == p.Accepted(1, "claim-1")
+    assert "no member" in driver.answer(join("b", instance="b-0")).reason
+    assert "no member" in driver.answer(join("c")).reason
+    assert "does not lead" in driver.answer(join("b", round=2)).reason
+
+
+def test_silence_is_a_loss_for_the_lead():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.ask(join("b"))
+    driver.now += 2.9
+    driver.member_says("b", "running")
+    driver.now += 2.9
+    assert driver.tell(e.Tick()) == []
+    driver.now += 0.2
+    assert kinds(driver.tell(e.Tick())) == ["ReportChanged"]
+    assert [(f.replica, f.reason, f.message) for f in driver.report.failures] == [
+        ("b", "MemberLost", "b has been silent for 3 s.")
+    ]
+    driver.now += 10
+    driver.tell(e.Tick())
+    assert driver.report.failures[1].message == "c did not join within 10 s."
+    driver.member_says("b", "running")
+    assert driver.report.members["b"].state == "failed", "a lost member stays lost"
+
+
+def test_silence_is_a_loss_for_members():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.now += 2.9
+    driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
+    driver.now += 2.9
+    assert driver.tell(e.Tick()) == []
+    driver.now += 0.2
+    driver.tell(e.Tick())
+    assert [(f.replica, f.reason) for f in driver.report.failures] == [("b", "LeadLost")]
+    assert driver.core.state().state == "failed"
+
+
+@pytest.mark.parametrize("end", ["complete", "drained"])
+def test_who_is_through_does_not_miss_the_lead(end):
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.say(w.Done(end, 3), rank=1)
+    driver.ended(0, rank=1)
+    driver.tell(e.LeadGone(1, "claim-1"))
+    assert not driver.report.failures
+
+
+# --- drains ---------------------------------------------------------------------------------------------------------
+
+
+def drain(durable: bool = False, round: int = 1) -> p.Drain:
+    return p.Drain(UID, round, f"claim-{round}", "scale", durable, 5.0)
+
+
+def test_a_bundled_drain_goes_to_rank_0_and_to_members_who_join_later():
+    driver = Driver()
+    driver.begun("a", "b")
+    effects = driver.ask(drain())
+    assert effects[:3] == [
+        e.Reply(3, p.Accepted(1, "claim-1")),
+        e.ToMembers(drain()),
+        e.ToWorker(0, w.DrainRequest(False)),
+    ]
+    assert driver.report.state == "draining"
+    assert kinds(driver.ask(drain())) == ["Reply"]
+    assert e.ToMembers(drain(), only="b") in driver.ask(join("b"))
+    assert e.ToWorker(0, w.DrainRequest(True)) in driver.ask(drain(durable=True)), "durable is asked for later"
+
+
+def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
+    for late in (False, True):
+        driver = Driver("b")
+        driver.begun("a", "b")
+        driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
+        driver.tell(e.LeadSaid(1, "claim-1", drain()))
+        driver.say(w.Done("drained", 6), rank=1)
+        driver.ended(0, rank=1)
+        assert driver.core.state().state == "draining"
+        if late:
+            driver.now += 2.5
+            driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining")))
+            driver.now += 2.5
+            driver.tell(e.Tick())
+        else:
+            driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))
+        assert driver.core.state().state == "drained"
+
+
+def test_a_command_gets_sigterm_then_sigkill_and_may_end_as_it_likes():
+    driver = Driver(bundled=False)
+    driver.begun("a")
+    assert e.SignalWorkers(15) in driver.ask(drain())
+    driver.now += 5
+    assert e.SignalWorkers(9) in driver.tell(e.Tick())
+    assert driver.tell(e.Tick()) == []
+    driver.ended(-9)
+    assert (driver.report.state, driver.report.failures) == ("drained", ())
+
+
+def through(driver: Driver, outcome: str, step: int, **want) -> list[e.Effect]:
+    id = snapshot(1, step, 2)
+    driver.say(w.Committed(id, 0, "slot-0"))
+    driver.tell(e.PeerCopied(id, 0))
+    effects = driver.say(w.WantDurable(id, 0, "shipping", **want))
+    driver.say(w.Done(outcome, step))
+    driver.ended(0)
+    return effects
+
+
+@pytest.mark.parametrize(
+    ("outcome", "complete", "state"), [("drained", False, "drained"), ("complete", True, "succeeded")]
+)
+def test_the_end_is_said_when_the_checkpoint_is_published(outcome, complete, state):
+    driver = Driver(storage=p.Storage("Ready"))
+    driver.begun("a", "b")
+    if not complete:
+        driver.ask(drain(durable=True))
+    id = snapshot(1, 6, 2)
+    assert e.Ship(id, 0, "shipping") in through(driver, outcome, 6, complete=complete)
+    driver.member_says("b", state, step=6, durable_parts=(p.Part(id, 1, complete),))
+    assert driver.report.state in ("running", "draining")
+    effects = driver.tell(e.PartShipped(p.Part(id, 0)))
+    assert e.Publish(id, complete) in effects
+    assert driver.report.state in ("running", "draining")
+    durable = p.Durable(UID, 1, 6, "uri", complete)
+    effects = driver.tell(e.PublishDone(id, durable))
+    assert effects[0] == e.ToMembers(p.DurableMoved(durable))
+    assert (driver.report.state, driver.report.storage) == (state, p.Storage("Ready", durable))
+    assert driver.core.state().durable_parts == ()
+    assert not any(isinstance(effect, e.Publish) for effect in driver.member_says("b", state, step=6))
+
+
+def test_a_refused_publication_is_trouble_with_storage_and_not_the_end():
+    latest = p.Durable(UID, 9, 3, "uri")
+    driver = Driver(storage=p.Storage("Ready", latest))
+    driver.begun("a", "b")
+    through(driver, "complete", 6, complete=True)
+    driver.member_says("b", "succeeded", step=6)
+    driver.tell(e.PublishDone(snapshot(1, 6, 2), None, "round 9 has written here"))
+    assert driver.report.storage == p.Storage("Error", latest, "round 9 has written here")
+    assert driver.report.state == "running"
+
+
+# --- notices --------------------------------------------------------------------------------------------------------
+
+
+def exits(effects: list[e.Effect]) -> list[int]:
+    return [effect.code for effect in effects if isinstance(effect, e.Exit)]
+
+
+def test_a_notice_without_workers_is_followed_at_once():
+    assert exits(Driver().tell(e.Noticed(30))) == [EXIT_NOTICED]
+
+
+def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    assert exits(driver.tell(e.Noticed(30))) == []
+    assert driver.core.state().state == "draining"
+    driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
+    driver.tell(e.LeadSaid(1, "claim-1", drain()))
+    driver.say(w.Done("drained", 6), rank=1)
+    assert exits(driver.ended(0, rank=1)) == []
+    assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == [EXIT_NOTICED]
+
+
+def test_the_grace_ends_a_notice_that_nobody_answers():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.tell(e.Noticed(30))
+    driver.now += 30
+    assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
+
+
+def test_an_agent_that_has_succeeded_leaves_with_0():
+    driver = Driver()
+    driver.begun("a")
+    driver.say(DONE)
+    driver.ended(0)
+    assert exits(driver.tell(e.Noticed(30))) == [0]
