@@ -148,7 +148,7 @@ class _Round:
         self.uploader: asyncio.Future[channel.AgentEnd] = asyncio.get_running_loop().create_future()
         self.wanted: dict[SnapshotId, int] = {}
         self.over = asyncio.Event()
-        self.finished = 0
+        self.gone: set[int] = set()
         self.uploads = asyncio.Lock()
 
     async def play(self) -> Outcome:
@@ -186,8 +186,8 @@ class _Round:
                 pass
         finally:
             server.close()
-            ending = {*self.outcome.done, *self.outcome.faults}
-            for pid in (*(pid for rank, pid in self.pids.items() if rank not in ending), *others):
+            stuck = (pid for rank, pid in self.pids.items() if rank not in self.gone)
+            for pid in (*stuck, *others):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.outcome.codes = {rank: self.job.parent.wait(pid) for rank, pid in self.pids.items()}
@@ -209,8 +209,8 @@ class _Round:
         while (message := await end.receive()) is not None:
             await self._hear(hello.rank, end, message)
         # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.
-        self.finished += 1
-        if self.finished == self.world or hello.rank not in self.outcome.done:
+        self.gone.add(hello.rank)
+        if len(self.gone) == self.world or hello.rank not in self.outcome.done:
             self.over.set()
 
     async def _hear(self, rank: int, end: channel.AgentEnd, message: channel.Message) -> None:
