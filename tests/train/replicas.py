@@ -44,6 +44,7 @@ class Replica:
     ) -> None:
         self.name, self.folder, self.address = name, folder, address
         self._environment, self._arguments = environment, arguments
+        self.program = [sys.executable, "-m", "concertina_agent.main"]
         self.process: subprocess.Popen[bytes] | None = None
         self.report: p.Report | None = None
         self.changed = asyncio.Event()
@@ -51,7 +52,7 @@ class Replica:
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "concertina_agent.main", "run", *self._arguments],
+                [*self.program, "run", *self._arguments],
                 env=self._environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
