@@ -18,6 +18,8 @@ from concertina.cli.demo import stage as stages
 from concertina.cli.demo.stage import Stage, until
 from concertina.local.errors import LocalClusterError
 
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+"""One replica a node, as in life: a node that dies takes one."""
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), .*?seconds: (.*); at ([\d.]+)")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
@@ -47,7 +49,11 @@ def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
             "elastic": {"minReplicas": 2, "growAfterSeconds": 1},
             "failurePolicy": {"maxRestarts": 1000},
             "template": {
-                "spec": {"containers": [{"name": "trainer", "image": "concertina/trainer:bench", **container}]}
+                "spec": {
+                    "containers": [
+                        {"name": "trainer", "image": "concertina/trainer:bench", "resources": GPU, **container}
+                    ]
+                }
             },
             **spec,
         },

@@ -52,10 +52,12 @@ class Stage:
 
 @contextmanager
 def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stage]:
-    """Set everything up; `step(text)` is a context manager round each part: the caller shows it and times it."""
+    """Set everything up, each node with one simulated GPU: a replica a node, as in life.
+
+    `step(text)` is a context manager round each part: the caller shows it and times it."""
     with ExitStack() as stack:
         with step("control plane and nodes") as say:
-            up = stack.enter_context(cluster.owned(name, Options(nodes=nodes), say))
+            up = stack.enter_context(cluster.owned(name, Options(nodes=nodes, gpus=1), say))
         with step("S3 server"):
             storage = stack.enter_context(s3.running(up.directory / "s3", [BUCKET]))
         with step("operator, by helm"):

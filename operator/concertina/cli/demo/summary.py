@@ -43,9 +43,11 @@ def summarise(history: History, stage: Stage) -> Table:
     table.add_row("kill to the next step", f"{recovery:.2f} s" if recovery is not None else "never")
     table.add_row("steps replayed", str(status.get("stepsReplayed", 0)))
     table.add_row("rounds", str(status.get("rounds", 0)))
-    table.add_row("checkpoints in the bucket", f"{len(kept)}, the last of step {last.get('step')}")
+    table.add_row(
+        "checkpoints in the bucket", f"{len(kept)}, listed from the bucket; the status names step {last.get('step')}"
+    )
     for key in kept:
-        table.add_row("", f"s3://{BUCKET}/{key.rpartition('/')[0]}")
+        table.add_row("", key.split("/", 2)[2].removesuffix("/manifest.json"))
     for name in ("productive", "startup", "recovery", "checkpoint", "stalled", "waiting"):
         table.add_row(f"seconds {name}", f"{goodput.get(f'{name}Seconds', 0):.1f}")
     table.add_row("goodput", f"{goodput.get('percent', 0):.1f} %")
