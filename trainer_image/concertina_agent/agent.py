@@ -135,6 +135,10 @@ class Agent:
         try:
             while self._events:
                 self._take(self._events.popleft())
+        except Exception as error:  # half carried out: better gone and started again than wrong
+            if not self._exit.done():
+                self._exit.set_exception(error)
+            raise
         finally:
             self._busy = False
 

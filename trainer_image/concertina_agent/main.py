@@ -75,14 +75,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     running = actions.add_parser("run", help="run the workers that the operator asks for")
     running.add_argument("--bundled", action="store_true", help="run the trainer that the image holds")
     running.add_argument("--package", default="concertina_trainer", help=argparse.SUPPRESS)
-    running.add_argument("command", nargs="*", help="after --: a command of one's own, started once per worker")
-    options = parser.parse_args(argv)
+    running.usage = "%(prog)s (--bundled | -- COMMAND...)"
+    ours, command = _split(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(ours)
     if options.action == "install":
         print(install(options.destination))
         return 0
-    if options.bundled == bool(options.command):
+    if options.bundled == bool(command):
         parser.error("run needs either --bundled, or -- and a command")
-    return run(tuple(options.command), options.package)
+    return run(command, options.package)
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """What is before the first -- and what is after it; argparse would look into the latter."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:at]), tuple(arguments[at + 1 :])
 
 
 if __name__ == "__main__":

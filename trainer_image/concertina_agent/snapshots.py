@@ -84,7 +84,8 @@ class Snapshots:
         return self._own / f"round-{round}"
 
     def scan(self) -> tuple[p.Held, ...]:
-        """What the volume holds."""
+        """What the volume holds; what no round can use any more is swept away. Only while no worker lives."""
+        self._sweep()
         held: dict[p.SnapshotId, set[int]] = {}
         for shard in self._all():
             held.setdefault(shard.id, set()).add(shard.number)
@@ -135,6 +136,14 @@ class Snapshots:
     def fetched(self, id: p.SnapshotId, number: int) -> Optional[Shard]:
         shard = _marked(_mark(self.fetched_path(id, number)))
         return shard if shard is not None and shard.id == id else None
+
+    def _sweep(self) -> None:
+        """Remove folders without one whole shard, and parts that nobody ships any more."""
+        for name in [*self._own.glob("round-*/**/shipping-*")]:
+            name.unlink(missing_ok=True)
+        for folder in [*self._own.glob("round-*"), *self._copies.glob("round-*")]:
+            if not any(folder.rglob("*.json")):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _all(self) -> Iterator[Shard]:
         for root in (self._own, self._copies):
