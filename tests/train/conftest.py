@@ -3,14 +3,12 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from concertina.local.s3 import serve
 from concertina_trainer.data.build import build
-from concertina_trainer.storage import Folder, StorageError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import node
@@ -71,24 +69,12 @@ def trainer(data):
     }
 
 
-def wait_for_bucket(uri):
-    """SeaweedFS answers before its first bucket is there."""
-    give_up = time.monotonic() + 60
-    while True:
-        try:
-            return Folder(uri).list("")
-        except StorageError:
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
-
-
 @pytest.fixture(scope="session")
 def s3():
     """A real S3 server with the bucket `train`; its credentials in the environment."""
     with serve(f"train-tests-{os.getpid()}", ["train"]) as server:
         before = dict(os.environ)
         os.environ.update(server.environment())
-        wait_for_bucket("s3://train")
         yield server
         os.environ.clear()
         os.environ.update(before)

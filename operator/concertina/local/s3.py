@@ -61,7 +61,8 @@ class Server:
         log = self._folder / "logs" / f"{_NAME}.log"
         while not self._ready():
             if not self.running() or time.monotonic() > deadline:
-                raise LocalClusterError(f"the S3 server does not start; see {log}")
+                said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+                raise LocalClusterError(f"the S3 server does not start; see {log}: {''.join(said)}")
             time.sleep(0.02)
 
     def kill(self) -> None:
@@ -158,12 +159,26 @@ def load(folder: Path) -> Server | None:
 @contextlib.contextmanager
 def running(folder: Path, buckets: Sequence[str] = ("concertina",)) -> Iterator[Server]:
     """An S3 server for as long as the block runs. Below a cluster's folder it goes down with the cluster."""
-    server = create(folder, buckets)
     try:
-        server.start()
-        yield server
+        yield _started(folder, buckets)
     finally:
         lifetime.tear_down(folder)
+
+
+def _started(folder: Path, buckets: Sequence[str]) -> Server:
+    """A running server with its buckets. A free port may be taken by others before it is used: then with new ones."""
+    for last in (False, False, True):
+        server = create(folder, buckets)
+        try:
+            server.start()
+            break
+        except LocalClusterError:
+            if last:
+                raise
+            lifetime.tear_down(folder)
+    for bucket in buckets:
+        server.create_bucket(bucket)  # it answers before the buckets of its command line are there
+    return server
 
 
 @contextlib.contextmanager
