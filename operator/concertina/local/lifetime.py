@@ -57,9 +57,19 @@ def tear_down(folder: Path) -> None:
     for litter in (*folder.glob("litter"), *folder.glob("*/litter")):  # paths outside the folder, a line each
         for line in litter.read_text().splitlines():
             Path(line).unlink(missing_ok=True)
+    _keep_logs(folder)
     for path in folder.iterdir() if folder.exists() else ():
         if path.name != "logs":
             _delete(path)
+
+
+def _keep_logs(folder: Path) -> None:
+    """Move the logs of nodes, of the containers on them and of the S3 server to where the others are."""
+    patterns = ("nodes/*/node.log", "nodes/*/pods/*/containers/*/*.log", "*/logs/*.log")
+    for log in (found for pattern in patterns for found in folder.glob(pattern)):
+        kept = [part for part in log.relative_to(folder).parts if part not in ("nodes", "pods", "containers", "logs")]
+        (folder / "logs").mkdir(exist_ok=True)
+        log.rename(folder / "logs" / "-".join(kept))
 
 
 def forget(name: str) -> None:
