@@ -11,10 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from concertina.local import namespaces
 from concertina.local.cluster import LocalCluster
 
 Object = dict[str, Any]
 GIVE_UP = 90.0
+NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
+"""As in a container: the user that a command runs as has no name and no home."""
 JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
 
 
@@ -39,11 +42,12 @@ class Operator:
         begun = len(self.lines("started"))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "concertina.operator"],
+                [*NAMELESS, sys.executable, "-m", "concertina.operator"],
                 env={**self.environment, **environment},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=namespaces.die_with_parent,  # a run of the tests that is killed leaves none behind
             )
         if wait:
             until(lambda: len(self.lines("started")) > begun, self.text)
