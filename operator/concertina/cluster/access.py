@@ -78,10 +78,11 @@ class Access:
 
 async def load(kubeconfig: str | None = None, context: str | None = None) -> Access:
     """The access that `kubeconfig`, KUBECONFIG, the pod's service account or ~/.kube/config gives, in this order."""
-    from kubernetes.aio import client, config  # 1 s of imports: only when a cluster is really talked to
-
     path = kubeconfig or os.environ.get("KUBECONFIG") or ""
     file = _expanded(path or "~/.kube/config")
+    os.environ.setdefault("HOME", "/")  # the import below asks for it, and a user without a name has none
+    from kubernetes.aio import client, config  # 1 s of imports: only when a cluster is really talked to
+
     configuration = client.Configuration()
     if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):
 
@@ -116,4 +117,4 @@ def _pod_namespace() -> str:
 
 
 def _expanded(path: str) -> str:
-    return str(Path(path).expanduser())
+    return os.path.expanduser(path)  # which leaves ~ as it is where there is no home
