@@ -79,7 +79,7 @@ class AgentProcess:
 
     def _beat(self) -> None:
         if self._members:
-            state = self.core.state()
+            state = self.core.beat()
             for member in self._members.values():
                 self._say(member, e.LeadSaid(state.round, state.claim, state), 0.002)
         if self._lead is not None:

@@ -5,7 +5,7 @@ import pytest
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
-from concertina_agent.rounds import EXIT_NOTICED, AgentCore
+from concertina_agent.rounds import EXIT_NOTICED, LINGER_SECONDS, AgentCore
 
 UID = "u"
 NAMES = ("a", "b", "c")
@@ -269,6 +269,51 @@ def test_succeeded_is_when_all_are(bundled):
     assert driver.report.members["a"].state == "succeeded"
     driver.member_says("b", "succeeded")
     assert driver.report.state == "succeeded"
+
+
+def through_quietly(driver: Driver, rank: int = 0) -> None:
+    driver.say(w.Hello(rank, 1), rank=rank)
+    driver.ended(0, rank=rank)
+
+
+def lead_beats(state: str) -> e.LeadSaid:
+    return e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", state))
+
+
+def test_a_lead_leaves_with_0_once_the_whole_round_has_succeeded_and_was_told():
+    driver = Driver("a", bundled=False)
+    driver.begun("a", "b")
+    through_quietly(driver)
+    driver.member_says("b", "running")
+    assert driver.core.beat().state == "running"
+    driver.member_says("b", "succeeded")
+    assert driver.core.beat().state == "succeeded"
+    driver.now += LINGER_SECONDS - 0.1
+    driver.member_says("b", "succeeded")
+    assert exits(driver.tell(e.Tick())) == []
+    driver.now += 0.2
+    assert exits(driver.tell(e.Tick())) == [0]
+
+
+def test_a_member_leaves_with_0_only_after_the_lead_has_spoken_for_the_whole_round():
+    driver = Driver("b", bundled=False)
+    driver.begun("a", "b")
+    through_quietly(driver, rank=1)
+    driver.now += 10 * LINGER_SECONDS
+    assert exits(driver.tell(lead_beats("running"))) == []
+    driver.tell(lead_beats("succeeded"))
+    driver.now += LINGER_SECONDS
+    assert exits(driver.tell(e.Tick())) == [0]
+
+
+def test_a_round_that_follows_a_success_keeps_the_agent():
+    driver = Driver("b", bundled=False)
+    driver.begun("a", "b")
+    through_quietly(driver, rank=1)
+    driver.tell(lead_beats("succeeded"))
+    driver.ask(prepare(2))
+    driver.now += 2 * LINGER_SECONDS
+    assert exits(driver.tell(e.Tick())) == []
 
 
 def test_starting_then_running():

@@ -90,6 +90,7 @@ def test_environment_of_the_agent() -> None:
     assert values["CONCERTINA_UID"] == UID
     assert values["CONCERTINA_PORT"] == "29400"
     assert values["CONCERTINA_WORKERS"] == "1"
+    assert values["CONCERTINA_GRACE_SECONDS"] == "30"
     assert values["CONCERTINA_TRAINER"] == "{}"
     assert values["CONCERTINA_CHECKPOINT"] == "null"
     fields = {name: value["fieldRef"]["fieldPath"] for name, value in values.items() if isinstance(value, dict)}

@@ -58,7 +58,7 @@ class Agent:
         self._dialer = Dialer(tls.client_context(settings.identity), settings.uid)
         self._pinger = Pinger(self._dialer, settings.uid)
         self._server = Server(settings.uid, tls.server_context(settings.identity), self)
-        self._members = MemberStreams(self._core.state, self.emit)
+        self._members = MemberStreams(self._core.beat, self.emit)
         self._reaper = Reaper()
         self._parent: Optional[ForkParent] = None
         if settings.bundled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Optional
 
@@ -10,6 +11,9 @@ from concertina_agent.durability import Durability
 from concertina_agent.holdings import Holdings
 from concertina_agent.lead import OVER
 from concertina_agent.membership import Membership, Preparation
+
+ENDS = ("drained", "succeeded")
+"""Of a lead they are said only when they are true of its whole round."""
 
 
 class AgentState:
@@ -53,6 +57,11 @@ class AgentState:
             durable_parts=self._durability.parts,
         )
 
+    def beat(self) -> p.MemberState:
+        """What a lead tells its members: as state(), but succeeded and drained stand for the whole round."""
+        state = self.state()
+        return dataclasses.replace(state, state=self._reported_state()) if state.state in ENDS else state
+
     def report(self) -> p.Report:
         """All that this agent knows."""
         r = self._round
@@ -94,7 +103,7 @@ class AgentState:
             return "idle" if self._preparation is None else "prepared"
         if own == "starting":
             return "running"
-        if r.lead is None or own not in ("drained", "succeeded") or (r.lead.all_are(own) and self._is_durable(r, own)):
+        if r.lead is None or own not in ENDS or (r.lead.all_are(own) and self._is_durable(r, own)):
             return own
         return "draining" if r.drain is not None else "running"
 

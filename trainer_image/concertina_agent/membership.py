@@ -44,6 +44,8 @@ class Membership:
     drain_until: float = 0.0
     grace_over: bool = False
     failure: Optional[p.Failure] = None
+    succeeded_at: Optional[float] = None
+    """When the whole round was known to have succeeded, its last checkpoint included."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Own shard -> newest step that the peer holds."""
 

@@ -22,6 +22,7 @@ Events and effects are the dataclasses of `events`; effects are to be carried ou
 - succeeded: all own workers are through; the lead's report: every member's are, and the final checkpoint is published.
 - Snapshots beyond the base of a new round are dropped at its Assign; those of older rounds once this one has a snapshot
   complete on all peers, as rank 0 knows and the lead's beats say.
+- A round that has succeeded as a whole (the lead's beats say so) ends its agents with 0 after LINGER_SECONDS.
 - A Notice says draining to the lead and exits when the workers are gone, copied and shipped, or the grace is over.
 """
 
@@ -40,6 +41,8 @@ from concertina_agent.lead import JOIN_SECONDS, Lead
 from concertina_agent.membership import Membership, Preparation
 from concertina_agent.workers_state import Workers
 
+LINGER_SECONDS = 5.0
+"""From a round's success to the agent's exit with 0: time for the operator and the members to hear of it."""
 EXIT_NOTICED = 128 + signal.SIGTERM
 
 
@@ -54,7 +57,8 @@ class AgentCore(AgentState):
         """Take one event; the effects are to be carried out in order."""
         self._now, self._at, self._effects, self._changed = now, at, [], False
         _ON[type(event)](self, event)
-        self._leave_if_done()
+        if not self._leave_if_succeeded():
+            self._leave_if_noticed()
         return [*self._effects, e.ReportChanged()] if self._changed else self._effects
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -261,6 +265,8 @@ class AgentCore(AgentState):
             self._begin_drain(r, event.message)
         elif isinstance(event.message, p.MemberState):
             self._complete_on_peers(r, event.message.snapshot_step)
+            if event.message.state == "succeeded" and r.succeeded_at is None:
+                r.succeeded_at = self._now
         elif isinstance(event.message, p.DurableMoved):
             self._durable_moved(event.message.durable)
 
@@ -293,7 +299,19 @@ class AgentCore(AgentState):
             self._effects.append(e.SignalWorkers(signal.SIGKILL if self._bundled else signal.SIGTERM))
         self._own_state_changed()
 
-    def _leave_if_done(self) -> None:
+    def _leave_if_succeeded(self) -> bool:
+        """The lead sees the round's success itself, members hear of it in the lead's beats."""
+        r = self._round
+        if r is None or (r.assign.round, r.assign.claim) != self.seen:
+            return False
+        if r.lead is not None and r.succeeded_at is None and self._reported_state() == "succeeded":
+            r.succeeded_at = self._now
+        if r.succeeded_at is None or self._now < r.succeeded_at + LINGER_SECONDS:
+            return False
+        self._effects.append(e.Exit(0))
+        return True
+
+    def _leave_if_noticed(self) -> None:
         if self._notice_until is None:
             return
         if self._at_rest() or self._now >= self._notice_until:

@@ -114,6 +114,7 @@ def _environment(job: JobView, spec: JobSpec) -> list[Raw]:
         "CONCERTINA_UID": job.uid,
         "CONCERTINA_PORT": str(protocol.PORT),
         "CONCERTINA_WORKERS": str(spec.workers),
+        "CONCERTINA_GRACE_SECONDS": str(spec.template.manifest()["spec"].get("terminationGracePeriodSeconds", 30)),
         # Kubernetes would expand $(NAME) in them.
         "CONCERTINA_TRAINER": config.replace("$", "$$"),
         "CONCERTINA_CHECKPOINT": checkpoint.replace("$", "$$"),
