@@ -126,6 +126,7 @@ class Operator:
         kopf = asyncio.create_task(
             trainingjobs.run(
                 self._access,
+                self._settings.identity,
                 self._settings.watch_namespaces,
                 self._hear_job,
                 stop_kopf,

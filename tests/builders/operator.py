@@ -17,7 +17,7 @@ from concertina.local.cluster import LocalCluster
 Object = dict[str, Any]
 GIVE_UP = 90.0
 NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
-"""As in a container: the user that a command runs as has no name and no home."""
+"""As in a container: the user that the operator runs as has no name."""
 JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
 
 

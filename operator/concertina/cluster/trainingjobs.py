@@ -47,7 +47,12 @@ async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
 
 
 async def run(
-    access: Access, namespaces: Sequence[str], hear: Hear, stop: asyncio.Event, started: Callable[[], None]
+    access: Access,
+    identity: str,
+    namespaces: Sequence[str],
+    hear: Hear,
+    stop: asyncio.Event,
+    started: Callable[[], None],
 ) -> None:
     """Hears every event of TrainingJobs until `stop` is set. `started` is called once kopf has set itself up: it has
     taken over the handling of signals by then, which the caller may want back."""
@@ -65,6 +70,7 @@ async def run(
     tasks = await kopf.spawn_tasks(
         registry=registry,
         settings=_settings(),
+        identity=identity,  # type: ignore[arg-type] # kopf's own guess asks for the user's name, and pods' have none
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,

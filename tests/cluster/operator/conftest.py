@@ -36,6 +36,7 @@ def installed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -
     (folder / "key").write_text(secret["data"]["key"])
     return {
         "PATH": os.environ["PATH"],
+        "HOME": "/",  # as container runtimes set it for such a user
         "KUBECONFIG": str(folder / "kubeconfig"),
         "CONCERTINA_NAMESPACE": SYSTEM,
         "CONCERTINA_MASTER_KEY_FILE": str(folder / "key"),
