@@ -149,6 +149,22 @@ def test_another_operator_takes_over(release: Release) -> None:
     assert until(lambda: release.holder() not in ("", first), "another operator that holds the lease")
 
 
+def test_operators_leave_a_lost_node(release: Release) -> None:
+    first = until(release.holder, "an operator that holds the lease")
+    lost = release.kubectl("get", "pod", first, "-o", "jsonpath={.spec.nodeName}")
+
+    def elsewhere() -> bool:
+        pods = json.loads(release.kubectl("get", "pods", "-o", "json"))["items"]
+        running = [pod for pod in pods if pod["status"]["phase"] == "Running" and pod["spec"]["nodeName"] != lost]
+        return len(running) == 2 and release.holder() in [pod["metadata"]["name"] for pod in running]
+
+    release.cluster.kill_node(lost)
+    try:
+        until(elsewhere, "two operators on other nodes, one with the lease")
+    finally:
+        release.cluster.start_node(lost)
+
+
 ALLOWED = [
     ("list", "nodes"),
     ("watch", "concertina.dev/trainingjobs"),
