@@ -159,8 +159,14 @@ class Jobs:
         return json.dumps([self.get(name).get("status"), pods], indent=1)
 
     def events(self, name: str, reason: str) -> list[Object]:
-        events = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
-        return [event for event in events if (event["involvedObject"]["name"], event["reason"]) == (name, reason)]
+        """Those of this reason, as soon as there is one: events are written after the status that they speak of."""
+
+        def found() -> list[Object]:
+            events = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
+            return [event for event in events if (event["involvedObject"]["name"], event["reason"]) == (name, reason)]
+
+        events: list[Object] = until(found, lambda: f"no event {reason} of {name}")
+        return events
 
     def logs(self, pod: str) -> str:
         return self.cluster.kubectl("logs", "-n", self.namespace, pod, "-c", "trainer")

@@ -92,7 +92,9 @@ def _phase(facts: PodFacts) -> str:
     if facts.failure:
         return "Failed"
     if all(container.exit_code is not None for container in facts.mains):
-        return "Succeeded" if all(container.exit_code == 0 for container in facts.mains) else "Failed"
+        good = all(container.exit_code == 0 for container in facts.mains)
+        final = facts.deleted or facts.restart_policy == "Never" or (good and facts.restart_policy == "OnFailure")
+        return "Running" if not final else "Succeeded" if good else "Failed"
     if any(container.exit_code not in (None, 0) and not container.restarts_always for container in facts.inits):
         return "Failed" if facts.restart_policy == "Never" or facts.deleted else "Pending"
     fresh = [container for container in facts.mains if "waiting" in container.state and not container.last_state]
