@@ -8,7 +8,8 @@ import pytest
 
 from concertina_agent import worker_channel as w
 from concertina_agent.channel import SocketEnd
-from concertina_agent.protocol import MAX_LINE, ProtocolError
+from concertina_agent.protocol import MAX_LINE
+from concertina_agent.typed_json import ProtocolError
 
 
 def run(body) -> None:

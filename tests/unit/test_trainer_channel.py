@@ -8,6 +8,7 @@ import pytest
 
 from concertina_agent import protocol
 from concertina_agent import worker_channel as channel
+from concertina_agent.typed_json import ProtocolError
 
 ID = protocol.SnapshotId(round=3, step=7, layout="abc", shards=2)
 RESTORE = protocol.Restore("Memory", 7, ID, {"0": ("a",), "1": ("a", "b")})
@@ -29,7 +30,7 @@ def test_every_message_survives_the_wire(message):
 
 
 def test_a_foreign_line_is_refused_with_a_sentence():
-    with pytest.raises(protocol.ProtocolError, match="not a message of the worker channel"):
+    with pytest.raises(ProtocolError, match="not a message of the worker channel"):
         channel.decode(b'{"kind": "Nonsense", "body": {}}')
 
 

@@ -17,8 +17,9 @@ from concertina_agent import worker_channel as w
 from concertina_agent.copies import Peers
 from concertina_agent.local_workers import LocalWorker, LocalWorkers
 from concertina_agent.log import log
-from concertina_agent.protocol import MAX_LINE, ProtocolError
+from concertina_agent.protocol import MAX_LINE
 from concertina_agent.snapshots import Damaged, Snapshots
+from concertina_agent.typed_json import ProtocolError
 from concertina_agent.uploads import Uploads
 
 MAX_SOCKET_PATH = 100

@@ -12,13 +12,14 @@ from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent.log import log
 from concertina_agent.snapshots import CHUNK, Damaged, Shard, Snapshots, Writing
+from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Dialer, Wire
 
 RETRY_SECONDS = 0.1
 STALL_SECONDS = 30.0
 """A transfer that brings no byte for this long is given up."""
 
-GONE = (OSError, asyncio.TimeoutError, p.ProtocolError, Damaged)
+GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
 
 class Peers:

@@ -11,6 +11,7 @@ from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.log import log
+from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Dialer, Wire
 
 RETRY_SECONDS = 0.05
@@ -57,7 +58,7 @@ async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[W
     try:
         await wire.send(join)
         answer = await wire.receive(p.SILENCE_SECONDS)
-    except (OSError, asyncio.TimeoutError, p.ProtocolError):
+    except (OSError, asyncio.TimeoutError, ProtocolError):
         answer = None
     if isinstance(answer, p.Accepted):
         return wire
@@ -82,9 +83,9 @@ async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...
     try:
         while (message := await wire.receive()) is not None:
             if not isinstance(message, kinds):
-                raise p.ProtocolError(f"a {type(message).__name__} is not expected here")
+                raise ProtocolError(f"a {type(message).__name__} is not expected here")
             heard(message)
-    except p.ProtocolError as error:
+    except ProtocolError as error:
         log("protocol_error", error=str(error))
 
 

@@ -36,7 +36,9 @@ import dataclasses
 import json
 import typing
 from collections.abc import Mapping
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional, Union
+
+from concertina_agent.typed_json import ProtocolError, from_json
 
 VERSION = 1
 PORT = 29400
@@ -375,11 +377,6 @@ Message = Union[
     Copied, MemberState, Report,
 ]  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
-T = TypeVar("T")
-
-
-class ProtocolError(ValueError):
-    """A line that is not a message of this protocol."""
 
 
 def encode(message: Message) -> bytes:
@@ -401,34 +398,3 @@ def decode(line: bytes) -> Message:
     if version not in (VERSION, VERSION - 1):
         raise ProtocolError(f"protocol version {version}, this side speaks {VERSION} and {VERSION - 1}")
     return typing.cast(Message, from_json(kind, body))
-
-
-def from_json(kind: type[T], value: Any) -> T:
-    """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
-    try:
-        return typing.cast(T, _convert(kind, value))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {error}") from error
-
-
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
-def _convert(kind: Any, value: Any) -> Any:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Union:
-        return None if value is None else _convert(next(a for a in args if a is not type(None)), value)
-    if origin is tuple:
-        if args[-1] is Ellipsis:
-            return tuple(_convert(args[0], item) for item in value)
-        return tuple(_convert(a, item) for a, item in zip(args, value))
-    if origin is not None:  # Mapping[str, X]
-        return {str(key): _convert(args[1], item) for key, item in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind))
-        return kind(**{name: _convert(hints[name], item) for name, item in value.items() if name in hints})
-    if kind is float:
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} is not {kind.__name__}")
-    return value

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Union
 
 from concertina_agent import protocol as p
 from concertina_agent import tls
+from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Wire
 
 MAX_CONNECTIONS = 2048
@@ -82,7 +83,7 @@ class Server:
         while True:
             try:
                 message = await wire.receive(patience)
-            except p.ProtocolError as error:
+            except ProtocolError as error:
                 return await self._refuse(wire, str(error))
             if message is None:
                 return None

@@ -20,6 +20,7 @@ from typing import Optional
 
 from concertina_agent import protocol as p
 from concertina_agent.changes import Changes
+from concertina_agent.typed_json import ProtocolError, from_json
 
 CHUNK = 1 << 18
 
@@ -205,10 +206,10 @@ def _mark(path: Path) -> Path:
 
 def _marked(mark: Path) -> Optional[Shard]:
     """The shard that a mark speaks of, if its file is there."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, p.ProtocolError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ProtocolError):
         facts = json.loads(mark.read_text())
         path = next(file for file in (mark.with_suffix(""), mark.with_suffix(".safetensors")) if file.exists())
         if facts["committed"] and path.stat().st_size == facts["size"]:
-            id = p.from_json(p.SnapshotId, facts["id"])
+            id = from_json(p.SnapshotId, facts["id"])
             return Shard(path, id, int(facts["shard"]), int(facts["size"]), int(facts["crc32"]))
     return None

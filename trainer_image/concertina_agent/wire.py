@@ -7,6 +7,7 @@ import ssl
 from typing import Optional, Union
 
 from concertina_agent import protocol as p
+from concertina_agent.typed_json import ProtocolError
 
 CONNECT_SECONDS = 3.0
 HIGH_WATER = 1 << 20
@@ -23,7 +24,7 @@ class Wire:
         try:
             line = await asyncio.wait_for(self.reader.readline(), timeout)
         except ValueError as error:
-            raise p.ProtocolError(f"a line over the limit of {p.MAX_LINE} bytes") from error
+            raise ProtocolError(f"a line over the limit of {p.MAX_LINE} bytes") from error
         except (ConnectionError, ssl.SSLError):
             return None
         return p.decode(line) if line.endswith(b"\n") else None
@@ -87,7 +88,7 @@ class Pinger:
     async def reachable(self, address: str, timeout: float) -> bool:
         try:
             return await asyncio.wait_for(self._reachable(address), timeout)
-        except (OSError, asyncio.TimeoutError, p.ProtocolError):
+        except (OSError, asyncio.TimeoutError, ProtocolError):
             return False
 
     async def _reachable(self, address: str) -> bool:
@@ -95,7 +96,7 @@ class Pinger:
         if kept is not None:
             try:
                 return await self._exchange(address, kept)
-            except (OSError, p.ProtocolError):
+            except (OSError, ProtocolError):
                 pass  # it may have been restarted: look again
         return await self._exchange(address, await self._dialer.connect(address))
 

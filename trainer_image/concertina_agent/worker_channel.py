@@ -36,12 +36,11 @@ from concertina_agent.protocol import (
     MAX_LINE,
     Durable,
     Progress,
-    ProtocolError,
     Restore,
     SnapshotId,
     Storage,
-    from_json,
 )
+from concertina_agent.typed_json import ProtocolError, from_json
 
 BAD_INPUT_EXIT = 78
 """EX_CONFIG: trying again can't help."""

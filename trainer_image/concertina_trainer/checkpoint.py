@@ -20,7 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
-from concertina_agent.protocol import Durable, SnapshotId, from_json
+from concertina_agent.protocol import Durable, SnapshotId
+from concertina_agent.typed_json import from_json
 from concertina_trainer.errors import BadInput
 from concertina_trainer.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
 from concertina_trainer.storage import Changed, Folder, StorageError

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from concertina_agent import protocol
+from concertina_agent.typed_json import ProtocolError
 
 CALL_SECONDS = 5.0
 """An agent that has not answered by then counts as not having got the request."""
@@ -66,7 +67,7 @@ async def receive(reader: asyncio.StreamReader, address: str) -> protocol.Messag
         raise CallError(f"{address} closed the connection")
     try:
         return protocol.decode(line)
-    except protocol.ProtocolError as error:
+    except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
 
 

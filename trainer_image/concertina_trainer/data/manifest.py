@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 
-from concertina_agent.protocol import ProtocolError, from_json
+from concertina_agent.typed_json import ProtocolError, from_json
 from concertina_trainer.errors import BadInput
 
 NAME = "manifest.json"

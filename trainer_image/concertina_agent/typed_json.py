@@ -1,0 +1,44 @@
+"""Parsed JSON to dataclasses, by their type hints. Standard library only, Python 3.9+."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class ProtocolError(ValueError):
+    """JSON that is not what it should be; the sentence says how."""
+
+
+def from_json(kind: type[T], value: Any) -> T:
+    """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
+    try:
+        return typing.cast(T, _convert(kind, value))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {error}") from error
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Union:
+        return None if value is None else _convert(next(a for a in args if a is not type(None)), value)
+    if origin is tuple:
+        if args[-1] is Ellipsis:
+            return tuple(_convert(args[0], item) for item in value)
+        return tuple(_convert(a, item) for a, item in zip(args, value))
+    if origin is not None:  # Mapping[str, X]
+        return {str(key): _convert(args[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind))
+        return kind(**{name: _convert(hints[name], item) for name, item in value.items() if name in hints})
+    if kind is float:
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"{value!r} is not {kind.__name__}")
+    return value
