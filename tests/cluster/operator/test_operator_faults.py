@@ -34,6 +34,18 @@ def test_a_quota_that_refuses_a_pod_is_waited_for(jobs: Jobs) -> None:
     assert job["status"]["restarts"]["total"] == 0
 
 
+def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
+    """As under torchrun: success is every worker's exit 0. (The bundled trainer's workers may not leave early.)"""
+    jobs.create("a", SAY + "; import time; time.sleep(3 * int(os.environ['RANK']))", replicas=2)
+    lead = jobs.wait_training("a", 2)["status"]["world"]["lead"]
+    jobs.wait("a", lambda _: '"event":"worker_ended"' in jobs.logs(lead))
+    assert jobs.condition(jobs.get("a"), "Complete")["status"] == "False"
+    job = jobs.wait_true("a", "Complete")
+    assert (job["status"]["rounds"], job["status"]["restarts"]["total"]) == (1, 0)
+    jobs.wait("a", lambda _: [pod["status"]["phase"] for pod in jobs.pods("a")] == ["Succeeded", "Succeeded"])
+    assert "rank 0" in jobs.logs(lead)
+
+
 def test_two_jobs_on_one_checkpoint_uri(jobs: Jobs) -> None:
     checkpoint = {"uri": f"file:///tmp/{jobs.namespace}/run"}
     pod = {"nodeSelector": {"no": "node"}}
