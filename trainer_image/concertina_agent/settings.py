@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,11 +51,11 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             pod_ip=environment["CONCERTINA_POD_IP"],
             port=int(environment.get("CONCERTINA_PORT") or PORT),
             workers=int(environment.get("CONCERTINA_WORKERS") or 1),
-            volume=Path(environment.get("CONCERTINA_VOLUME") or "/concertina"),
+            volume=_volume(environment),
             identity=Path(environment.get("CONCERTINA_IDENTITY") or "/etc/concertina"),
             grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
             checkpoints=not command and json.loads(checkpoint) is not None,
-            environment=dict(environment),
+            environment=_with_temporary_folder(environment),
             command=command,
             package=package,
         )
@@ -62,3 +63,18 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
         raise SettingsError(f"the environment variable {error.args[0]} is missing; the operator sets it") from error
     except ValueError as error:
         raise SettingsError(f"the agent's environment can't be read: {error}") from error
+
+
+def _volume(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("CONCERTINA_VOLUME") or "/concertina")
+
+
+def _with_temporary_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """With a TMPDIR in our volume where the container has no folder to write to: torch can't be imported without."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        folder = _volume(environment) / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        return {**environment, "TMPDIR": str(folder)}
+    return dict(environment)
