@@ -143,7 +143,7 @@ def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     pod = made(job(spec))
     template = before["template"]["spec"]
     assert spec == before
-    assert pod["metadata"]["annotations"] == {"note": "b"}
+    assert pod["metadata"]["annotations"] == {"kubectl.kubernetes.io/default-container": "trainer", "note": "b"}
     assert pod["metadata"]["labels"]["team"] == "a"
     for field in ("nodeSelector", "tolerations", "restartPolicy", "topologySpreadConstraints"):
         assert pod["spec"][field] == template[field]

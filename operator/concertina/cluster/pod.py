@@ -15,6 +15,8 @@ JOB = "concertina.dev/job"
 JOB_UID = "concertina.dev/job-uid"
 INDEX = "concertina.dev/replica-index"
 ATTEMPT = "concertina.dev/attempt"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""Whose output `kubectl logs` shows, whatever else is in the pod."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "concertina"}
 SELECTOR = "app.kubernetes.io/managed-by=concertina"
 """Of all pods that this operator made."""
@@ -69,7 +71,7 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     name = pod_name(job.name, create.index, create.attempt)
     identity = {**labels(job), INDEX: str(create.index), ATTEMPT: str(create.attempt)}
     metadata = {
-        **({"annotations": metadata["annotations"]} if metadata.get("annotations") else {}),
+        "annotations": {DEFAULT_CONTAINER: TRAINER, **(metadata.get("annotations") or {})},
         "name": name,
         "labels": {**(metadata.get("labels") or {}), **identity},
         "ownerReferences": [owner(job)],
