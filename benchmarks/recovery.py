@@ -18,7 +18,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
@@ -40,7 +40,7 @@ def main() -> None:
     """Run all rows, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="of each scenario under concertina")
-    parser.add_argument("--peer-runs", type=int, default=3, help="of each scenario under torchrun")
+    parser.add_argument("--peer-runs", type=int, default=3, help="of each scenario for the script")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which torchrun counts as never")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS, help="what dies")
@@ -78,28 +78,29 @@ def measure_concertina(
                 pass
             if options.only != "script":
                 with Bench(stage, "bundled", bundled()) as bench:
-                    for row, recovery in each("concertina", options, bench.recover):
+                    for row, recovery in each("concertina", options.scenarios, options.runs, bench.recover):
                         totals[row].append(recovery.total)
                         recoveries[row].append(recovery)
             if options.only != "concertina":
                 with Bench(stage, "script", own_command(trace)) as bench:
                     for row, seconds in each(
-                        "concertina, script", options, lambda what: bench.recover_traced(what, trace)
+                        "concertina, script",
+                        options.scenarios,
+                        options.peer_runs,
+                        lambda what: bench.recover_traced(what, trace),
                     ):
                         totals[row].append(seconds)
     finally:
         shutil.rmtree(trace, ignore_errors=True)
 
 
-def each(title: str, options: argparse.Namespace, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
+def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
     """(row, result) of every run of every scenario, said as they come."""
-    for scenario in options.scenarios:
-        for run in range(options.runs):
+    for scenario in scenarios:
+        for run in range(runs):
             begun = time.monotonic()
             result = measure(scenario)
-            CONSOLE.log(
-                f"{title}, {scenario}, run {run + 1} of {options.runs}: {result} ({time.monotonic() - begun:.0f} s)"
-            )
+            CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {runs}: {result} ({time.monotonic() - begun:.0f} s)")
             yield f"{title}: {scenario}", result
 
 
