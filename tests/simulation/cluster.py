@@ -56,6 +56,10 @@ class Cluster:
         self.quota_until = 0.0
         self.listeners: list[Callable[[str], None]] = []
         self.deletes: list[str] = []
+        self.broken: dict[int, float] = {}
+        """Replica index -> until when its containers end as soon as they start."""
+        self.failed_starts: dict[int, dict[str, float]] = {}
+        """Replica index -> the pods that ended so, and when the API server was told."""
         self._uids = 0
 
     # --- the API
@@ -171,7 +175,11 @@ class Cluster:
         self.clock.after(self.clock.between(0.02, 0.2), self._start_agent, self.hosted[name])
 
     def _start_agent(self, hosted: SimPod) -> None:
-        if hosted.node not in self.world.network.dead and self.hosted.get(hosted.name) is hosted:
+        if hosted.node in self.world.network.dead or self.hosted.get(hosted.name) is not hosted:
+            return
+        if self.clock.now < self.broken.get(self.pods[hosted.name].index, 0.0):
+            self.process_ended(hosted, 128, "StartError")
+        else:
             self.world.agents[hosted.name] = AgentProcess(self.world, hosted)
 
     def restart_agent(self, hosted: SimPod) -> None:
@@ -202,23 +210,24 @@ class Cluster:
         process.die()
         self._gone(process.replica, process.pod.uid)
 
-    def process_ended(self, hosted: SimPod, code: int) -> None:
+    def process_ended(self, hosted: SimPod, code: int, reason: str = "") -> None:
         """The kubelet reports a container that has ended."""
-        self.clock.after(self.clock.between(0.1, 0.8), self._report_end, hosted, code)
+        reason = reason or ("Error" if code else "Completed")
+        self.clock.after(self.clock.between(0.1, 0.8), self._report_end, hosted, code, reason)
 
-    def _report_end(self, hosted: SimPod, code: int) -> None:
+    def _report_end(self, hosted: SimPod, code: int, reason: str) -> None:
         pod = self.pods.get(hosted.name)
         if pod is None or pod.uid != hosted.uid or hosted.node in self.world.network.dead:
             return
         if not self._up(hosted.node):
-            self.clock.after(1.0, self._report_end, hosted, code)
+            self.clock.after(1.0, self._report_end, hosted, code, reason)
         elif pod.deleting:
             self._gone(hosted.name, hosted.uid)
         else:
+            if reason == "StartError":
+                self.failed_starts.setdefault(pod.index, {})[pod.name] = self.clock.now
             phase = "Failed" if code else "Succeeded"
-            self._put(
-                dataclasses.replace(pod, phase=phase, exit_code=code, exit_reason="Error" if code else "Completed")
-            )
+            self._put(dataclasses.replace(pod, phase=phase, exit_code=code, exit_reason=reason))
 
     # --- nodes
 

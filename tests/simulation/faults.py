@@ -43,6 +43,7 @@ class Faults:
         for node in sorted(world.network.dead):
             world.cluster.node_back(node)
         world.storage.down_until = world.cluster.down_until = world.cluster.quota_until = 0.0
+        world.cluster.broken.clear()
 
     # --- the faults
 
@@ -76,6 +77,14 @@ class Faults:
             name, force = self.clock.random.choice(pods), self.clock.chance(0.3)
             self.clock.tell(f"someone deletes {name}{' by force' if force else ''}")
             self.world.cluster.remove(name, force)
+
+    def break_replica(self) -> None:
+        index, seconds = self.clock.random.randrange(self.world.replicas), self.clock.between(2, 30)
+        self.clock.tell(f"containers of replica {index} end as soon as they start, for {seconds:.1f} s")
+        self.world.cluster.broken[index] = self.clock.now + seconds
+        pods = [pod for pod in self.world.cluster.pods.values() if pod.index == index and pod.phase == "Running"]
+        for pod in pods:
+            self.world.cluster.restart_agent(self.world.cluster.hosted[pod.name])
 
     def kill_node(self) -> None:
         node = self._node()
@@ -169,6 +178,7 @@ FAULTS = (
     Faults.kill_agent,
     Faults.kill_agent,
     Faults.restart_agent,
+    Faults.break_replica,
     Faults.delete_pod,
     Faults.kill_node,
     Faults.isolate_node,

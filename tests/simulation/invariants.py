@@ -100,6 +100,7 @@ class Invariants:
     def creating(self, action: CreatePod) -> None:
         """No second pod for an index whose pod is healthy, as anyone could know."""
         world = self.world
+        self._backed_off(action)
         for pod in world.cluster.pods.values():
             if pod.index != action.index or pod.deleting or pod.phase not in ("Pending", "Running"):
                 continue
@@ -108,3 +109,14 @@ class Invariants:
             if blamed or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue
             raise Violation(f"a second pod for index {action.index} while {pod.name} is well")
+
+    def _backed_off(self, action: CreatePod) -> None:
+        """A replica whose containers can't start gets its pods more and more slowly."""
+        cluster = self.world.cluster
+        counted = {entry.replica for entry in cluster.status.restarts.recent if entry.counted}
+        ends = {name: at for name, at in cluster.failed_starts.get(action.index, {}).items() if name in counted}
+        if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
+            return
+        waited = self.world.clock.now - max(ends.values())
+        if waited < min(30.0, 2.0 ** (len(ends) - 3)):
+            raise Violation(f"a pod {waited:.3f} s after {len(ends)} of replica {action.index} could not start")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from concertina.plan import claims, restore
+from concertina.plan import backoff, claims, restore
 from concertina_agent.rounds import AgentCore
 from simulation.cluster import Cluster
 from simulation.storage import Storage
@@ -59,10 +59,15 @@ def status_is_written_without_testing_the_claim(patch: Patch) -> None:
     patch.setattr(Cluster, "write_status", lambda self, who, observed, status: write(self, who, self.status, status))
 
 
+def crash_loops_are_not_slowed_down(patch: Patch) -> None:
+    patch.setattr(backoff, "_delay", lambda row: 0.0)
+
+
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     agent_accepts_lower_rounds,
     plan_mixes_snapshot_ids,
     plan_assigns_before_the_commit,
     latest_has_no_fence,
     status_is_written_without_testing_the_claim,
+    crash_loops_are_not_slowed_down,
 )

@@ -11,7 +11,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, NodeView, Plan
+from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan
 
 
 def creates(made: Plan) -> list[tuple[int, int]]:
@@ -133,7 +133,107 @@ def test_a_pod_that_ended_by_itself_is_counted_once_and_keeps_its_logs() -> None
     assert deletes(again) == {}
 
 
+def test_the_end_of_a_pod_with_an_earlier_failure_is_counted() -> None:
+    pods = (jobs.pod(0), jobs.pod(1, phase="Failed", exit_code=137, exit_reason="OOMKilled"), jobs.pod(2))
+    name = pods[1].name
+    earlier = Restart(at=rfc3339(T0 - 100), replica=name, reason="WorkerFailed", counted=True)
+    lost = Restart(at=rfc3339(T0), replica=name, reason="MemberLost", counted=False)
+    status = JobStatus(restarts=Restarts(in_window=1, total=2, recent=(earlier, lost)))
+    made = plan(jobs.observed(jobs.job(jobs.spec(), status), pods), T0 + 1)
+    assert [entry.counted for entry in made.status.restarts.recent] == [True, True]
+    assert (made.status.restarts.in_window, made.status.restarts.total) == (2, 2)
+
+
 def test_an_evicted_pod_is_not_the_jobs_failure() -> None:
     pods = (jobs.pod(0), jobs.pod(1, phase="Failed", exit_reason="Evicted"), jobs.pod(2))
     made = plan(jobs.observed(jobs.job(jobs.spec()), pods), T0 + 1)
     assert made.status.restarts.total == 0
+
+
+def crashing(ends: list[tuple[float, str]], **last: Any) -> Observed:
+    """Pods of replica 1 that ended that long after T0, each planned for when it was seen; the last pod's fields."""
+    seen = jobs.observed(jobs.job(jobs.spec()), (jobs.pod(0), jobs.pod(2)))
+    for attempt, (after, reason) in enumerate(ends):
+        gone = last if attempt == len(ends) - 1 else {}
+        ended = jobs.pod(1, attempt, **{"phase": "Failed", "exit_code": 1, "exit_reason": reason, **gone})
+        pods = (seen.pods[0], ended, seen.pods[-1])
+        seen = jobs.then(replace(seen, pods=pods), plan(replace(seen, pods=pods), T0 + after))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("ends", "last", "wait"),
+    [
+        ([(0, "Error")], {}, 0),
+        ([(0, "Error"), (1, "StartError")], {}, 0),
+        ([(0, "Error"), (1, "StartError"), (2, "Error")], {}, 1),
+        ([(0, "Error"), (1, "Error"), (2, "Error"), (4, "Error")], {}, 2),
+        ([(i * 40, "Error") for i in range(9)], {}, 30),
+        ([(0, "Error"), (1, "Error"), (122, "Error")], {}, 0),
+        ([(0, "Error"), (1, "Error"), (2, "Evicted")], {}, 0),
+        ([(0, "Evicted"), (1, "Evicted"), (2, "Evicted"), (3, "Evicted")], {}, 0),
+        ([(0, "Error"), (1, "Error"), (2, "Error")], {"deleting": True}, 0),
+        ([(0, "Completed"), (1, "Completed"), (2, "Completed")], {"phase": "Succeeded", "exit_code": 0}, 1),
+    ],
+    ids=["first", "second", "third", "fourth", "at most", "far apart", "evicted", "evictions", "deleted", "exit 0"],
+)
+def test_a_replica_that_ends_by_itself_again_and_again_waits_for_its_next_pod(
+    ends: list[tuple[float, str]], last: Any, wait: float
+) -> None:
+    """No matter what else happens: the wait is worked out from the status, so a new operator keeps it."""
+    seen, now = crashing(ends, **last), T0 + ends[-1][0]
+    named = [(1, len(ends))]
+    assert creates(plan(seen, now)) == ([] if wait else named)
+    if wait:
+        early = plan(seen, now + wait - 0.1)
+        assert creates(early) == []
+        assert early.recheck_after == pytest.approx(0.1, abs=0.001)
+        assert f"the next pod of replica 1 waits {wait} s: " in early.status.condition("Running").message
+    assert creates(plan(seen, now + wait + 0.01)) == named
+
+
+def test_the_wait_for_a_next_pod_is_decided_when_the_end_is_seen() -> None:
+    """The pass that counts the failure makes no pod, names the reason, and is right on time for the next."""
+    seen = crashing([(0, "Error"), (1, "Error")])
+    ended = jobs.pod(1, 2, phase="Failed", exit_code=128, exit_reason="StartError")
+    made = plan(replace(seen, pods=(seen.pods[0], ended, seen.pods[-1])), T0 + 2)
+    assert creates(made) == []
+    assert made.status.attempts == (0, 3)
+    assert made.status.restarts.in_window == 3
+    assert made.recheck_after == pytest.approx(1)
+    sentence = "waits 1 s: 3 in a row ended by themselves, the last, demo-1-2, ended with exit code 128 (StartError)"
+    assert sentence in made.status.condition("Running").message
+
+
+def test_one_replica_that_waits_holds_up_no_other() -> None:
+    seen = crashing([(0, "Error"), (1, "Error"), (2, "Error")])
+    made = plan(replace(seen, pods=seen.pods[:2]), T0 + 2)
+    assert creates(made) == [(2, 0)]
+
+
+def test_a_round_that_trains_says_why_a_replica_is_missing() -> None:
+    entries = tuple(Restart(at=rfc3339(T0 + i), replica=f"demo-2-{i}", reason="Error") for i in range(4))
+    seen = jobs.running(jobs.spec(), 2)
+    status = seen.job.status.model_copy(update={"attempts": (0, 0, 4), "restarts": Restarts(recent=entries)})
+    made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 4)
+    assert made.status.condition("Ready").reason == "Training"
+    assert creates(made) == []
+    assert "the next pod of replica 2 waits 2 s: 4 in a row" in made.status.condition("Running").message
+
+
+def test_a_member_that_ended_while_the_next_round_waits_is_one_failure() -> None:
+    """Seen and counted in the wait; the round that answers it later neither counts it again nor waits longer for it."""
+    entries = tuple(
+        Restart(at=rfc3339(T0 + 9 + i), replica="demo-0-0", reason="X", step=40, counted=False) for i in (0, 1)
+    )
+    seen = jobs.running(jobs.spec())
+    status = seen.job.status.model_copy(update={"restarts": Restarts(recent=entries, total=2)})
+    ended = jobs.pod(1, phase="Failed", exit_code=1, exit_reason="Error")
+    pods = (seen.pods[0], ended, seen.pods[2])
+    seen = replace(seen, job=replace(seen.job, status=status), pods=pods)
+    waits = plan(seen, T0 + 10.5)
+    assert (waits.status.world.claim.round, waits.status.restarts.total) == (1, 3)
+    assert waits.recheck_after == pytest.approx(0.5)
+    answered = plan(jobs.then(seen, waits), T0 + 11.1)
+    assert (answered.status.world.claim.round, answered.status.restarts.total) == (2, 3)
+    assert answered.status.restarts.in_window == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from concertina.plan import constants, sizes
+from concertina.plan import backoff, constants, sizes
 from concertina.plan.decision import Decision, Pods
 from concertina.plan.look import Look
 from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, Event, PodView
@@ -67,12 +67,17 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
     wait = observed.create_error_at + constants.CREATE_RETRY - look.now if observed.create_error else 0.0
     if wait > 0:
         return (), wait
+    held = backoff.next_pods(look)
+    due = [index for index in missing if index not in held]
+    recheck = min([constants.CREATE_RETRY, *(held[index].left for index in missing if index in held)])
+    if not due:
+        return (), recheck
     avoid = tuple(
         sorted({restart.node for restart in look.recent if restart.replica in look.condemned and restart.node})
     )
     secret: tuple[Action, ...] = () if observed.secret_made else (CreateSecret(),)
-    creates = (CreatePod(index, _attempt(attempts, index), avoid) for index in missing)
-    return (*secret, *creates), constants.CREATE_RETRY
+    creates = (CreatePod(index, _attempt(attempts, index), avoid) for index in due)
+    return (*secret, *creates), recheck
 
 
 def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> tuple[Action, ...]:
@@ -131,6 +136,7 @@ def shortage(look: Look) -> str:
     """Why there are too few replicas, in a sentence that names a reason for each that isn't ready (the first few)."""
     ready = len(look.ready)
     reasons = [f"{pod.name}: {_waiting(look, pod)}" for name, pod in look.live.items() if name not in look.ready]
+    reasons = [held.sentence for held in backoff.next_pods(look).values()] + reasons
     if look.observed.create_error:
         reasons.insert(0, look.observed.create_error)
     text = f"{ready} of {sizes.most(look.spec)} replicas are ready"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from concertina.plan import budget, claims, constants, pods, sizes
+from concertina.plan import backoff, budget, claims, constants, pods, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
@@ -26,7 +26,7 @@ def recover(look: Look) -> Decision | None:
     restart = budget.restart(look, cause)
     if failed := budget.exhausted(look, cause):
         return failed
-    wait = budget.backoff(look)
+    wait = backoff.next_round(look)
     if wait > 0:
         message = (
             f"{cause.sentence}; it has failed at this step before, so the next round waits a little (at most 30 s)"
@@ -162,4 +162,5 @@ def running(look: Look) -> Decision | None:
     size = f"{total} of {look.spec.replicas} replicas train in round {report.round}"
     if total == sizes.most(look.spec) != look.spec.replicas:
         size += f"; {sizes.rounding(look.spec)}"
+    size += "".join(f"; {held.sentence}" for held in list(backoff.next_pods(look).values())[:3])
     return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=look.lead_in_doubt)
