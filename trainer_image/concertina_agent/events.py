@@ -75,6 +75,8 @@ class WorkerExited:
     last_lines: tuple[str, ...] = ()
     last_error: str = ""
     """The last line of stderr: with stdout buffered, its lines come last though they were printed first."""
+    out_of_memory: bool = False
+    """Meanwhile the kernel has killed a process of this container for want of memory."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Optional
 
 from concertina_agent.events import WorkerExited
+from concertina_agent.memory import ADVICE
 from concertina_agent.protocol import Failure
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, Fault
 
@@ -42,7 +43,8 @@ def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], st
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
         permanent = reason == "BadInput" and code == BAD_INPUT_EXIT
     elif code < 0:
-        reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}."
+        why = f": {ADVICE}" if ended.out_of_memory else ""
+        reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}{why}."
     elif code == 0:
         reason, message = "WorkerExitedEarly", f"Rank {rank} exited with code 0 before the run was complete."
     else:

@@ -14,6 +14,7 @@ from concertina_agent import events as e
 from concertina_agent import worker_channel as w
 from concertina_agent.environment import worker_environment
 from concertina_agent.log import log
+from concertina_agent.memory import oom_kills
 from concertina_agent.processes import Reaper, kill_group
 from concertina_agent.protocol import Assign
 from concertina_agent.settings import Settings
@@ -29,6 +30,8 @@ class LocalWorker:
     rank: int
     process: Process
     assign: Assign
+    oom_kills: int
+    """Of this container, before it started."""
     channel: Optional[w.AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """For it, until it has opened its channel."""
@@ -92,18 +95,20 @@ class LocalWorkers:
         base = {**self._settings.environment, **extra}
         environment = worker_environment(base, assign, me, local_rank, self._parent is not None)
         prefix = f"[rank {rank}] " if member.workers > 1 else ""
+        killed = oom_kills()
         if self._parent is not None:
             process = await self._parent.run(Target(f"{self._settings.package}.worker:main"), environment, prefix)
         else:
             process = start_command(self._settings.command, environment, self._reaper, prefix)
         log("worker_started", round=assign.round, rank=rank, pid=process.pid)
-        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign)
+        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed)
         self._spawn(self._watch(worker, self._over))
         if self._parent is None:
             self._emit(e.WorkerSaid(assign.round, rank, w.Hello(rank, process.pid)))
 
     async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
         code = await worker.process.ended
+        out_of_memory = code == -signal.SIGKILL and oom_kills() > worker.oom_kills
         log("worker_ended", round=worker.round, rank=worker.rank, code=code)
         if worker.channel is not None:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -111,7 +116,7 @@ class LocalWorkers:
         lines = await worker.process.last_lines()
         if not over.is_set():
             last_error = worker.process.lines.last_error
-            self._emit(e.WorkerExited(worker.round, worker.rank, code, lines, last_error))
+            self._emit(e.WorkerExited(worker.round, worker.rank, code, lines, last_error, out_of_memory))
 
     # --- while they run ---------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any, Optional
 from concertina_agent import output
 from concertina_agent.forkserver import MAX_PACKET
 from concertina_agent.log import log
+from concertina_agent.memory import ADVICE, oom_kills
 from concertina_agent.processes import Reaper, die_with_parent, kill_group
 
 SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -102,6 +103,7 @@ class ForkParent:
         """Its result is empty, or why workers can never be started."""
         self._control: Optional[socket.socket] = None
         self._process: Optional[Process] = None
+        self._oom_kills = oom_kills()
 
     def start(self) -> None:
         """Raises StartError."""
@@ -201,7 +203,8 @@ class ForkParent:
             child.end(-signal.SIGKILL)
         self._children.clear()
         if not self.warm.done():
-            self.warm.set_result(f"The process that imports {self._preload} died; its output says why.")
+            why = ADVICE if oom_kills() > self._oom_kills else "its output says why"
+            self.warm.set_result(f"The process that imports {self._preload} died: {why}.")
         elif not self.warm.result():
             self.warm = asyncio.get_running_loop().create_future()
             self.start()

@@ -1,0 +1,29 @@
+"""A worker that the kernel killed for want of memory is told apart from one that anybody else killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from concertina_agent.events import WorkerExited
+from concertina_agent.failures import worker_failure
+from concertina_agent.memory import oom_kills
+
+VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
+VERSION_2 = "low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\noom_group_kill 0\n"
+
+
+@pytest.mark.parametrize(("text", "kills"), [(VERSION_1, 2), (VERSION_2, 2), ("under_oom 0\n", 0), (None, 0)])
+def test_the_kernel_counts_its_kills(tmp_path: Path, text: str | None, kills: int) -> None:
+    counter = tmp_path / "counter"
+    if text is not None:
+        counter.write_text(text)
+    assert oom_kills((str(tmp_path / "none"), str(counter))) == kills
+
+
+def test_a_failure_says_what_to_do_about_memory() -> None:
+    ended = WorkerExited(1, 0, -9, out_of_memory=True)
+    failure = worker_failure("a", ended, None, 4, 0.0)
+    assert failure.message.startswith("Rank 0 was killed by SIGKILL: the container ran out of memory")
+    assert "resources.limits.memory" in failure.message

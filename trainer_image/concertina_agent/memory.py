@@ -1,0 +1,20 @@
+"""Whether the kernel has killed processes of this container for want of memory."""
+
+from __future__ import annotations
+
+import contextlib
+
+COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""As the container sees its own cgroup, version 2 and version 1."""
+ADVICE = "the container ran out of memory; raise resources.limits.memory of the container trainer"
+
+
+def oom_kills(counters: tuple[str, ...] = COUNTERS) -> int:
+    """How many so far; 0 where the kernel doesn't say. A kill is counted before its process has ended."""
+    for path in counters:
+        with contextlib.suppress(OSError), open(path) as lines:
+            for line in lines:
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    return int(number)
+    return 0
