@@ -53,7 +53,7 @@ class Held:
 
 def next_pods(look: Look) -> Mapping[int, Held]:
     """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
-    empty = look.slots - {pod.index for pod in look.live.values()}
+    empty = look.slots - {pod.index for pod in look.live.values() if pod.attempt >= _attempt(look, pod.index)}
     if not empty:
         return {}
     failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
@@ -84,8 +84,12 @@ def entry_of(look: Look, pod: PodView) -> Restart:
 
 def _has_just_ended(look: Look, pod: PodView) -> bool:
     """It will be in status.restarts after this pass: its index is still on this attempt."""
+    return ended_by_itself(pod) and pod.attempt == _attempt(look, pod.index)
+
+
+def _attempt(look: Look, index: int) -> int:
     attempts = look.status.attempts
-    return ended_by_itself(pod) and pod.attempt == (attempts[pod.index] if pod.index < len(attempts) else 0)
+    return attempts[index] if index < len(attempts) else 0
 
 
 def _held(look: Look, index: int, pods: list[Restart]) -> Held:
