@@ -12,6 +12,7 @@ from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from simulation.agents import AgentProcess
+from simulation.clock import changed
 from simulation.storage import Lineage
 
 if TYPE_CHECKING:
@@ -86,13 +87,14 @@ class Cluster:
         self.spec, self.generation = self.spec.model_copy(update=fields), self.generation + 1
         self._changed("job")
 
-    def create(self, who: str, action: CreatePod) -> None:
+    def create(self, who: str, action: CreatePod) -> PodView:
+        """The pod, as the API server answers; that of this name where there is one."""
         self._reachable(who)
         if self.clock.now < self.quota_until:
             raise PermissionError('pods is forbidden: exceeded quota: "small"')
         name = f"job-{action.index}-{action.attempt}"
         if name in self.pods:
-            return  # 409 with our uid is success
+            return self.pods[name]  # 409 with our uid is success
         self.world.invariants.creating(action)
         self._uids += 1
         pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
@@ -100,6 +102,7 @@ class Cluster:
         self.clock.tell(f"{who} creates {name}")
         self._put(pod)
         self.clock.after(self.clock.between(0.02, 0.5), self._schedule, pod.uid, name, action.avoid_nodes)
+        return pod
 
     def delete(self, who: str, action: DeletePod) -> None:
         self._reachable(who)
@@ -123,7 +126,7 @@ class Cluster:
                 # The kubelet kills what is left as soon as it hears of it.
                 self.clock.after(1.0, self._kill_when_heard, process)
         elif not pod.deleting:
-            self._put(dataclasses.replace(pod, deleting=True))
+            self._put(changed(pod, deleting=True))
             self.clock.after(0.01, self._terminate, hosted)
 
     def _put(self, pod: PodView) -> None:
@@ -153,12 +156,12 @@ class Cluster:
         nodes = [node.name for node in self.nodes.values() if node.ready and self._up(node.name)]
         free = [node for node in nodes if node not in avoid and not self._taken(node)] or nodes
         if not free:
-            self._put(dataclasses.replace(pod, waiting="Unschedulable", waiting_message="no node is free"))
+            self._put(changed(pod, waiting="Unschedulable", waiting_message="no node is free"))
             self.clock.after(1.0, self._schedule, uid, name, avoid)
             return
         node = self.clock.random.choice(free)
         self.hosted[name].node = node
-        self._put(dataclasses.replace(pod, node=node, waiting="", waiting_message=""))
+        self._put(changed(pod, node=node, waiting="", waiting_message=""))
         self.clock.after(self.clock.between(0.05, 0.5), self._start, uid, name)
 
     def _taken(self, node: str) -> bool:
@@ -171,7 +174,7 @@ class Cluster:
         if not self._up(pod.node):
             self.clock.after(1.0, self._start, uid, name)
             return
-        self._put(dataclasses.replace(pod, phase="Running", ip=name))
+        self._put(changed(pod, phase="Running", ip=name))
         self.clock.after(self.clock.between(0.02, 0.2), self._start_agent, self.hosted[name])
 
     def _start_agent(self, hosted: SimPod) -> None:
@@ -219,6 +222,8 @@ class Cluster:
         pod = self.pods.get(hosted.name)
         if pod is None or pod.uid != hosted.uid or hosted.node in self.world.network.dead:
             return
+        if pod.phase in ("Failed", "Succeeded") and not pod.deleting:
+            return  # a pod ends once
         if not self._up(hosted.node):
             self.clock.after(1.0, self._report_end, hosted, code, reason)
         elif pod.deleting:
@@ -227,7 +232,7 @@ class Cluster:
             if reason == "StartError":
                 self.failed_starts.setdefault(pod.index, {})[pod.name] = self.clock.now
             phase = "Failed" if code else "Succeeded"
-            self._put(dataclasses.replace(pod, phase=phase, exit_code=code, exit_reason=reason))
+            self._put(changed(pod, phase=phase, exit_code=code, exit_reason=reason))
 
     # --- nodes
 

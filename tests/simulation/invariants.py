@@ -94,7 +94,8 @@ class Invariants:
         cut_off = not any(
             world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
         )
-        if cut_off and world.clock.now - since < 25 and "could not be reached" in action.reason:
+        told = world.clock.now - since > p.SILENCE_SECONDS + 1.0  # until then its open streams seem well
+        if cut_off and told and world.clock.now - since < 25 and "could not be reached" in action.reason:
             raise Violation(f"{who} can reach nobody, and deletes {action.name}: {action.reason}")
 
     def creating(self, action: CreatePod) -> None:

@@ -21,6 +21,7 @@ from concertina.plan.types import (
     Send,
 )
 from concertina_agent import protocol as p
+from simulation.clock import changed
 from simulation.cluster import Conflict
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ class OperatorProcess:
     def _change(self, action: Action) -> None:
         if isinstance(action, CreatePod):
             try:
-                self.world.cluster.create(self.name, action)
+                stored = self.world.cluster.create(self.name, action)
+                self.pods.setdefault(stored.name, stored)  # as the shell's reflector remembers its own writes
                 self.create_error = ""
             except PermissionError as error:
                 self.create_error, self.create_error_at = str(error), self.clock.now
@@ -209,7 +211,7 @@ class OperatorProcess:
         if old and (old.round, old.claim) == (message.round, message.claim) and not old.error:
             return
         call = Call(message.round, message.claim, self.clock.now)
-        contact.view = dataclasses.replace(contact.view, **{kind: call})
+        contact.view = changed(contact.view, **{kind: call})
         network, pod = self.world.network, self.pods.get(action.replica)
         ended = self._ender(contact, kind, call)
         process = self.world.agents.get(action.replica)
@@ -239,8 +241,8 @@ class OperatorProcess:
     def _ender(self, contact: Contact, kind: str, call: Call) -> Callable[[p.Message | None, str], None]:
         def ended(reply: p.Message | None, error: str) -> None:
             if self.alive and getattr(contact.view, kind) is call:
-                done = dataclasses.replace(call, done_at=self.clock.now, reply=reply, error=error)
-                contact.view = dataclasses.replace(contact.view, **{kind: done})
+                done = changed(call, done_at=self.clock.now, reply=reply, error=error)
+                contact.view = changed(contact.view, **{kind: done})
                 self.trigger()
 
         return ended
@@ -254,14 +256,12 @@ class OperatorProcess:
                 if contact.process is not None:
                     contact.process.watchers.pop(self, None)
                     contact.process = None
-                contact.view = dataclasses.replace(
-                    contact.view, connected=False, wanted_at=0.0, lost_at=0.0, refused=False
-                )
+                contact.view = changed(contact.view, connected=False, wanted_at=0.0, lost_at=0.0, refused=False)
         for name in watch:
             contact = self.contacts.setdefault(name, Contact())
             if not contact.wanted:
                 contact.wanted = True
-                contact.view = dataclasses.replace(contact.view, wanted_at=self.clock.now)
+                contact.view = changed(contact.view, wanted_at=self.clock.now)
                 self._open(name, contact)
 
     def _open(self, name: str, contact: Contact) -> None:
@@ -283,11 +283,11 @@ class OperatorProcess:
         if near and process is not None and process.alive:
             contact.process, contact.silent_since = process, 0.0
             process.watchers[self] = self.clock.now
-            contact.view = dataclasses.replace(contact.view, connected=True, lost_at=0.0, refused=False)
+            contact.view = changed(contact.view, connected=True, lost_at=0.0, refused=False)
             process.tell_operator(self)
         else:
             if near:
-                contact.view = dataclasses.replace(contact.view, refused=True)
+                contact.view = changed(contact.view, refused=True)
                 self.trigger()
             self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)
 
@@ -301,7 +301,7 @@ class OperatorProcess:
         ready_at = contact.view.ready_at
         if not report.ready or contact.view.report is None or contact.view.report.instance != report.instance:
             ready_at = 0.0
-        contact.view = dataclasses.replace(
+        contact.view = changed(
             contact.view, report=report, ready_at=ready_at or (self.clock.now if report.ready else 0.0)
         )
         self.trigger()
@@ -315,7 +315,7 @@ class OperatorProcess:
         if contact.process is not None:
             contact.process.watchers.pop(self, None)
         contact.process = None
-        contact.view = dataclasses.replace(contact.view, connected=False, lost_at=self.clock.now)
+        contact.view = changed(contact.view, connected=False, lost_at=self.clock.now)
         self._open(name, contact)
         self.trigger()
 

@@ -21,7 +21,7 @@ ENOUGH = 1500
 
 
 def seeds() -> range:
-    first, _, last = os.environ.get("CONCERTINA_SEEDS", "1000").rpartition(":")
+    first, _, last = os.environ.get("CONCERTINA_SEEDS", "2000").rpartition(":")
     return range(int(first or 0), int(last))
 
 

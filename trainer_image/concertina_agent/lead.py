@@ -44,7 +44,8 @@ class Lead:
             self._give_up_at[state.replica] = now + SILENCE_SECONDS
         if known.failure is not None and state.failure is None:
             return False  # a lost member stays lost: its round is over
-        state = dataclasses.replace(state, snapshot_step=-1)  # it goes from the lead to members, not on to the operator
+        if state.snapshot_step != -1:  # it goes from the lead to members, not on to the operator
+            state = dataclasses.replace(state, snapshot_step=-1)
         self.members[state.replica] = state
         if state.failure is not None:
             self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)

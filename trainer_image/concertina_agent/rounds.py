@@ -304,8 +304,8 @@ class AgentCore(AgentState):
         r = self._round
         if r is None or (r.assign.round, r.assign.claim) != self.seen:
             return False
-        if r.lead is not None and r.succeeded_at is None and self._reported_state() == "succeeded":
-            r.succeeded_at = self._now
+        if r.lead is not None and r.succeeded_at is None and r.workers.all_complete():
+            r.succeeded_at = self._now if self._reported_state() == "succeeded" else None
         if r.succeeded_at is None or self._now < r.succeeded_at + LINGER_SECONDS:
             return False
         self._effects.append(e.Exit(0))

@@ -205,7 +205,8 @@ class JobSpec(Model):
     @property
     def replica_step(self) -> int:
         """Valid sizes, in replicas, are the multiples of this."""
-        return math.lcm(self.parallelism.block, self.workers) // self.workers
+        block = self.parallelism.block
+        return math.lcm(block, self.workers) // self.workers if block > 1 else 1
 
 
 def _gpus(container: Container) -> int:

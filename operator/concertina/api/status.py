@@ -179,4 +179,7 @@ class JobStatus(Observed):
 
     def condition(self, type: str) -> Condition | None:
         """The condition of that type, None where it was never set."""
-        return next((condition for condition in self.conditions if condition.type == type), None)
+        for condition in self.conditions:
+            if condition.type == type:
+                return condition
+        return None

@@ -35,45 +35,47 @@ TABLE = {
     Phase.COMPLETE: Row(ready=True, complete=True),
     Phase.FAILED: Row(failed=True, stalled=True),
 }
-FINAL = ("Complete", "Failed")
-"""Conditions that say nothing until they are true."""
 NOT_STALLED = "Progressing"
 
 
 def conditions(decision: Decision, old: JobStatus, generation: int, now: float) -> tuple[Condition, ...]:
     """All six in a fixed order; a transition time changes with the status alone."""
-    row = TABLE[decision.phase]
+    row, reason, message = TABLE[decision.phase], decision.reason, decision.message
     stalled = row.stalled or bool(decision.stalled)
-    wanted = {
-        "Ready": (row.ready, decision.phase.value),
-        "Running": (row.running, decision.reason),
-        "Suspended": (row.suspended, decision.reason if row.suspended else "NotSuspended"),
-        "Complete": (row.complete, decision.reason if row.complete else "NotComplete"),
-        "Failed": (row.failed, decision.reason if row.failed else "NotFailed"),
-        "Stalled": (stalled, (decision.stalled or decision.reason) if stalled else NOT_STALLED),
-    }
-    messages = {"Stalled": (decision.stalled_message or decision.message) if stalled else ""}
-    explained = {"Ready", "Running", *(type for type in FINAL if wanted[type][0])}
-    explained |= {"Suspended"} if row.suspended else set()
-    result = []
-    for type, (true, reason) in wanted.items():
-        message = messages.get(type, decision.message if type in explained else "")
-        result.append(_condition(type, "True" if true else "False", reason, message, old, generation, now))
-    return tuple(result)
+    wanted = (
+        ("Ready", True, row.ready, decision.phase.value, message),
+        ("Running", True, row.running, reason, message),
+        ("Suspended", row.suspended, row.suspended, reason if row.suspended else "NotSuspended", message),
+        ("Complete", row.complete, row.complete, reason if row.complete else "NotComplete", message),
+        ("Failed", row.failed, row.failed, reason if row.failed else "NotFailed", message),
+        (
+            "Stalled",
+            stalled,
+            stalled,
+            decision.stalled or reason if stalled else NOT_STALLED,
+            decision.stalled_message or message,
+        ),
+    )
+    before = {condition.type: condition for condition in old.conditions}
+    return tuple(
+        _condition(
+            before.get(type), type, "True" if true else "False", why, sentence if explained else "", generation, now
+        )
+        for type, explained, true, why, sentence in wanted
+    )
 
 
 def _condition(
-    type: str, status: Status, reason: str, message: str, old: JobStatus, generation: int, now: float
+    before: Condition | None, type: str, status: Status, reason: str, message: str, generation: int, now: float
 ) -> Condition:
-    before = old.condition(type)
-    said = (status, reason, message, generation)
-    if before and (before.status, before.reason, before.message, before.observed_generation) == said:
+    same = before is not None and before.status == status
+    if before and same and (before.reason, before.message, before.observed_generation) == (reason, message, generation):
         return before
     return Condition(
         type=type,
         status=status,
         reason=reason,
         message=message,
-        last_transition_time=before.last_transition_time if before and before.status == status else rfc3339(now),
+        last_transition_time=before.last_transition_time if before and same else rfc3339(now),
         observed_generation=generation,
     )

@@ -32,7 +32,7 @@ def succeeded(look: Look) -> Decision | None:
     """Every worker of the round has exited 0, and the last checkpoint is in storage."""
     if not look.committed:
         return None
-    members = [look.pods.get(member.replica) for member in look.world.members]
+    members = (look.pods.get(member.replica) for member in look.world.members)
     by_pods = all(pod is not None and pod.phase == "Succeeded" for pod in members)
     if by_pods or (look.report is not None and look.report.state == "succeeded"):
         message = f"all {look.world.workers} workers of round {look.world.round} have ended with exit code 0"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
 from concertina.plan import constants, sizes
+from concertina.plan.cached import cached
 from concertina.plan.types import AgentView, Call, NodeView, Observed, PodView
 from concertina_agent import protocol
 
@@ -23,19 +23,19 @@ class Look:
     spec: JobSpec
     now: float
 
-    @cached_property
+    @cached
     def status(self) -> JobStatus:
         return self.observed.job.status
 
-    @cached_property
+    @cached
     def world(self) -> World:
         return self.status.world
 
-    @cached_property
+    @cached
     def claim(self) -> Claim | None:
         return self.world.claim
 
-    @cached_property
+    @cached
     def committed(self) -> bool:
         """Whether there is a round with members, and no claim of a later one."""
         claim, world = self.claim, self.world
@@ -43,20 +43,20 @@ class Look:
 
     # --- pods
 
-    @cached_property
+    @cached
     def pods(self) -> Mapping[str, PodView]:
         return {pod.name: pod for pod in self.observed.pods}
 
-    @cached_property
+    @cached
     def deaths(self) -> Mapping[str, str]:
         """Pods that are not coming back, by name: why, in words that follow 'replica x'."""
         return {pod.name: why for pod in self.observed.pods if (why := self._death(pod))}
 
-    @cached_property
+    @cached
     def live(self) -> Mapping[str, PodView]:
         return {name: pod for name, pod in self.pods.items() if name not in self.deaths}
 
-    @cached_property
+    @cached
     def slots(self) -> frozenset[int]:
         """The replica indexes that are wanted: those of members first, of other live pods, then the lowest free."""
         wanted = sizes.most(self.spec)
@@ -99,18 +99,18 @@ class Look:
         """For a first contact: members once answered; others may still be starting their agent."""
         return constants.FIRST_CONTACT if replica in self.members else constants.AGENT_START
 
-    @cached_property
+    @cached
     def blind(self) -> bool:
         """Whether no agent at all can be reached: then it may be the operator who is cut off, and all may be well."""
         return not any(view.connected for view in self.observed.agents.values())
 
-    @cached_property
+    @cached
     def condemned(self) -> frozenset[str]:
         """Replicas that were the cause of two failures: their pods are replaced."""
         causes = [restart.replica for restart in self.recent if restart.counted]
         return frozenset(name for name in causes if causes.count(name) >= 2)
 
-    @cached_property
+    @cached
     def recent(self) -> tuple[Restart, ...]:
         """Restarts within the window."""
         start = self.now - self.spec.failure_policy.window_seconds
@@ -118,7 +118,7 @@ class Look:
 
     # --- the world
 
-    @cached_property
+    @cached
     def members(self) -> Mapping[str, Member]:
         """Of the round that was last committed, which a later claim may be about to replace."""
         return {member.replica: member for member in self.world.members}
@@ -127,7 +127,7 @@ class Look:
     def lead(self) -> Member:
         return self.world.members[0]
 
-    @cached_property
+    @cached
     def report(self) -> protocol.Report | None:
         """The lead's last report about the committed round, while nothing speaks against it."""
         if not self.committed or self.claim is None:
@@ -141,7 +141,7 @@ class Look:
             return None
         return report
 
-    @cached_property
+    @cached
     def unacknowledged(self) -> tuple[tuple[str, Call], ...]:
         """Members whose Assign of this round, sent by this operator, was not accepted so far."""
         if not self.committed or self.claim is None:
@@ -163,7 +163,7 @@ class Look:
         report = self.report
         return report is None or not any(failure.replica == replica for failure in report.failures)
 
-    @cached_property
+    @cached
     def lead_lost(self) -> str:
         """Why the committed round has no lead any more, in words that follow its name. At once where its host says so;
         where it is silent, as soon as another member proves that it isn't the operator who is cut off. A world that is
@@ -178,7 +178,7 @@ class Look:
         silent_for = self.now - (view.lost_at or view.wanted_at)
         return "is silent" if others or silent_for >= constants.WHOLE_WORLD else ""
 
-    @cached_property
+    @cached
     def lead_in_doubt(self) -> bool:
         """Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far."""
         view = self.agent(self.lead.replica)
@@ -188,7 +188,7 @@ class Look:
             return self.now - view.lost_at >= constants.RECONNECT
         return bool(view.wanted_at) and self.now - view.wanted_at >= constants.FIRST_CONTACT
 
-    @cached_property
+    @cached
     def ready(self) -> frozenset[str]:
         """Live replicas whose agents say, on an open stream, that workers can start at once."""
         return frozenset(

@@ -22,13 +22,12 @@ def _mutually_reachable(seniority: list[str], replies: Mapping[str, Prepared]) -
     """Drops whoever misses the most links until nobody misses one (the exact answer is NP-hard, and partitions are
     mostly clean cuts, for which this is exact); ties go against the junior."""
     together = list(seniority)
-    sets = {reply.reachable: frozenset(reply.reachable) for reply in replies.values()}  # mostly one and the same
-    reach = {name: sets[replies[name].reachable] for name in together}
+    reach = _reach(replies)
     missing = dict.fromkeys(together, 0)
     everybody = frozenset(together)
-    absent = {reachable: everybody - found for reachable, found in sets.items()}
+    absent = {key: everybody - found for key, found in {id(found): found for found in reach.values()}.items()}
     for name in together:
-        for other in absent[replies[name].reachable] - {name}:
+        for other in absent[id(reach[name])] - {name}:
             missing[name] += 1
             missing[other] += 1
     while together and (worst := max(reversed(together), key=missing.__getitem__)) and missing[worst]:
@@ -36,3 +35,15 @@ def _mutually_reachable(seniority: list[str], replies: Mapping[str, Prepared]) -
         for other in together:
             missing[other] -= (worst not in reach[other]) + (other not in reach[worst])
     return tuple(together)
+
+
+def _reach(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
+    """Whom each can reach: mostly one and the same list, and comparing it costs less than hashing it."""
+    reach: dict[str, frozenset[str]] = {}
+    last: tuple[str, ...] = ()
+    found: frozenset[str] = frozenset()
+    for name, reply in replies.items():
+        if reply.reachable != last:
+            last, found = reply.reachable, frozenset(reply.reachable)
+        reach[name] = found
+    return reach

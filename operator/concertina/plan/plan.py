@@ -98,14 +98,21 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "steps_replayed": old.steps_replayed + decision.replayed,
         "last_checkpoint": accounting.last_checkpoint(look),
     }
+    changed = _differ(old, fields)
+    if not changed and not accounting.due(look):
+        return old
     numbers = {"progress": accounting.progress(look), "last_snapshot": accounting.last_snapshot(look)}
-    if not _differ(old, fields) and not (_differ(old, numbers) and accounting.due(look)):
+    if not changed and not _differ(old, numbers):
         return old
     return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(look, decision)})
 
 
 def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
-    return any(getattr(old, name) != value for name, value in fields.items())
+    for name, value in fields.items():
+        known = getattr(old, name)
+        if known is not value and known != value:  # most are the very same object; pydantic compares field by field
+            return True
+    return False
 
 
 def _storage_trouble(look: Look, decision: Decision) -> Decision:

@@ -1,0 +1,20 @@
+"""functools.cached_property without the lock that it takes up to Python 3.11: an observation belongs to one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class cached(Generic[T]):
+    """Worked out when first asked for, then an attribute of the instance like any other."""
+
+    def __init__(self, work: Callable[[Any], T]) -> None:
+        self._work, self._name, self.__doc__ = work, work.__name__, work.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> T:
+        value: T = self._work(instance)
+        instance.__dict__[self._name] = value
+        return value
