@@ -67,7 +67,7 @@ class StatusWriter:
         if status == self._written and not self._stale:
             return True
         self._stale = False
-        body = {"metadata": {"uid": self._uid}, "status": status}
+        body = {"metadata": {"uid": self._uid}, "status": _replacing_addresses(status)}
         while True:
             try:
                 await self._client.call("PATCH", self._path, body, STRATEGIC_MERGE)
@@ -80,3 +80,10 @@ class StatusWriter:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 _log.warning("status of %s not written: %s", self._path, error or type(error).__name__)
             await asyncio.sleep(_RETRY)
+
+
+def _replacing_addresses(status: Object) -> Object:
+    """A strategic merge would add a rebooted pod's new address to its old one, which the API server refuses."""
+    if "podIPs" not in status:
+        return status
+    return status | {"podIPs": [*status["podIPs"], {"$patch": "replace"}]}
