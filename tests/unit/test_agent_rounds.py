@@ -337,10 +337,30 @@ def test_the_cause_is_the_first_that_does_not_look_like_a_lost_peer():
     driver = Driver()
     driver.begun("a", "b", "c")
     driver.ended(1, LOST)
-    assert [f.secondary for f in driver.report.failures] == [False]
+    assert (driver.report.failures, driver.report.state) == ((), "running"), "who is to blame is not known yet"
     driver.member_says("c", "failed", **failed("c", "WorkerFailed", "ValueError"))
     driver.member_says("b", "failed", **failed("b", "WorkerFailed", LOST))
     assert [(f.replica, f.secondary) for f in driver.report.failures] == [("a", True), ("c", False), ("b", True)]
+
+
+def test_where_all_lost_a_peer_the_first_is_the_cause_after_a_moment():
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.ended(1, LOST)
+    driver.now += 0.1
+    assert driver.tell(e.Tick()) == []
+    driver.now += 0.2
+    assert kinds(driver.tell(e.Tick())) == ["ReportChanged"]
+    assert [(f.replica, f.secondary) for f in driver.report.failures] == [("a", False)]
+    assert driver.report.state == "failed"
+
+
+def test_a_killed_worker_is_the_cause_of_a_survivors_words_that_nobody_knows():
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.ended(1, "a sentence of a library to come")
+    driver.member_says("b", "failed", **failed("b", "WorkerSignaled", code=-9))
+    assert [(f.replica, f.secondary) for f in driver.report.failures] == [("a", True), ("b", False)]
 
 
 def test_two_that_were_killed_are_both_causes():

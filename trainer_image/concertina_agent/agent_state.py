@@ -101,7 +101,7 @@ class AgentState:
         r, own = self._round, self._own_state()
         if r is None:
             return "idle" if self._preparation is None else "prepared"
-        if own == "starting":
+        if own == "starting" or (own == "failed" and r.lead is not None and not r.lead.settled):
             return "running"
         if r.lead is None or own not in ENDS or (r.lead.all_are(own) and self._is_durable(r, own)):
             return own

@@ -64,10 +64,10 @@ def looks_provoked(failure: Failure) -> bool:
 
 
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """In the given order of arrival: the first one that does not look provoked is the cause (the very first one if all
-    do); `secondary` is true for what may follow from it."""
+    """In the given order of arrival: the first one that can't be provoked is the cause, else the first that does not
+    look so, else the very first; `secondary` is true for what may follow from it."""
     ordered = tuple(failures)
-    cause = next((i for i, failure in enumerate(ordered) if not looks_provoked(failure)), 0)
+    cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
     return tuple(
         dataclasses.replace(f, secondary=i != cause and (looks_provoked(f) or f.reason not in UNPROVOKED))
         for i, f in enumerate(ordered)

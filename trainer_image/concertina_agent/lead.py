@@ -11,6 +11,9 @@ from concertina_agent.protocol import SILENCE_SECONDS, Assign, Failure, Join, Me
 JOIN_SECONDS = 10.0
 """A member that has not joined the lead this long after the lead's own Assign is lost."""
 OVER = ("succeeded", "drained", "failed")
+SETTLE_SECONDS = 0.2
+"""How long a failure that looks like a lost peer waits for the one that it follows from: on a busy node a survivor may
+end before the news of the dead worker is here, and the wrong replica would be blamed."""
 
 
 class Lead:
@@ -24,6 +27,9 @@ class Lead:
         self._failures: dict[str, Failure] = {}
         self._give_up_at = {m.replica: now + JOIN_SECONDS for m in assign.members[1:]}
         self._joined: set[str] = set()
+        self._settled_at = float("inf")
+        self.settled = False
+        """Whether the failures say what the cause is; until then the lead keeps them to itself."""
         self._published: set[SnapshotId] = set()
 
     def join(self, message: Join, now: float) -> str:
@@ -49,7 +55,17 @@ class Lead:
         self.members[state.replica] = state
         if state.failure is not None:
             self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
+            self.settle(now)
         return state != known
+
+    def settle(self, now: float) -> bool:
+        """Whether it has just become clear what the round's failure is."""
+        if self.settled or not self._failures:
+            return False
+        self._settled_at = min(self._settled_at, now + SETTLE_SECONDS)
+        provoked = all(failures.looks_provoked(failure) for failure in self._failures.values())
+        self.settled = not provoked or now >= self._settled_at
+        return self.settled
 
     def lost(self, replica: str, detail: str, at: float) -> bool:
         """The member's stream broke or is silent; false where that is no news, or no harm."""
@@ -59,6 +75,7 @@ class Lead:
         failure = Failure(replica, "MemberLost", f"{replica} {detail}.", step=known.step, at=at)
         self._failures.setdefault(replica, failure)
         self.members[replica] = dataclasses.replace(known, state="failed", failure=failure)
+        self.settled = True
         return True
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
@@ -73,7 +90,7 @@ class Lead:
         return all(member.state == state for member in self.members.values())
 
     def failures(self) -> tuple[Failure, ...]:
-        return failures.mark(self._failures.values())
+        return failures.mark(self._failures.values()) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
         """Snapshots (with whether the run is complete with it) whose parts are all in storage; each told once."""

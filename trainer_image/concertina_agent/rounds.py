@@ -16,7 +16,8 @@ Events and effects are the dataclasses of `events`; effects are to be carried ou
 - Assign -> StartRound once, if this (round, claim) is prepared and the instance id is ours. The same again: Accepted.
 - Workers are killed by a Prepare alone (and by the end of a command's grace). A round that failed waits for it.
 - The lead collects MemberState lines; silence (Tick), a broken stream or no Join is MemberLost. Members treat the lead
-  alike (LeadLost). The first failure that does not look like a lost peer is the cause, what follows is `secondary`.
+  alike (LeadLost). The cause is a failure that no lost peer provokes, what follows is `secondary`; where all look
+  provoked the lead says nothing for SETTLE_SECONDS, as the cause is usually on its way.
 - drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace is over). The
   lead's own report says drained only when every member is, and with `durable` only when LATEST names that step.
 - succeeded: all own workers are through; the lead's report: every member's are, and the final checkpoint is published.
@@ -323,8 +324,10 @@ class AgentCore(AgentState):
             return
         if r.lead is None and self._now >= r.silent_at:
             self._lead_lost("has been silent or out of reach for too long")
-        for replica, detail in r.lead.overdue(self._now) if r.lead else ():
-            self._changed |= r.lead.lost(replica, detail, self._at) if r.lead else False
+        if r.lead is not None:
+            for replica, detail in r.lead.overdue(self._now):
+                self._changed |= r.lead.lost(replica, detail, self._at)
+            self._changed |= r.lead.settle(self._now)
         if r.drain is not None and not r.grace_over and self._now >= r.drain_until:
             r.grace_over = True
             if not self._bundled:
