@@ -77,7 +77,14 @@ async def run(
         stop_flag=stop,
     )
     started()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: _complain(loop, context, stop))
     await kopf.run_tasks(tasks, ignored=others)
+
+
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:
+    """As asyncio does, but for requests that kopf abandons when it is told to stop while it looks for the CRD."""
+    if not (stop.is_set() and "never retrieved" in context["message"]):
+        loop.default_exception_handler(context)
 
 
 def _settings() -> kopf.OperatorSettings:
