@@ -170,7 +170,8 @@ def test_suspending_drains_into_storage_then_deletes_the_pods() -> None:
 
     resumed = jobs.then(drained, made, pods=())
     made = plan(replace(resumed, job=replace(resumed.job, spec=WITH_STORAGE)), T0 + 24)
-    assert len([action for action in made.actions if isinstance(action, CreatePod)]) == 3
+    created = [(action.index, action.attempt) for action in made.actions if isinstance(action, CreatePod)]
+    assert created == [(0, 1), (1, 1), (2, 1)], "names of their own"
     assert condition(made, "Suspended")[0] == "False"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from concertina.plan import backoff, constants, sizes
@@ -56,6 +57,11 @@ def _bumped(look: Look, wanted: frozenset[int]) -> tuple[int, ...]:
         if pod.index in wanted:
             least = pod.attempt + 1 if pod.name in look.deaths else pod.attempt
             attempts[pod.index] = max(attempts.get(pod.index, 0), least)
+    return _packed(attempts)
+
+
+def _packed(attempts: Mapping[int, int]) -> tuple[int, ...]:
+    """By index, without the zeros at the end."""
     last = max((index for index, attempt in attempts.items() if attempt), default=-1)
     return tuple(attempts.get(index, 0) for index in range(last + 1))
 
@@ -112,7 +118,10 @@ def _none(look: Look) -> PodPlan:
     actions = [
         action for pod in look.observed.pods for action in delete(look, pod, "is not wanted: the job is suspended")
     ]
-    return PodPlan(tuple(actions), look.status.attempts)
+    attempts = dict(enumerate(look.status.attempts))
+    for pod in look.observed.pods:
+        attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
+    return PodPlan(tuple(actions), _packed(attempts))
 
 
 def _ended(look: Look) -> PodPlan:

@@ -20,7 +20,8 @@ class Unknown:
 def choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
-    """`replies` of the members to be; `storages` as the agents last saw durable storage."""
+    """`replies` of the members to be; `storages` as the agents last saw durable storage. Where memory holds nothing, a
+    void checkpoint is gone on from too: it is a state of the same samples, and nothing else is left."""
     held = complete(replies, status)
     memory = max(held, key=lambda id: (id.round, id.step, id.layout), default=None)
     if not uses_storage(spec):
