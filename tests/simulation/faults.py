@@ -135,7 +135,7 @@ class Faults:
 
     def scale(self) -> None:
         spec = self.world.cluster.spec
-        floor = spec.elastic.min_replicas if spec.elastic else 1
+        floor = (spec.elastic and spec.elastic.min_replicas) or 1
         replicas = self.clock.random.randint(floor, self.world.replicas + 1)
         self.clock.tell(f"kubectl scale --replicas={replicas}")
         self.world.cluster.edit(replicas=replicas)

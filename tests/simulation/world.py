@@ -22,7 +22,7 @@ LIMIT = 400.0
 """Virtual seconds after the last fault within which the job has to be complete."""
 
 
-def spec(replicas: int, least: int, steps: int, workers: int, grow_after: int) -> Any:
+def spec(replicas: int, least: int, steps: int, workers: int, grow_after: int, spares: int = 0) -> Any:
     manifest = {
         "replicas": replicas,
         "workersPerReplica": workers,
@@ -32,7 +32,9 @@ def spec(replicas: int, least: int, steps: int, workers: int, grow_after: int) -
         "failurePolicy": {"maxRestarts": 1000},
     }
     if least < replicas:
-        manifest["elastic"] = {"minReplicas": least, "growAfterSeconds": grow_after}
+        manifest["elastic"] = {"minReplicas": least, "growAfterSeconds": grow_after, "spares": spares}
+    elif spares:
+        manifest["elastic"] = {"spares": spares}
     return parse_spec({"spec": manifest})
 
 
@@ -55,7 +57,8 @@ class World:
         self.claims = 0
         grow_after = 30 if calm else random.choice((0, 2, 5))
         self.calm = calm
-        job = spec(self.replicas, least, self.steps, self.workers, grow_after)
+        spares = 1 if seed % 3 == 2 and not calm else 0
+        job = spec(self.replicas, least, self.steps, self.workers, grow_after, spares)
         self.cluster = Cluster(self, self.replicas + random.randint(0, 1), job)
         self.collectives: dict[tuple[int, str], Collective] = {}
         self.operators: list[OperatorProcess] = []

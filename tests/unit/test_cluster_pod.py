@@ -185,6 +185,19 @@ def test_avoided_nodes_are_a_wish_beside_the_users_affinity() -> None:
     ]
 
 
+def test_a_spare_prefers_a_node_without_other_replicas_beside_the_users_affinity() -> None:
+    term = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone"}}
+    mine = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    spec = copy.deepcopy(OWN)
+    spec["template"]["spec"]["affinity"] = mine
+    pod = made(job(spec), CreatePod(3, 0, spare=True))
+    wishes = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wishes[0] == term
+    selector = wishes[1]["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert selector["concertina.dev/job-uid"] == pod["metadata"]["labels"]["concertina.dev/job-uid"]
+    assert "affinity" not in made(job(OWN), CreatePod(3, 0))["spec"]
+
+
 def test_the_secret_is_the_jobs_and_of_no_other_job_of_that_name() -> None:
     view = job_view(job(OWN))
     manifest = secret_manifest(view, {"ca.crt": "eA=="})

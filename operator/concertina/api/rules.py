@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=".spec",
         field=".elastic.minReplicas",
-        cel="!has(self.elastic) || self.elastic.minReplicas <= self.replicas",
+        cel="!has(self.elastic) || !has(self.elastic.minReplicas) || self.elastic.minReplicas <= self.replicas",
         message="elastic.minReplicas is larger than replicas: lower it, or raise replicas",
         holds=lambda spec: spec.min_replicas <= spec.replicas,
     ),

@@ -73,14 +73,24 @@ class PodTemplate(Verbatim):
 class Elastic(Model):
     """How far the job may shrink, and how it grows back."""
 
-    min_replicas: int = Field(
-        ge=1, le=10000, description="Fewest replicas that the job goes on with; below, it waits for replacements."
+    min_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=10000,
+        description="Fewest replicas that the job goes on with; below, it waits for replacements. Absent: all of them.",
     )
     grow_after_seconds: int = Field(
         default=30,
         ge=0,
         le=86400,
         description="Seconds for which no further replica has become ready before those that are ready join together.",
+    )
+    spares: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="Replicas beyond spec.replicas that stand by, warm and without a rank: one takes the place of a "
+        "member that is lost, at once. They take room and quota like any other replica.",
     )
 
 
@@ -188,7 +198,12 @@ class JobSpec(Model):
     @property
     def min_replicas(self) -> int:
         """Fewest replicas to go on with; a job that is not elastic needs all of them."""
-        return self.elastic.min_replicas if self.elastic else self.replicas
+        return (self.elastic and self.elastic.min_replicas) or self.replicas
+
+    @property
+    def spares(self) -> int:
+        """Replicas wanted beyond those of a full world."""
+        return self.elastic.spares if self.elastic else 0
 
     @property
     def bundled(self) -> bool:

@@ -149,6 +149,23 @@ class Condition(Observed):
     observed_generation: Count | None = Field(default=None, description="The generation that this speaks of.")
 
 
+class Spares(Observed):
+    """Replicas that stand by."""
+
+    ready: Count = Field(default=0, description="Those that would join at once.")
+    replicas: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
+
+
+class Growth(Observed):
+    """The last time that replicas joined the running job, and how often in a row that went wrong."""
+
+    round: Count = Field(default=0, description="The round that they joined in; 0 while none has.")
+    joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Who joined (the first hundred).")
+    failures: Count = Field(default=0, description="How often in a row those who joined were soon lost again.")
+    at: Timestamp | None = Field(default=None, description="When that was seen last.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="What went wrong, in a sentence.")
+
+
 class JobStatus(Observed):
     """What the operator last saw. Ready's reason is the word in the column Status of `kubectl get`."""
 
@@ -161,14 +178,18 @@ class JobStatus(Observed):
     )
     start_time: Timestamp | None = Field(default=None, description="When the job was first seen, and not suspended.")
     completion_time: Timestamp | None = Field(default=None, description="When the job completed or failed.")
-    replicas: Count = Field(default=0, description="Pods of the job that are not finished (for the scale subresource).")
+    replicas: Count = Field(
+        default=0, description="Pods of the job that are not finished, without spares (for the scale subresource)."
+    )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the job's pods (for the scale subresource)."
     )
     attempts: tuple[int, ...] = Field(
-        default=(), max_length=10000, description="Attempt that each replica index is on; 0 beyond the list's end."
+        default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
     )
     world: World = Field(default=World(), description="The current round and who is in it.")
+    spares: Spares = Field(default=Spares(), description="Replicas that stand by.")
+    growth: Growth = Field(default=Growth(), description="How joining went.")
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")

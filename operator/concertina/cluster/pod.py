@@ -84,6 +84,8 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     pod.setdefault("topologySpreadConstraints", [_spread(job)])
     if create.avoid_nodes:
         pod["affinity"] = _avoiding(pod.get("affinity") or {}, create.avoid_nodes)
+    if create.spare:
+        pod["affinity"] = _apart(pod.get("affinity") or {}, job)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
@@ -169,6 +171,15 @@ def _spread(job: JobView) -> Raw:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {JOB_UID: job.uid}},
     }
+
+
+def _apart(affinity: Raw, job: JobView) -> Raw:
+    """A wish: what takes a member's node shall not take its spare too."""
+    term = {"labelSelector": {"matchLabels": {JOB_UID: job.uid}}, "topologyKey": "kubernetes.io/hostname"}
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    of_pods = dict(affinity.get("podAntiAffinity") or {})
+    of_pods[key] = [*(of_pods.get(key) or ()), {"weight": 100, "podAffinityTerm": term}]
+    return {**affinity, "podAntiAffinity": of_pods}
 
 
 def _avoiding(affinity: Raw, nodes: tuple[str, ...]) -> Raw:

@@ -195,8 +195,11 @@ def _patience(
     pending = [name for name in names if name not in calls or not calls[name].done_at]
     if not pending:
         return None
-    if not sizes.fitting(len(replies), look.spec):
+    size = sizes.fitting(len(replies), look.spec)
+    if not size:
         return constants.RETRY
+    if size == sizes.most(look.spec) and look.members.keys().isdisjoint(pending):
+        return None  # those are spares
     planned = look.claim is not None and look.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
     left = max(calls[name].done_at for name in replies) + patience - look.now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concertina.plan import claims, constants, pods, sizes
+from concertina.plan import claims, constants, growth, pods
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
@@ -35,14 +35,12 @@ def _cause(look: Look, report: protocol.Report) -> Cause | None:
     leaving = [name for name in look.members if (pod := look.pods.get(name)) and pod.deleting]
     if leaving:
         return Cause("ReplicaLeaving", f"{_names(leaving)} is being deleted", leaving[0], planned=True)
-    surplus = [name for name in look.members if (pod := look.pods.get(name)) and pod.index not in look.slots]
-    if surplus:
-        return Cause("Shrinking", f"spec.replicas is {look.spec.replicas} now", surplus[0], planned=True)
+    if look.surplus:
+        return Cause("Shrinking", f"spec.replicas is {look.spec.replicas} now", look.surplus[0], planned=True)
+    if growing := growth.cause(look, report):
+        return growing
     if report.state == "drained":
         return Cause("Drained", "the round has been drained", planned=True)
-    if report.state == "running" and _can_grow(look, report):
-        joining = sorted(look.ready - look.members.keys())
-        return Cause("Growing", f"{_names(joining)} joins", planned=True)
     if report.state == "draining" and (call := look.agent(look.lead.replica).drain) and _ours(look, call):
         return Cause("Draining", "members change", planned=True)
     return None
@@ -50,23 +48,6 @@ def _cause(look: Look, report: protocol.Report) -> Cause | None:
 
 def _names(names: list[str]) -> str:
     return f"replica {names[0]}" if len(names) == 1 else f"replicas {', '.join(names[:5])}"
-
-
-def _can_grow(look: Look, report: protocol.Report) -> bool:
-    """A larger valid size is there, training has got under way, and nobody became ready for a quiet time."""
-    if not look.ready - look.members.keys():
-        return False
-    joined = len(claims.candidates(look))
-    if sizes.fitting(joined, look.spec) <= len(look.members) or quiet_left(look) > 0:
-        return False
-    return not look.spec.bundled or (report.progress is not None and report.progress.first_step_at > 0)
-
-
-def quiet_left(look: Look) -> float:
-    """Seconds until ready replicas may join; 0 where they may, or there are none."""
-    since = [look.agent(name).ready_at for name in look.ready if name not in look.members]
-    wait = look.spec.elastic.grow_after_seconds if look.spec.elastic else 0
-    return max(0.0, max(since) + wait - look.now) if since else 0.0
 
 
 def drain(look: Look, reason: str, durable: bool, grace: float) -> tuple[Action, ...]:

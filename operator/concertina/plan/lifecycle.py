@@ -29,11 +29,12 @@ def ended(look: Look) -> Decision | None:
 
 
 def succeeded(look: Look) -> Decision | None:
-    """Every worker of the round has exited 0, and the last checkpoint is in storage."""
+    """Every worker of the round has exited 0, and the last checkpoint is in storage. Agents exit 0 by themselves after
+    that alone, so one pod that has ended so speaks for all: the others' ends may not be known yet."""
     if not look.committed:
         return None
     members = (look.pods.get(member.replica) for member in look.world.members)
-    by_pods = all(pod is not None and pod.phase == "Succeeded" for pod in members)
+    by_pods = any(pod is not None and pod.phase == "Succeeded" and not pod.deleting for pod in members)
     if by_pods or (look.report is not None and look.report.state == "succeeded"):
         message = f"all {look.world.workers} workers of round {look.world.round} have ended with exit code 0"
         return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)

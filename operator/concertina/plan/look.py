@@ -58,12 +58,28 @@ class Look:
 
     @cached
     def slots(self) -> frozenset[int]:
-        """The replica indexes that are wanted: those of members first, of other live pods, then the lowest free."""
-        wanted = sizes.most(self.spec)
+        """The replica indexes that are wanted, those of spares included: those of members first, of other live pods,
+        then the lowest free."""
+        wanted = sizes.most(self.spec) + self.spec.spares
         live = {pod.index: name for name, pod in self.live.items()}
         kept = sorted(live, key=lambda index: (live[index] not in self.members, index))[:wanted]
         free = (index for index in itertools.count() if index not in live)
         return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
+
+    @cached
+    def surplus(self) -> tuple[str, ...]:
+        """Members beyond the largest size that is wanted: the last ones by index."""
+        alive = (name for name in self.live if name in self.members)
+        return tuple(alive)[sizes.most(self.spec) :]
+
+    @cached
+    def spares(self) -> tuple[str, ...]:
+        """Live replicas that a full world has no place for, but that are wanted."""
+        if not self.spec.spares:
+            return ()
+        wanted = [name for name, pod in self.live.items() if pod.index in self.slots]
+        wanted.sort(key=lambda name: (name not in self.members, name not in self.ready, self.pods[name].index))
+        return tuple(wanted[sizes.most(self.spec) :])
 
     def node(self, pod: PodView) -> NodeView:
         return self.observed.nodes.get(pod.node, UNKNOWN_NODE)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from concertina.api.status import JobStatus, rfc3339
-from concertina.plan import accounting, budget, conditions, drains, lifecycle, rounds
+from concertina.api.status import JobStatus, Spares, rfc3339
+from concertina.plan import accounting, budget, conditions, drains, growth, lifecycle, rounds
 from concertina.plan.claims import last_claim, proceed
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -52,7 +52,7 @@ def plan(observed: Observed, now: float) -> Plan:
     decision = next(decision for policy in POLICIES if (decision := policy(look)))
     pods = plan_pods(look, decision)
     status = _status(look, decision, pods)
-    rechecks = [wait for wait in (decision.recheck, pods.recheck, look.time_left, drains.quiet_left(look)) if wait]
+    rechecks = [wait for wait in (decision.recheck, pods.recheck, look.time_left, growth.left(look)) if wait]
     return Plan(
         status,
         (*pods.actions, *decision.actions),
@@ -89,10 +89,12 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "conditions": conditions.conditions(_storage_trouble(look, decision), old, job.generation, now),
         "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
         "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
-        "replicas": sum(pod.phase not in ("Failed", "Succeeded") for pod in look.observed.pods),
+        "replicas": sum(pod.phase not in ENDED for pod in look.observed.pods) - len(look.spares),
         "selector": f"concertina.dev/job-uid={job.uid}",
         "attempts": pods.attempts,
         "world": world,
+        "spares": _spares(look),
+        "growth": growth.after(look, decision),
         "restarts": budget.counted(look, decision.restart, pods.replaced),
         "rounds": old.rounds + committed,
         "steps_replayed": old.steps_replayed + decision.replayed,
@@ -105,6 +107,13 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     if not changed and not _differ(old, numbers):
         return old
     return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(look, decision)})
+
+
+def _spares(look: Look) -> Spares:
+    return Spares(ready=len(look.ready.intersection(look.spares)), replicas=look.spares)
+
+
+ENDED = ("Failed", "Succeeded")
 
 
 def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:

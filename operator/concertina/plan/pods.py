@@ -74,7 +74,7 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
     if wait > 0:
         return (), wait
     held = backoff.next_pods(look)
-    due = [index for index in missing if index not in held]
+    due = set(missing) - held.keys()
     recheck = min([constants.CREATE_RETRY, *(held[index].left for index in missing if index in held)])
     if not due:
         return (), recheck
@@ -82,7 +82,12 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
         sorted({restart.node for restart in look.recent if restart.replica in look.condemned and restart.node})
     )
     secret: tuple[Action, ...] = () if observed.secret_made else (CreateSecret(),)
-    creates = (CreatePod(index, _attempt(attempts, index), avoid) for index in due)
+    standing = len(look.slots) - len(missing)
+    creates = (
+        CreatePod(index, _attempt(attempts, index), avoid, spare=standing + place >= sizes.most(look.spec))
+        for place, index in enumerate(missing)
+        if index in due
+    )
     return (*secret, *creates), recheck
 
 
@@ -143,7 +148,7 @@ POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.ENDED: _ended, Pods.KEP
 
 def shortage(look: Look) -> str:
     """Why there are too few replicas, in a sentence that names a reason for each that isn't ready (the first few)."""
-    ready = len(look.ready)
+    ready = min(len(look.ready), sizes.most(look.spec))
     reasons = [f"{pod.name}: {_waiting(look, pod)}" for name, pod in look.live.items() if name not in look.ready]
     reasons = [held.sentence for held in backoff.next_pods(look).values()] + reasons
     if look.observed.create_error:

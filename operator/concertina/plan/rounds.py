@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from concertina.plan import backoff, budget, claims, constants, pods, sizes
+from concertina.plan import backoff, budget, claims, constants, growth, pods, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
@@ -162,5 +162,7 @@ def running(look: Look) -> Decision | None:
     size = f"{total} of {look.spec.replicas} replicas train in round {report.round}"
     if total == sizes.most(look.spec) != look.spec.replicas:
         size += f"; {sizes.rounding(look.spec)}"
+    if why := growth.sentence(look):
+        size += f"; {why}"
     size += "".join(f"; {held.sentence}" for held in list(backoff.next_pods(look).values())[:3])
     return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=look.lead_in_doubt)

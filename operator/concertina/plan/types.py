@@ -132,6 +132,8 @@ class CreatePod:
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
     """Preferably not there (a required rule could leave it without any node)."""
+    spare: bool = False
+    """It is to stand by: preferably on a node without any other replica of the job."""
 
 
 @dataclass(frozen=True)
