@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.apply import Applier, Outdated
-from concertina.cluster.errors import Invalid, NotFound, Unreachable
+from concertina.cluster.errors import Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from concertina.cluster.resources import TRAINING_JOBS
 from concertina.control.links import Links
 from concertina.journal import decision
@@ -19,6 +19,7 @@ NOT_NOW_SECONDS = 1.0
 AGAIN_SECONDS = 0.02
 """Until a pass whose precondition was lost is made again; doubled each time that follows."""
 REFUSED_SECONDS = 30.0
+FORBIDDEN_SECONDS = 3.0
 Planner = Callable[[Observed, float], Plan]
 
 
@@ -59,6 +60,10 @@ class Reconciler:
         except Unreachable as error:
             decision("unreachable", job.name, message=error.message)
             return NOT_NOW_SECONDS
+        except (Forbidden, Unauthorized) as error:
+            # For a moment after its start the API server doesn't know the roles yet; else the chart's are missing.
+            decision("forbidden", job.name, message=error.message)
+            return FORBIDDEN_SECONDS
         job.outdated = 0
         return plan.recheck_after
 

@@ -254,3 +254,15 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
             links.close()
 
     asyncio.run(scenario())
+
+
+def test_a_job_that_is_forgotten_while_its_pass_is_under_way_gets_no_stream_and_no_call() -> None:
+    async def main() -> None:
+        links = Links(MASTER, Heard())
+        links.open(UID, CREATED)
+        links.forget(UID)
+        links.watch(UID, {"a": "127.0.0.1:1"})
+        assert not links.send(UID, "a", "127.0.0.1:1", PREPARE)
+        assert links.views(UID) == {}
+
+    asyncio.run(main())

@@ -58,8 +58,11 @@ class Links:
             self._jobs[uid] = _Job(Identity(uid, context))
 
     def watch(self, uid: str, wanted: Mapping[str, str]) -> None:
-        """Open the streams of `wanted` (replica to address) and close all others of the job."""
-        job = self._jobs[uid]
+        """Open the streams of `wanted` (replica to address) and close all others of the job. Nothing where the job was
+        forgotten while its pass was under way."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return
         for replica, link in job.links.items():
             if link.stream is not None and wanted.get(replica) != link.address:
                 self._close(link)
@@ -69,8 +72,11 @@ class Links:
                 self._open(job, replica, link, address)
 
     def send(self, uid: str, replica: str, address: str, message: Request) -> bool:
-        """Send in the background; False where the same call is under way, answered, or has failed just now."""
-        job = self._jobs[uid]
+        """Send in the background; False where the same call is under way, answered, or has failed just now, and where
+        the job was forgotten while its pass was under way."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return False
         link = job.links.setdefault(replica, _Link())
         kind = CALLS[type(message)]
         now, before = self._clock(), getattr(link.view, kind)
