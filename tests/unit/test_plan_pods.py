@@ -172,10 +172,23 @@ def crashing(ends: list[tuple[float, str]], **last: Any) -> Observed:
         ([(0, "Error"), (1, "Error"), (122, "Error")], {}, 0),
         ([(0, "Error"), (1, "Error"), (2, "Evicted")], {}, 0),
         ([(0, "Evicted"), (1, "Evicted"), (2, "Evicted"), (3, "Evicted")], {}, 0),
+        ([(0, "Unknown"), (1, "ContainerStatusUnknown"), (2, "Unknown")], {}, 0),
         ([(0, "Error"), (1, "Error"), (2, "Error")], {"deleting": True}, 0),
         ([(0, "Completed"), (1, "Completed"), (2, "Completed")], {"phase": "Succeeded", "exit_code": 0}, 1),
     ],
-    ids=["first", "second", "third", "fourth", "at most", "far apart", "evicted", "evictions", "deleted", "exit 0"],
+    ids=[
+        "first",
+        "second",
+        "third",
+        "fourth",
+        "at most",
+        "far apart",
+        "evicted",
+        "evictions",
+        "reboots",
+        "deleted",
+        "exit 0",
+    ],
 )
 def test_a_replica_that_ends_by_itself_again_and_again_waits_for_its_next_pod(
     ends: list[tuple[float, str]], last: Any, wait: float

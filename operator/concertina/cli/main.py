@@ -109,6 +109,22 @@ def scale(
     call(jobs.scale(Target(kubeconfig, context, namespace), job, replicas))
 
 
+@app.command(rich_help_panel=JOBS)
+def drill(
+    job: Job,
+    scenario: Annotated[str, typer.Option("--scenario", "-s", help="What is done to it: see docs/drills.md.")],
+    yes: Annotated[bool, typer.Option("--yes", help="On a cluster that is not a local one, too.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="json: the verdict as JSON.")] = "",
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Hurt a running job in one known way, heal it, and print a verdict with figures. Exit status 0: it passed."""
+    from concertina.cli.drill.main import drill
+
+    call(drill(Target(kubeconfig, context, namespace), job, scenario, yes, output == "json"))
+
+
 @app.command(rich_help_panel=CLUSTER)
 def operator() -> None:
     """Run the operator, as its Deployment does (see charts/concertina)."""

@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -73,6 +74,10 @@ class Client:
         """`strict`: an unknown or doubled field is an error, as with kubectl."""
         params = {"fieldValidation": "Strict"} if strict else {}
         return await self._json("POST", resource.path(namespace), params=params, body=body)
+
+    async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
+        """What is asked of an object by a POST to its subresource, as an eviction of a pod."""
+        return await self._json("POST", resource.path(namespace, name, subresource), body=body)
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, body: Raw) -> Raw:
         return await self._json("PUT", resource.path(namespace, name), body=body)
@@ -146,17 +151,48 @@ class Client:
             yield event["type"], event["object"]
 
     async def logs(
-        self, namespace: str, pod: str, container: str = "", follow: bool = False, tail: int | None = None
+        self,
+        namespace: str,
+        pod: str,
+        container: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        since: str = "",
+        limit_bytes: int | None = None,
     ) -> AsyncIterator[str]:
-        """The lines of a container, as they come with `follow`."""
+        """The lines of a container, as they come with `follow`; `since`: an RFC 3339 time in whole seconds."""
         params = {"follow": "true"} if follow else {}
         if container:
             params["container"] = container
         if tail is not None:
             params["tailLines"] = str(tail)
+        if since:
+            params["sinceTime"] = since
+        if limit_bytes is not None:
+            params["limitBytes"] = str(limit_bytes)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS)
         async for line in self._lines(PODS.path(namespace, pod, "log"), params, timeout):
             yield line.decode("utf-8", "replace")
+
+    @asynccontextmanager
+    async def websocket(
+        self, path: str, params: list[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A websocket to the API server. Raises the exceptions of errors.py where it is refused or breaks."""
+        assert self._session is not None, "use the client as an async context manager"
+        headers = {"User-Agent": "concertina"}
+        if authorization := await self.access.authorization():
+            headers["Authorization"] = authorization
+        connecting = self._session.ws_connect(
+            self.access.server + path, params=params, protocols=(protocol,), headers=headers, proxy=self.access.proxy
+        )
+        try:
+            async with connecting as socket:
+                yield socket
+        except aiohttp.WSServerHandshakeError as error:
+            raise from_status(error.status, f"{path}: {error.message}".encode()) from error
+        except _LOST as error:
+            raise Unreachable(0, "StreamLost", f"{path} broke: {error or type(error).__name__}") from error
 
     async def _lines(
         self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from concertina.local import binaries, controlplane, images, lifetime, nodes, processes, s3, state
+from concertina.local import binaries, controlplane, images, lifetime, nodes, paths, processes, s3, state
 from concertina.local.api import Api, ApiError
 from concertina.local.errors import LocalClusterError
 from concertina.local.processes import Identity
@@ -141,6 +141,15 @@ def attach(name: str) -> LocalCluster:
     if record is None:
         raise LocalClusterError(f"there is no local cluster {name}: start it with `concertina local up`.")
     return LocalCluster(record)
+
+
+def serving(server: str) -> LocalCluster | None:
+    """The local cluster of this user whose API server has that address (https://HOST:PORT), if it is one."""
+    for file in paths.clusters().glob("*/cluster.json"):
+        record = state.load(file.parent)
+        if record and server.rstrip("/") == f"https://{record.endpoints.address}:{record.endpoints.api}":
+            return LocalCluster(record)
+    return None
 
 
 def up(name: str, options: Options, say: Say = silent) -> LocalCluster:

@@ -73,6 +73,25 @@ def marked(directory: Path) -> list[Identity]:
     return found
 
 
+def container(environment: dict[str, str]) -> Identity | None:
+    """Process 1 of the container (of any cluster of this user) that was started with these variables, if one runs."""
+    wanted = {f"{name}={value}".encode() for name, value in environment.items()}
+    for pid in _pids():
+        try:
+            held = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            if wanted <= held and _namespace_pids(pid)[-1] == 1:
+                return Identity.of(pid)
+        except (OSError, IndexError):  # gone, or of another user
+            continue
+    return None
+
+
+def _namespace_pids(pid: int) -> list[int]:
+    """Its pid in each pid namespace that it is in, the outermost first."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return [int(word) for line in lines if line.startswith("NSpid:") for word in line.split()[1:]]
+
+
 def descendants(root: int) -> list[int]:
     """The pids of root and of everything below it."""
     children: dict[int, list[int]] = {}

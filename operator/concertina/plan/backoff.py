@@ -21,9 +21,12 @@ OUTSIDE = frozenset(
         "NodeLost",
         "Shutdown",
         "UnexpectedAdmissionError",
+        "Unknown",
+        "ContainerStatusUnknown",
     }
 )
-"""Ways for a pod to end that its own container did not cause."""
+"""Ways for a pod to end that its own container did not cause. The last two: its node lost power and is back, and all
+that the kubelet still knows is that the container no longer runs."""
 APART = 120.0
 """Seconds between failures that have nothing to do with each other, though no step is known to lie between them."""
 FREE = 2

@@ -1,5 +1,6 @@
-"""The node's HTTPS endpoint, which the API server calls: `kubectl logs`."""
+"""The node's HTTPS endpoint, which the API server calls: logs, and commands by websocket (kubectl's use SPDY)."""
 
+import json
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,8 @@ from concertina.local.node.container import Container
 from concertina.local.node.node import NodeConfig
 from concertina.local.node.pod import Pod
 
+EXEC_PROTOCOL = "v4.channel.k8s.io"
+_EXEC_SECONDS = 60.0  # to give up
 FindPod = Callable[[str, str], Pod | None]  # namespace, name
 
 
@@ -19,6 +22,7 @@ async def serve(config: NodeConfig, find: FindPod) -> web.AppRunner:
     """Listen on the node's address; only the API server's client certificate is accepted."""
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", lambda request: _logs(request, find))
+    app.router.add_get("/exec/{namespace}/{pod}/{container}", lambda request: _execute(request, find))
     app.router.add_get("/healthz", _healthz)
     app.router.add_route("*", "/{other:.*}", _not_here)
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -38,6 +42,25 @@ async def _healthz(_: web.Request) -> web.Response:
 async def _not_here(request: web.Request) -> web.Response:
     what = request.match_info["other"].partition("/")[0]
     return web.Response(status=501, text=f"the nodes of the local cluster do not have {what}, only logs\n")
+
+
+async def _execute(request: web.Request, find: FindPod) -> web.StreamResponse:
+    """Run a command in a container: its output on channel 1, then how it ended on channel 3, as a kubelet does."""
+    pod = find(request.match_info["namespace"], request.match_info["pod"])
+    container = pod.container(request.match_info["container"]) if pod else None
+    if container is None or container.running is None or container.running.exit.done():
+        return web.Response(status=404, text="no such container runs on this node\n")
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        return web.Response(status=501, text="the nodes of the local cluster take commands by websocket only\n")
+    channel = web.WebSocketResponse(protocols=(EXEC_PROTOCOL,))
+    await channel.prepare(request)
+    code, output = await container.execute(request.query.getall("command"), _EXEC_SECONDS)
+    await channel.send_bytes(b"\x01" + output.encode())
+    causes = [{"reason": "ExitCode", "message": str(code)}]
+    failed = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
+    await channel.send_bytes(b"\x03" + json.dumps(failed if code else {"status": "Success"}).encode())
+    await channel.close()
+    return channel
 
 
 async def _logs(request: web.Request, find: FindPod) -> web.StreamResponse:

@@ -1,0 +1,71 @@
+"""The table of drills: how each is played on the local cluster and elsewhere, and what it promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from concertina.cli.connection import Complaint
+from concertina.cli.drill import faults, local_faults
+from concertina.cli.drill.commands import ByCommand
+from concertina.cli.drill.site import Fault, Site
+from concertina.cli.drill.verdict import Expect
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`local` and `elsewhere`: the fault, or in a sentence why it can't be made there."""
+
+    about: str
+    local: Fault | str
+    elsewhere: Fault | str
+    expect: Expect
+
+    def fault(self, site: Site) -> Fault:
+        """Raises Complaint where it can't be played."""
+        found = self.local if site.local else self.elsewhere
+        if isinstance(found, str):
+            raise Complaint(found)
+        return found
+
+
+OUTAGE = 5.0
+"""Seconds that the API server or the storage is away."""
+CRASH = Expect(seconds=30.0, counted=True)
+LOST_NODE = Expect(seconds=30.0, counted=False)
+UNTOUCHED = Expect(seconds=60.0, new_round=False, replayed=0, counted=False)
+
+SCENARIOS: dict[str, Scenario] = {
+    "kill-worker": Scenario(
+        "a training process is killed", faults.kill_worker, faults.kill_worker, CRASH,
+    ),
+    "kill-lead": Scenario(
+        "the agent of the member that leads is killed, elsewhere its whole pod",
+        local_faults.kill_lead, faults.kill_lead_pod, Expect(seconds=30.0),
+    ),
+    "kill-node": Scenario(
+        "a node loses power, its peers see connections closed",
+        local_faults.kill_node,
+        ByCommand("NODE_KILL", "NODE_UP", "killed node {node}"), LOST_NODE,
+    ),
+    "stop-node": Scenario(
+        "a node falls silent, and later goes on where it was",
+        local_faults.stop_node,
+        ByCommand("NODE_STOP", "NODE_CONTINUE", "silenced node {node}"), LOST_NODE,
+    ),
+    "operator-kill": Scenario(
+        "the operator is killed; the job must not notice",
+        local_faults.kill_operator, faults.delete_operator, UNTOUCHED,
+    ),
+    "apiserver-restart": Scenario(
+        f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",
+        faults.lasting(OUTAGE, local_faults.kill_apiserver),
+        faults.lasting(OUTAGE, ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", False)),
+        UNTOUCHED,
+    ),
+    "storage-outage": Scenario(
+        f"durable storage is away for {OUTAGE:g} s; training goes on, a checkpoint follows",
+        faults.lasting(OUTAGE, local_faults.kill_storage),
+        faults.lasting(OUTAGE, ByCommand("STORAGE_STOP", "STORAGE_START", "stopped the storage")),
+        Expect(seconds=60.0, new_round=False, replayed=0, counted=False, checkpoint=True),
+    ),
+}  # fmt: skip
