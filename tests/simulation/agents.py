@@ -36,6 +36,10 @@ class AgentProcess:
             held=pod.held(),
         )
         self.alive = True
+        self._booted = self.clock.between(0.0, 100_000.0)
+        """Its monotonic clock has a zero of its own."""
+        self.ahead = world.clock_of(self.host)
+        """Seconds by which its wall clock is ahead."""
         self.collective: Collective | None = None
         self.ranks: tuple[int, ...] = ()
         self.watchers: dict[OperatorProcess, float] = {}
@@ -45,7 +49,7 @@ class AgentProcess:
         self._lead: AgentProcess | None = None
         self._requests: dict[int, Callable[[p.Message], None]] = {}
         self._count = 0
-        self.clock.after(self.clock.between(0.05, 0.5), self.handle, e.Warm())
+        self.clock.after(world.warm_up(), self.handle, e.Warm())
         self.clock.after(self.clock.between(0.02, 0.3), self._probe)
         self.clock.after(self.clock.between(0, TICK), self._tick)
 
@@ -54,13 +58,19 @@ class AgentProcess:
     def handle(self, event: e.Event) -> None:
         if not self.alive:
             return
-        for effect in self.core.handle(event, self.clock.now, self.clock.now):
+        if self.clock.stands(self):
+            self.clock.after(0.0, self.handle, event)
+            return
+        for effect in self.core.handle(event, self.clock.now - self._booted, self.clock.now + self.ahead):
             if self.alive:
                 EFFECTS[type(effect)](self, effect)
 
     def ask(self, message: Any, answered: Callable[[p.Message], None]) -> None:
         """A request that has arrived."""
         if not self.alive:
+            return
+        if self.clock.stands(self):
+            self.clock.after(0.0, self.ask, message, answered)
             return
         self._count += 1
         self._requests[self._count] = answered
@@ -85,6 +95,11 @@ class AgentProcess:
         if self._lead is not None:
             self._say(self._lead, e.MemberSaid(self.core.state()), 0.002)
 
+    def hears(self, other: AgentProcess) -> bool:
+        """Whether the other answers when this one calls."""
+        near = self.world.network.reaches(self.host, other.host)
+        return near and other.alive and not self.clock.stands(other)
+
     def _say(self, other: AgentProcess, event: e.Event, delay: float) -> None:
         """A line on a stream between agents: held up while they can't reach each other (then lost with the stream)."""
         if self.world.network.reaches(self.host, other.host):
@@ -98,7 +113,10 @@ class AgentProcess:
 
     def _kill(self, effect: e.KillWorkers) -> None:
         self._end_round()
-        self.clock.after(self.clock.between(0.002, 0.03), self.handle, e.WorkersGone(effect.round))
+        self.clock.after(self.clock.between(0.002, 0.03), self._gone, effect.round)
+
+    def _gone(self, round: int) -> None:
+        self.handle(e.WorkersGone(round, self.pod.held()))
 
     def _end_round(self) -> None:
         collective, self.collective = self.collective, None
@@ -133,7 +151,7 @@ class AgentProcess:
         found = []
         for candidate in prepare.candidates:
             other = self.world.agents.get(candidate.replica)
-            if other and other.alive and self.world.network.reaches(self.host, other.host):
+            if other and self.hears(other):
                 found.append(candidate.replica)
         late = 0.3 if len(found) < len(prepare.candidates) else 0.0
         self.clock.after(late, self.handle, e.Reached(prepare, tuple(found)))
@@ -153,7 +171,7 @@ class AgentProcess:
             return
         self.clock.after(0.25, self._join, assign, lead)
         other = self.world.agents.get(lead.replica)
-        if other is None or not other.alive or not self.world.network.reaches(self.host, other.host):
+        if other is None or not self.hears(other):
             return
         join = p.Join(self.world.uid, assign.round, assign.claim, self.replica, self.instance)
 

@@ -29,6 +29,19 @@ class Clock:
         self.events = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
+        self._frozen: dict[object, float] = {}
+        """Who stands still, until when: whatever is to happen to them waits."""
+
+    def freeze(self, who: object, seconds: float) -> None:
+        """Methods of `who` that come due are held back, in order, as in a process that was stopped (SIGSTOP)."""
+        self._frozen[who] = max(self._frozen.get(who, 0.0), self.now + seconds)
+
+    def thaw(self) -> None:
+        for who in self._frozen:
+            self._frozen[who] = min(self._frozen[who], self.now)
+
+    def stands(self, who: object) -> bool:
+        return self._frozen.get(who, 0.0) > self.now
 
     def after(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
         self._sequence += 1
@@ -49,6 +62,10 @@ class Clock:
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, action, arguments = heapq.heappop(heap)
+            if self._frozen and (held := self._frozen.get(getattr(action, "__self__", None), 0.0)) > self.now:
+                self._sequence += 1
+                heapq.heappush(heap, (held, self._sequence, action, arguments))
+                continue
             self.events += 1
             action(*arguments)
             if over():

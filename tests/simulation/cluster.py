@@ -38,6 +38,17 @@ class SimPod:
     seen: tuple[int, str] = (0, "")
     volume: dict[tuple[p.SnapshotId, int], Lineage] = dataclasses.field(default_factory=dict)
 
+    damaged: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
+    """What bytes have gone bad; nobody knows before it is read."""
+
+    def keep(self, id: p.SnapshotId, shard: int, data: Lineage) -> None:
+        self.volume[(id, shard)] = data
+        self.damaged.discard((id, shard))
+
+    def forget(self, id: p.SnapshotId, shard: int) -> None:
+        self.volume.pop((id, shard), None)
+        self.damaged.discard((id, shard))
+
     def held(self) -> tuple[p.Held, ...]:
         shards: dict[p.SnapshotId, list[int]] = {}
         for id, shard in self.volume:
@@ -57,11 +68,20 @@ class Cluster:
         self.quota_until = 0.0
         self.listeners: list[Callable[[str], None]] = []
         self.deletes: list[str] = []
+        self.no_image_until: dict[str, float] = {}
+        """Node -> until when it can't pull the image."""
+        self.stopped_until: dict[str, float] = {}
+        """Node -> until when its kubelet stands still, like all else there."""
         self.broken: dict[int, float] = {}
         """Replica index -> until when its containers end as soon as they start."""
         self.failed_starts: dict[int, dict[str, float]] = {}
         """Replica index -> the pods that ended so, and when the API server was told."""
         self._uids = 0
+
+    def mend(self) -> None:
+        self.down_until = self.quota_until = 0.0
+        for trouble in (self.broken, self.no_image_until, self.stopped_until):
+            trouble.clear()
 
     # --- the API
 
@@ -147,7 +167,10 @@ class Cluster:
     # --- kubelets
 
     def _up(self, node: str) -> bool:
-        return self.world.network.reaches(node, "api") and self.clock.now >= self.down_until
+        now = self.clock.now
+        return self.world.network.reaches(node, "api") and now >= max(
+            self.down_until, self.stopped_until.get(node, 0.0)
+        )
 
     def _schedule(self, uid: str, name: str, avoid: tuple[str, ...]) -> None:
         pod = self.pods.get(name)
@@ -174,7 +197,11 @@ class Cluster:
         if not self._up(pod.node):
             self.clock.after(1.0, self._start, uid, name)
             return
-        self._put(changed(pod, phase="Running", ip=name))
+        if self.clock.now < self.no_image_until.get(pod.node, 0.0):
+            self._put(changed(pod, waiting="ImagePullBackOff", waiting_message="the registry does not answer"))
+            self.clock.after(1.0, self._start, uid, name)
+            return
+        self._put(changed(pod, phase="Running", ip=name, waiting="", waiting_message=""))
         self.clock.after(self.clock.between(0.02, 0.2), self._start_agent, self.hosted[name])
 
     def _start_agent(self, hosted: SimPod) -> None:

@@ -29,6 +29,8 @@ class Collective:
         """By the replica that is copied from."""
         self.lineage: Lineage | None = None
         self.broken = self.over = self.stepping = False
+        self.stopped: dict[str, float] = {}
+        """Members whose workers stand still (SIGSTOP), and until when."""
         self.drain: w.DrainRequest | None = None
         self.snapshots: list[int] = []
         self.first_step_at = 0.0
@@ -79,10 +81,12 @@ class Collective:
 
     def _pulled(self, process: AgentProcess, holder: str, shard: int) -> Lineage | None:
         other = self.world.agents.get(holder)
-        if other is None or not other.alive or not self.world.network.reaches(process.host, other.host):
-            return None
         id = self.assign.restore.id
-        return other.pod.volume.get((id, shard)) if id else None
+        if other is None or id is None or not process.hears(other):
+            return None
+        if (id, shard) in other.pod.damaged:  # found by its checksum, and not offered again
+            other.pod.forget(id, shard)
+        return other.pod.volume.get((id, shard))
 
     # --- steps
 
@@ -99,6 +103,10 @@ class Collective:
     def _finish_step(self) -> None:
         self.stepping = False
         if self.broken or self.over:
+            return
+        if any(until > self.clock.now for until in self.stopped.values()):
+            self.stepping = True
+            self.clock.after(0.3, self._finish_step)
             return
         hosts = [process.host for process in self.here.values()]
         reaches = self.world.network.reaches
@@ -134,7 +142,7 @@ class Collective:
         self.snapshots.append(step)
         for process in list(self.here.values()):
             for rank in process.ranks:
-                process.pod.volume[(id, rank)] = self.lineage or ()
+                process.pod.keep(id, rank, self.lineage or ())
                 process.handle(e.WorkerSaid(self.round, rank, w.Committed(id, rank, "")))
                 if durable:
                     process.handle(e.WorkerSaid(self.round, rank, w.WantDurable(id, rank, "", complete)))
@@ -144,17 +152,21 @@ class Collective:
     def _copy(self, source: AgentProcess, copier: AgentProcess, id: p.SnapshotId) -> None:
         if not source.alive or not copier.alive or copier.collective is not self or source.collective is not self:
             return
-        if not self.world.network.reaches(source.host, copier.host):
+        if not copier.hears(source) or not source.hears(copier):
             self.clock.after(0.5, self._copy, source, copier, id)
             return
         for rank in source.ranks:
-            copier.pod.volume[(id, rank)] = source.pod.volume[(id, rank)]
+            if (id, rank) not in source.pod.volume or (id, rank) in source.pod.damaged:
+                return  # it doesn't arrive whole
+            copier.pod.keep(id, rank, source.pod.volume[(id, rank)])
             copier.handle(e.CopyHeld(id, rank))
             source.handle(e.PeerCopied(id, rank))
 
     def _progress(self, step: int) -> None:
         steps, begun, copied = self.world.steps, self.first_step_at, min(self.copied.values())
-        progress = p.Progress(step, steps, 1.0, 1.0, 0.2, step, "training", self.clock.now, begun, copied)
+        ahead = next((process.ahead for process in self.here.values() if 0 in process.ranks), 0.0)
+        at, begun = self.clock.now + ahead, begun + ahead
+        progress = p.Progress(step, steps, 1.0, 1.0, 0.2, step, "training", at, begun, copied)
         for process in list(self.here.values()):
             for rank in process.ranks:
                 said = progress if rank == 0 else w.Beat(rank, step, "training")
@@ -181,6 +193,9 @@ class Collective:
                 self.clock.after(self.clock.between(0.01, 0.3), self._lost_peer, other)
 
     def _lost_peer(self, process: AgentProcess) -> None:
+        if (left := self.stopped.get(process.replica, 0.0) - self.clock.now) > 0:
+            self.clock.after(left, self._lost_peer, process)
+            return
         for rank in process.ranks:
             self._exited(process, rank, 1, LOST)
 

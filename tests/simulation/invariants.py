@@ -60,7 +60,9 @@ class Invariants:
             raise Violation(f"{process.replica} starts round {assign.round}, which is not committed like that")
         if process.core.seen != (assign.round, assign.claim):
             raise Violation(f"{process.replica} starts round {assign.round} and has seen {process.core.seen}")
-        self._restorable(assign)
+        claim = self.world.status.world.claim
+        if claim is not None and claim.round == assign.round:  # a zombie may start what is long over
+            self._restorable(assign)
 
     def _restorable(self, assign: p.Assign) -> None:
         """What a round is to go on from is one id, and whoever is named as a holder of a shard has it."""
@@ -119,5 +121,6 @@ class Invariants:
         if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
             return
         waited = self.world.clock.now - max(ends.values())
-        if waited < min(30.0, 2.0 ** (len(ends) - 3)):
+        doubt = 6.0 if self.world.clocks else 1.0  # operators' clocks differ; a lead may tell of it before the kubelet
+        if waited < min(30.0, 2.0 ** (len(ends) - 3)) - doubt:
             raise Violation(f"a pod {waited:.3f} s after {len(ends)} of replica {action.index} could not start")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from concertina.plan.plan import plan
@@ -47,6 +46,8 @@ class OperatorProcess:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.clock, self.name = world, world.clock, name
         self.alive, self.busy, self.again = True, False, False
+        self.ahead = world.clock_of(name)
+        """Seconds by which its wall clock is ahead."""
         cluster = world.cluster
         self.status, self.spec, self.generation = cluster.status, cluster.spec, cluster.generation
         self.pods: dict[str, PodView] = dict(cluster.pods)
@@ -60,6 +61,11 @@ class OperatorProcess:
         self._tick()
         self.trigger()
 
+    @property
+    def now(self) -> float:
+        """By its own wall clock."""
+        return self.clock.now + self.ahead
+
     def kill(self) -> None:
         self.clock.tell(f"{self.name} dies")
         self.alive = False
@@ -67,6 +73,10 @@ class OperatorProcess:
         for contact in self.contacts.values():
             if contact.process is not None:
                 contact.process.watchers.pop(self, None)
+
+    def kill_if_alive(self) -> None:
+        if self.alive:
+            self.kill()
 
     # --- the caches: late, in order
 
@@ -120,7 +130,7 @@ class OperatorProcess:
         self.again = False
         self.passes += 1
         observed = self._observed()
-        made = plan(observed, self.clock.now)
+        made = plan(observed, self.now)
         if made.status is observed.job.status or made.status == observed.job.status:
             self._apply(made, list(made.actions))
         else:
@@ -184,7 +194,7 @@ class OperatorProcess:
                 self.pods.setdefault(stored.name, stored)  # as the shell's reflector remembers its own writes
                 self.create_error = ""
             except PermissionError as error:
-                self.create_error, self.create_error_at = str(error), self.clock.now
+                self.create_error, self.create_error_at = str(error), self.now
         elif isinstance(action, DeletePod):
             self.world.cluster.delete(self.name, action)
         else:
@@ -210,42 +220,42 @@ class OperatorProcess:
         old: Call | None = getattr(contact.view, kind)
         if old and (old.round, old.claim) == (message.round, message.claim) and not old.error:
             return
-        call = Call(message.round, message.claim, self.clock.now)
+        call = Call(message.round, message.claim, self.now)
         contact.view = changed(contact.view, **{kind: call})
         network, pod = self.world.network, self.pods.get(action.replica)
-        ended = self._ender(contact, kind, call)
+        heard = (contact, kind, call)
         process = self.world.agents.get(action.replica)
         if pod is None or not network.reaches(self.name, pod.node):
-            self.clock.after(CALL_TIMEOUT, ended, None, "timed out")
+            self.clock.after(CALL_TIMEOUT, self._answered, *heard, None, "timed out")
         elif process is None or not process.alive:
-            self.clock.after(0.002, ended, None, "connection refused")
+            self.clock.after(0.002, self._answered, *heard, None, "connection refused")
         elif network.loses():
-            self.clock.after(network.delay(), ended, None, "connection reset")
+            self.clock.after(network.delay(), self._answered, *heard, None, "connection reset")
         else:
-            self._deliver(process, message, ended)
+            self._deliver(process, message, heard)
             if network.doubles():
-                self.clock.after(self.clock.between(0.01, 10.0), self._deliver, process, message, lambda *_: None)
+                self.clock.after(self.clock.between(0.01, 10.0), self._deliver, process, message, None)
 
-    def _deliver(self, process: AgentProcess, message: object, ended: Callable[[p.Message | None, str], None]) -> None:
+    def _deliver(self, process: AgentProcess, message: object, heard: tuple[Contact, str, Call] | None) -> None:
         network = self.world.network
 
         def answered(reply: p.Message) -> None:
+            if heard is None:
+                return
             if network.loses() or not network.reaches(self.name, process.host):
-                self.clock.after(network.delay(), ended, None, "connection reset before the answer")
+                self.clock.after(network.delay(), self._answered, *heard, None, "connection reset before the answer")
             else:
-                self.clock.after(network.delay(), ended, reply, "")
+                self.clock.after(network.delay(), self._answered, *heard, reply, "")
 
         self.clock.after(network.delay(), process.ask, message, answered)
-        self.clock.after(CALL_TIMEOUT, ended, None, "timed out")
+        if heard is not None:
+            self.clock.after(CALL_TIMEOUT, self._answered, *heard, None, "timed out")
 
-    def _ender(self, contact: Contact, kind: str, call: Call) -> Callable[[p.Message | None, str], None]:
-        def ended(reply: p.Message | None, error: str) -> None:
-            if self.alive and getattr(contact.view, kind) is call:
-                done = changed(call, done_at=self.clock.now, reply=reply, error=error)
-                contact.view = changed(contact.view, **{kind: done})
-                self.trigger()
-
-        return ended
+    def _answered(self, contact: Contact, kind: str, call: Call, reply: p.Message | None, error: str) -> None:
+        if self.alive and getattr(contact.view, kind) is call:
+            done = changed(call, done_at=self.now, reply=reply, error=error)
+            contact.view = changed(contact.view, **{kind: done})
+            self.trigger()
 
     # --- streams
 
@@ -261,7 +271,7 @@ class OperatorProcess:
             contact = self.contacts.setdefault(name, Contact())
             if not contact.wanted:
                 contact.wanted = True
-                contact.view = changed(contact.view, wanted_at=self.clock.now)
+                contact.view = changed(contact.view, wanted_at=self.now)
                 self._open(name, contact)
 
     def _open(self, name: str, contact: Contact) -> None:
@@ -280,6 +290,8 @@ class OperatorProcess:
         if not self.alive or not contact.wanted:
             return
         process = self.world.agents.get(name)
+        if near and process is not None and self.clock.stands(process):
+            near, process = False, None  # the kernel takes the connection, and nobody answers
         if near and process is not None and process.alive:
             contact.process, contact.silent_since = process, 0.0
             process.watchers[self] = self.clock.now
@@ -301,9 +313,7 @@ class OperatorProcess:
         ready_at = contact.view.ready_at
         if not report.ready or contact.view.report is None or contact.view.report.instance != report.instance:
             ready_at = 0.0
-        contact.view = changed(
-            contact.view, report=report, ready_at=ready_at or (self.clock.now if report.ready else 0.0)
-        )
+        contact.view = changed(contact.view, report=report, ready_at=ready_at or (self.now if report.ready else 0.0))
         self.trigger()
 
     def stream_ended(self, process: AgentProcess) -> None:
@@ -315,7 +325,7 @@ class OperatorProcess:
         if contact.process is not None:
             contact.process.watchers.pop(self, None)
         contact.process = None
-        contact.view = changed(contact.view, connected=False, lost_at=self.clock.now)
+        contact.view = changed(contact.view, connected=False, lost_at=self.now)
         self._open(name, contact)
         self.trigger()
 
@@ -326,7 +336,9 @@ class OperatorProcess:
         for name, contact in list(self.contacts.items()):
             if contact.process is None:
                 continue
-            if self.world.network.reaches(self.name, contact.process.host) and contact.process.alive:
+            process = contact.process
+            near = self.world.network.reaches(self.name, process.host) and not self.clock.stands(process)
+            if near and process.alive:
                 contact.silent_since = 0.0
             elif not contact.silent_since:
                 contact.silent_since = self.clock.now

@@ -7,13 +7,12 @@ A run that breaks an invariant fails with its seed and its story. To run more: C
 from __future__ import annotations
 
 import os
-import traceback
 
 import pytest
 
-from simulation.clock import Violation
 from simulation.mutations import MUTATIONS, Patch
-from simulation.world import World
+from simulation.shrink import shortest
+from simulation.world import World, failure
 
 CALM = 100
 ENOUGH = 1500
@@ -25,35 +24,23 @@ def seeds() -> range:
     return range(int(first or 0), int(last))
 
 
-def run(seed: int, calm: bool = False) -> str:
-    """The story of the run, if it broke an invariant."""
-    world = World(seed, calm)
-    try:
-        world.run()
-    except Violation as violation:
-        return f"{world.story()}\n{violation}"
-    except Exception:
-        return f"{world.story()}\n{traceback.format_exc()}"
-    return ""
-
-
 @pytest.mark.timeout(1200)
 def test_whatever_fails_the_invariants_hold_and_the_job_completes() -> None:
     for seed in seeds():
-        story = run(seed)
-        assert not story, story
+        broken = failure(seed)
+        assert not broken, f"{broken.story}\n\n{shortest(seed)}"
 
 
 def test_a_disturbed_operator_changes_nothing_when_nothing_is_wrong() -> None:
     for seed in range(CALM):
-        story = run(seed, calm=True)
-        assert not story, story
+        broken = failure(seed, calm=True)
+        assert not broken, f"{broken.story}\n\n{shortest(seed, calm=True)}"
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_planted_fault_is_noticed(mutation: object, monkeypatch: Patch) -> None:
     mutation(monkeypatch)
-    assert any(run(seed) for seed in range(ENOUGH))
+    assert any(failure(seed) for seed in range(ENOUGH))
 
 
 def test_a_seed_is_the_same_run_every_time() -> None:

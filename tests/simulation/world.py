@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+import traceback
+from typing import Any, NamedTuple
 
 from concertina.api.parse import parse_spec
 from concertina.api.status import JobStatus
@@ -11,13 +13,14 @@ from simulation.agents import AgentProcess
 from simulation.clock import Clock, Violation
 from simulation.cluster import Cluster
 from simulation.collective import Collective
-from simulation.faults import Faults
+from simulation.faults import control
+from simulation.faults.table import BY_NAME
 from simulation.invariants import Invariants
 from simulation.network import Network
 from simulation.operators import OperatorProcess
+from simulation.schedule import SPAN, Schedule, Strike, draw
 from simulation.storage import Storage, check_lineage, steps_of
 
-FAULTS_END = 40.0
 LIMIT = 400.0
 """Virtual seconds after the last fault within which the job has to be complete."""
 
@@ -39,7 +42,8 @@ def spec(replicas: int, least: int, steps: int, workers: int, grow_after: int, s
 
 
 class World:
-    def __init__(self, seed: int, calm: bool = False) -> None:
+    def __init__(self, seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0) -> None:
+        """`schedule`: instead of what the seed draws. `salt`: another line of chance, with the same job."""
         self.seed, self.clock = seed, Clock(seed)
         chance, random = self.clock.chance, self.clock.random
         self.uid = "job-uid"
@@ -63,8 +67,45 @@ class World:
         self.collectives: dict[tuple[int, str], Collective] = {}
         self.operators: list[OperatorProcess] = []
         self.troubles: dict[str, float] = {}
-        self.faults = Faults(self, calm)
+        if salt:
+            self.clock.random.seed(f"{seed}/{salt}")
+        self.mended = False
+        self.operator_crash, self.warm_seconds = 0.0, 0.5
+        self.clocks: dict[str, float] = {}
+        """Host -> seconds by which its clock is ahead."""
+        for strike in draw(seed, calm) if schedule is None else schedule:
+            if strike.at:
+                self.clock.after(strike.at, self._strike, strike)
+            else:
+                BY_NAME[strike.name](self, strike.random)
+        self.clock.after(SPAN, self._mend)
         self.start_operator()
+
+    def _strike(self, strike: Strike) -> None:
+        if not self.calm or self.status.progress is not None:
+            BY_NAME[strike.name](self, strike.random)
+
+    def _mend(self) -> None:
+        self.mended = True
+        self.tell("all faults end")
+        self.network.heal()
+        self.clock.thaw()
+        control.resume(self)
+        for node in sorted(self.network.dead):
+            self.cluster.node_back(node)
+        self.storage.down_until = 0.0
+        self.cluster.mend()
+        for collective in self.collectives.values():
+            collective.stopped.clear()
+
+    def tell(self, text: str) -> None:
+        self.clock.tell(text)
+
+    def clock_of(self, host: str) -> float:
+        return self.clocks.get(host, 0.0)
+
+    def warm_up(self) -> float:
+        return self.clock.between(0.05, self.warm_seconds)
 
     def collective(self, assign: p.Assign) -> Collective:
         key = (assign.round, assign.claim)
@@ -80,7 +121,8 @@ class World:
 
     def crashes_operator(self, operator: OperatorProcess) -> bool:
         """Between two writes; another one takes over."""
-        if not self.faults.operator_should_crash():
+        early = self.calm and self.status.progress is None
+        if self.mended or early or not self.clock.chance(self.operator_crash):
             return False
         operator.kill()
         self.clock.after(self.clock.between(0.1, 3.0), self.start_operator)
@@ -102,7 +144,7 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
-        if not self.clock.run(1000.0 + FAULTS_END + LIMIT, self.over):
+        if not self.clock.run(1000.0 + SPAN + LIMIT, self.over):
             ready = self.status.condition("Running")
             raise Violation(f"not complete {LIMIT} s after the last fault: {ready}")
         failed = self.status.condition("Failed")
@@ -122,3 +164,25 @@ class World:
         lines = [f"{at - 1000:8.3f}  {text}" for at, text in self.clock.story[-last:]]
         size = f"{self.replicas} replicas, at least {self.cluster.spec.min_replicas}, {self.workers} workers each"
         return "\n".join([f"seed {self.seed}: {size}, {self.steps} steps", *lines])
+
+
+class Failure(NamedTuple):
+    story: str
+    kind: str
+    """What is broken, without the figures."""
+
+
+def failure(seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0) -> Failure | None:
+    """None where every invariant held."""
+    world = World(seed, calm, schedule, salt)
+    try:
+        world.run()
+    except Violation as violation:
+        return Failure(f"{world.story()}\n{violation}", _kind(str(violation)))
+    except Exception as error:
+        return Failure(f"{world.story()}\n{traceback.format_exc()}", _kind(repr(error)))
+    return None
+
+
+def _kind(text: str) -> str:
+    return re.sub(r"\d+|:.*", "", text)[:60]

@@ -1,0 +1,52 @@
+"""Faults of nodes: dead, stopped as a whole, without the image, with a clock of their own."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+NODE_DEATH = 40.0
+"""Seconds for which its pods may rightly be taken for lost."""
+
+
+def some(world: World, random: Random) -> str:
+    return random.choice(sorted(world.cluster.nodes))
+
+
+def kill_node(world: World, random: Random) -> None:
+    node = some(world, random)
+    world.trouble(node, NODE_DEATH)
+    world.cluster.kill_node(node)
+    world.clock.after(random.uniform(5, 30), world.cluster.node_back, node)
+
+
+def stop_node(world: World, random: Random) -> None:
+    """Its kernel answers, nothing else does; then all goes on as if nothing had been."""
+    node, seconds = some(world, random), random.uniform(1, 30)
+    world.tell(f"{node} stops for {seconds:.1f} s")
+    world.trouble(node, seconds)
+    world.cluster.stopped_until[node] = world.clock.now + seconds
+    for process in world.agents.values():
+        if process.host == node and process.alive:
+            world.clock.freeze(process, seconds)
+            if process.collective is not None:
+                process.collective.stopped[process.replica] = world.clock.now + seconds
+    world.cluster.watch_node(node)
+
+
+def no_image(world: World, random: Random) -> None:
+    node, seconds = some(world, random), random.uniform(5, 60)
+    world.tell(f"{node} can't pull the image for {seconds:.1f} s")
+    world.cluster.no_image_until[node] = world.clock.now + seconds
+
+
+def wrong_clocks(world: World, random: Random) -> None:
+    """A condition: nodes' clocks are off by minutes, operators' by seconds (they stand on nodes with NTP, or nothing
+    in the cluster would work)."""
+    world.clocks = {node: random.uniform(-300, 300) for node in world.cluster.nodes if random.random() < 0.6}
+    world.clocks |= {f"operator-{i}": random.uniform(-3, 3) for i in range(20)}
+    off = ", ".join(f"{node} {seconds:+.0f} s" for node, seconds in world.clocks.items() if node.startswith("node"))
+    world.tell(f"clocks are off: {off}")

@@ -1,0 +1,89 @@
+"""Faults of the network. Hosts are nodes, operators, "api" and "s3"."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from simulation.faults.machines import some
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+def isolate_node(world: World, random: Random) -> None:
+    """From everybody, as a node that falls off the network; healed, it brings its zombies back."""
+    node, seconds = some(world, random), random.uniform(0.5, 25)
+    world.tell(f"{node} is cut off for {seconds:.1f} s")
+    world.trouble(node, seconds)
+    world.network.isolate(node, seconds)
+    world.cluster.watch_node(node)
+
+
+def cut_operator(world: World, random: Random) -> None:
+    node, seconds = some(world, random), random.uniform(0.5, 25)
+    operator = world.operators[-1].name
+    world.tell(f"{operator} and {node} can't reach each other for {seconds:.1f} s")
+    world.trouble(node, seconds)
+    world.network.cut(operator, node, seconds)
+
+
+def cut_all_from_operator(world: World, random: Random) -> None:
+    """The world is silent as a whole, and trains on; kubelets still reach the API server."""
+    seconds, operator = random.uniform(1, 40), world.operators[-1].name
+    world.tell(f"{operator} reaches no node for {seconds:.1f} s")
+    if any(world.network.reaches(operator, node) for node in world.cluster.nodes):
+        world.invariants.blind[operator] = world.clock.now
+    for node in world.cluster.nodes:
+        world.trouble(node, seconds)
+        world.network.cut(operator, node, seconds)
+
+
+def cut_nodes(world: World, random: Random) -> None:
+    """A member reaches the operator and some members, but not one of them, which may be the lead."""
+    a, b = some(world, random), some(world, random)
+    if a != b:
+        seconds = random.uniform(0.5, 20)
+        world.tell(f"{a} and {b} can't reach each other for {seconds:.1f} s")
+        world.network.cut(a, b, seconds)
+
+
+def cut_from_peers(world: World, random: Random) -> None:
+    """One node reaches no other node, but the operator and the API server. With the lead on it: a lead that reaches
+    nobody and accuses all."""
+    lead = world.status.world.lead
+    pod = world.cluster.pods.get(lead or "")
+    node = pod.node if pod is not None and pod.node and random.random() < 0.6 else some(world, random)
+    seconds = random.uniform(1, 40)
+    world.tell(f"{node} reaches no other node for {seconds:.1f} s")
+    world.trouble(node, seconds)
+    for other in world.cluster.nodes:
+        if other != node:
+            world.network.cut(node, other, seconds)
+
+
+def cut_from_control(world: World, random: Random) -> None:
+    """The reverse: a node reaches its peers, but neither the operator nor the API server."""
+    node, seconds = some(world, random), random.uniform(1, 30)
+    world.tell(f"{node} reaches its peers only, for {seconds:.1f} s")
+    world.trouble(node, seconds)
+    for other in ("api", world.operators[-1].name):
+        world.network.cut(node, other, seconds)
+    world.cluster.watch_node(node)
+
+
+def cut_in_two(world: World, random: Random) -> None:
+    """The nodes fall into two parts; the operator reaches both."""
+    nodes, seconds = sorted(world.cluster.nodes), random.uniform(1, 30)
+    one = set(random.sample(nodes, max(1, len(nodes) // 2)))
+    world.tell(f"{', '.join(sorted(one))} and the other nodes can't reach each other for {seconds:.1f} s")
+    for node in nodes:
+        world.trouble(node, seconds)
+        for other in one - {node}:
+            if node not in one:
+                world.network.cut(node, other, seconds)
+
+
+def unruly_network(world: World, random: Random) -> None:
+    """A condition: messages are lost, doubled and held up."""
+    world.network.unruly = True

@@ -1,0 +1,76 @@
+"""Faults of agents and workers: killed, stopped, restarted, slow."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulation.agents import AgentProcess
+    from simulation.world import World
+
+
+def some(world: World, random: Random) -> AgentProcess | None:
+    alive = [process for process in world.agents.values() if process.alive]
+    return random.choice(alive) if alive else None
+
+
+def kill_worker(world: World, random: Random) -> None:
+    process = some(world, random)
+    if process is not None and process.collective is not None:
+        world.tell(f"a worker of {process.replica} is killed")
+        process.collective.kill_worker(process, 9)
+
+
+def kill_agent(world: World, random: Random) -> None:
+    if process := some(world, random):
+        world.tell(f"the agent {process.replica} is killed")
+        process.die()
+        world.cluster.process_ended(process.pod, 137)
+
+
+def restart_agent(world: World, random: Random) -> None:
+    if process := some(world, random):
+        world.tell(f"the container of {process.replica} restarts in place")
+        world.cluster.restart_agent(process.pod)
+
+
+def stop_agent(world: World, random: Random) -> None:
+    if process := some(world, random):
+        seconds = random.uniform(0.5, 30)
+        world.tell(f"the agent {process.replica} is stopped for {seconds:.1f} s")
+        world.trouble(process.host, seconds)
+        world.clock.freeze(process, seconds)
+
+
+def stop_workers(world: World, random: Random) -> None:
+    process, seconds = some(world, random), random.uniform(1, 30)
+    if process is not None and process.collective is not None:
+        world.tell(f"the workers of {process.replica} are stopped for {seconds:.1f} s")
+        process.collective.stopped[process.replica] = world.clock.now + seconds
+
+
+def break_replica(world: World, random: Random) -> None:
+    index, seconds = random.randrange(world.replicas), random.uniform(2, 30)
+    world.tell(f"containers of replica {index} end as soon as they start, for {seconds:.1f} s")
+    world.cluster.broken[index] = world.clock.now + seconds
+    pods = [pod for pod in world.cluster.pods.values() if pod.index == index and pod.phase == "Running"]
+    for pod in pods:
+        world.cluster.restart_agent(world.cluster.hosted[pod.name])
+
+
+def damage_snapshots(world: World, random: Random) -> None:
+    """Bytes go bad in one replica's memory: of one step, or of all. (Not the last step's: what can't be read can't be
+    shipped, and there is no later one that takes its place.)"""
+    if process := some(world, random):
+        keys = [key for key in process.pod.volume if key[0].step < world.steps]
+        newest = max((id.step for id, _ in keys), default=0)
+        hit = keys if random.random() < 0.5 else [key for key in keys if key[0].step == newest]
+        world.tell(f"{len(hit)} shards that {process.replica} holds are damaged")
+        process.pod.damaged.update(hit)
+
+
+def slow_starts(world: World, random: Random) -> None:
+    """A condition: importing takes its time."""
+    world.warm_seconds = random.uniform(2, 60)
+    world.tell(f"agents need up to {world.warm_seconds:.0f} s to warm up")

@@ -1,0 +1,61 @@
+"""Which faults there are. A fault is called with the world, and with a source of chance of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from simulation.faults import control, machines, partitions, processes
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+Fault = Callable[["World", Random], None]
+
+CONDITIONS: dict[str, float] = {
+    "unruly_network": 0.6,
+    "crashing_operators": 0.5,
+    "wrong_clocks": 0.25,
+    "slow_starts": 0.15,
+}
+"""What holds from the start, and how likely it is."""
+
+_FAULTS: tuple[Fault, ...] = (
+    processes.kill_worker,
+    processes.kill_agent,
+    processes.restart_agent,
+    processes.stop_agent,
+    processes.stop_workers,
+    processes.break_replica,
+    processes.damage_snapshots,
+    machines.kill_node,
+    machines.stop_node,
+    machines.no_image,
+    partitions.isolate_node,
+    partitions.cut_operator,
+    partitions.cut_all_from_operator,
+    partitions.cut_nodes,
+    partitions.cut_from_peers,
+    partitions.cut_from_control,
+    partitions.cut_in_two,
+    control.delete_pod,
+    control.storage_down,
+    control.api_down,
+    control.quota,
+    control.scale,
+    control.suspend,
+    control.kill_operator,
+    control.second_operator,
+    control.stop_operator,
+)
+_CONDITIONS: tuple[Fault, ...] = (
+    partitions.unruly_network,
+    control.crashing_operators,
+    machines.wrong_clocks,
+    processes.slow_starts,
+)
+BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS)}
+FAULTS: tuple[str, ...] = (*(fault.__name__ for fault in _FAULTS), "kill_worker", "kill_agent")
+"""The commonest stand twice."""
+CALM = ("kill_operator", "second_operator", "api_down", "stop_operator")

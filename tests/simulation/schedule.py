@@ -1,0 +1,42 @@
+"""What goes wrong in a run, as data: drawn from a seed, and taken apart again when a story is made shorter."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from simulation.faults.table import CALM, CONDITIONS, FAULTS
+
+SPAN = 40.0
+"""Seconds within which faults strike; then all is mended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Strike:
+    """One fault, or one condition of the whole run (then `at` is 0)."""
+
+    at: float
+    name: str
+    """In the tables of `faults`."""
+    key: int
+    """Of its own source of chance: what it hits and for how long stays the same when other strikes are left out."""
+
+    @property
+    def random(self) -> random.Random:
+        return random.Random(self.key)
+
+
+Schedule = tuple[Strike, ...]
+
+
+def draw(seed: int, calm: bool) -> Schedule:
+    """`calm`: only the operator is disturbed, once training is under way, which must not be noticed."""
+    chance = random.Random(f"faults of {seed}")
+
+    def strike(at: float, name: str) -> Strike:
+        return Strike(at, name, chance.getrandbits(32))
+
+    conditions = () if calm else tuple(name for name, likely in CONDITIONS.items() if chance.random() < likely)
+    table = CALM if calm else FAULTS
+    at = sorted(chance.uniform(0.0, SPAN) for _ in range(chance.randint(0, 8)))
+    return (*(strike(0.0, name) for name in conditions), *(strike(when, chance.choice(table)) for when in at))
