@@ -207,6 +207,10 @@ class AgentProcess:
             if effect.only in ("", name):
                 self._say(member, e.LeadSaid(*self.core.seen, effect.message), self.world.network.delay())
 
+    def _stacks(self, effect: e.CollectStacks) -> None:
+        stacks = dict.fromkeys(self.ranks, ("Current thread",))
+        self.clock.after(self.clock.between(0.05, 1.0), self.handle, e.StacksCollected(effect.round, stacks))
+
     def _changed(self, effect: e.ReportChanged) -> None:
         if self._lead is not None:
             self._say(self._lead, e.MemberSaid(self.core.state()), 0.002)
@@ -306,6 +310,7 @@ EFFECTS: dict[type, Callable[[AgentProcess, Any], None]] = {
     e.ToMembers: AgentProcess._to_members,
     e.Ship: AgentProcess._ship,
     e.Publish: AgentProcess._publish,
+    e.CollectStacks: AgentProcess._stacks,
     e.ReportChanged: AgentProcess._changed,
     e.Exit: AgentProcess._exit,
 }

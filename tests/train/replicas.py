@@ -19,7 +19,7 @@ from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, call, connection, receive
 from concertina_agent import protocol as p
 
-GIVE_UP = 30.0
+GIVE_UP = 120.0
 """Only a limit: nothing takes this long."""
 UID = "7d1f3f0e-job"
 HERE = Path(__file__).parent

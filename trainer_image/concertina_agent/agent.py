@@ -113,7 +113,7 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.emit(e.Tick())
+            self.emit(self._local.look())
 
     async def _warm_up(self) -> None:
         if self._parent is not None:
@@ -277,6 +277,7 @@ _CARRY_OUT: Mapping[type, Callable[[Agent, Any], None]] = {
     e.ToMembers: lambda agent, effect: agent._members.send(effect.message, effect.only),
     e.Ship: lambda agent, effect: agent._uploads.ship(effect),
     e.Publish: lambda agent, effect: agent._uploads.publish(effect),
+    e.CollectStacks: lambda agent, effect: agent._local.collect_stacks(effect.round),
     e.ReportChanged: lambda agent, effect: agent._changes.tell(),
     e.Exit: Agent._exit_with,
 }

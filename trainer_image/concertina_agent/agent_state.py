@@ -55,6 +55,8 @@ class AgentState:
             failure=r.failure,
             snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
             durable_parts=self._durability.parts,
+            pulses=r.hearts.pulses,
+            hung=r.lead is not None and r.lead.watchdog.hung,
         )
 
     def beat(self) -> p.MemberState:
@@ -77,6 +79,7 @@ class AgentState:
             members=dict(lead.members) if lead else {},
             failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
             progress=r.workers.progress if r else None,
+            hang=lead.watchdog.hang if lead else None,
             storage=self._durability.storage,
             startup_error=self._startup_error,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Optional, Union
 
 from concertina_agent import protocol as p
@@ -179,10 +180,24 @@ class Noticed:
 class Tick:
     """Time has passed; a few times a second."""
 
+    pulses: tuple[p.Pulse, ...] = ()
+    """Of own workers that write one."""
+    stopped: tuple[int, ...] = ()
+    """Ranks of own workers that are stopped (SIGSTOP)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StacksCollected:
+    """Answer to CollectStacks: bounded lines by rank."""
+
+    round: int
+    stacks: Mapping[int, tuple[str, ...]]
+
 
 Event = Union[
     Asked, WorkersGone, StoreBound, Reached, StartFailed, WorkerSaid, WorkerExited, MemberSaid, MemberGone, LeadJoined,
     LeadSaid, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm, Noticed, Tick,
+    StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -292,6 +307,13 @@ class Publish:
 
 
 @dataclasses.dataclass(frozen=True)
+class CollectStacks:
+    """The stacks of all own workers, in full into the log; then StacksCollected."""
+
+    round: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ReportChanged:
     """AgentCore.report() and .state() say something new: tell the watchers and the lead. At most once per event."""
 
@@ -303,5 +325,5 @@ class Exit:
 
 Effect = Union[
     PersistSeen, KillWorkers, BindStore, ReachOut, Reply, StartRound, CopyFrom, DropSnapshots, ToWorker, SignalWorkers,
-    ToMembers, Ship, Publish, ReportChanged, Exit,
+    ToMembers, Ship, Publish, CollectStacks, ReportChanged, Exit,
 ]  # fmt: skip

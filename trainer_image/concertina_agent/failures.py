@@ -25,7 +25,7 @@ LOST_PEER = (
 )
 """What gloo, NCCL and the store say, in the last lines of output, when another rank has gone."""
 
-UNPROVOKED = frozenset({"WorkerSignaled", "MemberLost", "BadInput", "StartFailed"})
+UNPROVOKED = frozenset({"WorkerSignaled", "OutOfMemory", "WorkerStopped", "MemberLost", "BadInput", "StartFailed"})
 """Reasons that do not come from the loss of a peer."""
 
 
@@ -42,9 +42,10 @@ def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], st
     if fault is not None:
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
         permanent = reason == "BadInput" and code == BAD_INPUT_EXIT
+    elif code < 0 and ended.out_of_memory:
+        reason, message = "OutOfMemory", f"Rank {rank} was killed by {signal_name(-code)}: {ADVICE}."
     elif code < 0:
-        why = f": {ADVICE}" if ended.out_of_memory else ""
-        reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}{why}."
+        reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}."
     elif code == 0:
         reason, message = "WorkerExitedEarly", f"Rank {rank} exited with code 0 before the run was complete."
     else:
@@ -52,6 +53,12 @@ def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], st
         reason = "WorkerFailed"
         message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
     return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at)
+
+
+def worker_stopped(replica: str, rank: int, step: int, at: float) -> Failure:
+    """A worker that is there and does nothing: nobody else will say so."""
+    message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
+    return Failure(replica, "WorkerStopped", message, rank=rank, step=step, at=at)
 
 
 def looks_provoked(failure: Failure) -> bool:

@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
+from concertina_agent import stacks
 from concertina_agent.processes import die_with_parent, exit_code
 
 MAX_PACKET = 1 << 18
@@ -81,6 +82,7 @@ def become_worker(parent: int, environment: Mapping[str, str], fds: Sequence[int
         signal.signal(number, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    stacks.register(environment)
 
 
 class Forkserver:
@@ -160,6 +162,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.parent:
         die_with_parent(options.parent)
     if options.run:
+        stacks.register(os.environ)
         _leave(run_target(options.run, [int(a) if a.isdigit() else a for a in options.arguments]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

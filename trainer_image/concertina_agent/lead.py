@@ -7,6 +7,7 @@ from typing import Optional
 
 from concertina_agent import failures
 from concertina_agent.protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId
+from concertina_agent.watchdog import Watchdog
 
 JOIN_SECONDS = 10.0
 """A member that has not joined the lead this long after the lead's own Assign is lost."""
@@ -31,6 +32,7 @@ class Lead:
         self.settled = False
         """Whether the failures say what the cause is; until then the lead keeps them to itself."""
         self._published: set[SnapshotId] = set()
+        self.watchdog = Watchdog(assign.limits)
 
     def join(self, message: Join, now: float) -> str:
         """Empty, or why this member may not join."""
@@ -50,8 +52,9 @@ class Lead:
             self._give_up_at[state.replica] = now + SILENCE_SECONDS
         if known.failure is not None and state.failure is None:
             return False  # a lost member stays lost: its round is over
-        if state.snapshot_step != -1:  # it goes from the lead to members, not on to the operator
-            state = dataclasses.replace(state, snapshot_step=-1)
+        self.watchdog.heard(state.replica, state.pulses, now)
+        # What goes on to the operator is what it needs.
+        state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False)
         self.members[state.replica] = state
         if state.failure is not None:
             self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
@@ -85,6 +88,10 @@ class Lead:
         for replica in late:
             del self._give_up_at[replica]
         return [(replica, words[replica in self._joined]) for replica in late]
+
+    def look(self, now: float) -> bool:
+        """Whether there is news of a hang. A round that has failed is over; who waits in it does so for that reason."""
+        return not self._failures and self.watchdog.look(now)
 
     def all_are(self, state: str) -> bool:
         return all(member.state == state for member in self.members.values())

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
+import shutil
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Optional
 
 from concertina_agent import events as e
+from concertina_agent import stacks
 from concertina_agent import worker_channel as w
 from concertina_agent.environment import worker_environment
 from concertina_agent.log import log
 from concertina_agent.memory import oom_kills
 from concertina_agent.processes import Reaper, kill_group
 from concertina_agent.protocol import Assign
+from concertina_agent.pulse import VARIABLE, PulseFile
 from concertina_agent.settings import Settings
 from concertina_agent.workers import ForkParent, Process, StartError, Target, start_command
 
@@ -32,10 +38,15 @@ class LocalWorker:
     assign: Assign
     oom_kills: int
     """Of this container, before it started."""
+    pulse: PulseFile
     channel: Optional[w.AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """For it, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    @property
+    def running(self) -> bool:
+        return not self.process.ended.done()
 
 
 class LocalWorkers:
@@ -93,6 +104,8 @@ class LocalWorkers:
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
+        pulse = self._pulse(assign.round, rank)
+        base[VARIABLE] = pulse.path
         environment = worker_environment(base, assign, me, local_rank, self._parent is not None)
         prefix = f"[rank {rank}] " if member.workers > 1 else ""
         killed = oom_kills()
@@ -101,7 +114,7 @@ class LocalWorkers:
         else:
             process = start_command(self._settings.command, environment, self._reaper, prefix)
         log("worker_started", round=assign.round, rank=rank, pid=process.pid)
-        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed)
+        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, pulse)
         self._spawn(self._watch(worker, self._over))
         if self._parent is None:
             self._emit(e.WorkerSaid(assign.round, rank, w.Hello(rank, process.pid)))
@@ -144,6 +157,36 @@ class LocalWorkers:
         for worker in self._workers.values():
             worker.process.send_signal(number)
 
+    # --- how they are -----------------------------------------------------------------------------------------------
+
+    def look(self) -> e.Tick:
+        """Where each is, and who is stopped."""
+        now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
+        pulses = (pulse for worker in running if (pulse := worker.pulse.read(now)) is not None)
+        return e.Tick(tuple(pulses), tuple(w.rank for w in running if stacks.stopped(w.process.pid)))
+
+    def collect_stacks(self, round: int) -> None:
+        """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""
+        self._spawn(self._collect_stacks(round, [worker for worker in self._workers.values() if worker.running]))
+
+    async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
+        found = await asyncio.gather(*(stacks.collect(w.process.pid, w.pulse.path, self._reaper) for w in workers))
+        for worker, lines in zip(workers, found):
+            text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
+            sys.stderr.write(f"[rank {worker.rank}] the round stands still; stacks, innermost frame first:\n{text}\n")
+        sys.stderr.flush()
+        bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, found)}
+        self._emit(e.StacksCollected(round, bounded))
+
+    def _pulse(self, round: int, rank: int) -> PulseFile:
+        folder = self._settings.volume / "pulses"
+        folder.mkdir(exist_ok=True)
+        pulse = PulseFile(rank, str(folder / f"round-{round}-rank-{rank}"))
+        for path in (pulse.path, pulse.path + stacks.SUFFIX):  # of an agent before us, in this round
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        return pulse
+
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def kill(self) -> None:
@@ -163,6 +206,7 @@ class LocalWorkers:
         for worker in self._workers.values():
             if worker.channel is not None:
                 worker.channel.close()
+        shutil.rmtree(self._settings.volume / "pulses", ignore_errors=True)
         self._workers.clear()
         self._others.clear()
 

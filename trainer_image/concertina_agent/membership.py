@@ -9,6 +9,7 @@ from concertina_agent import protocol as p
 from concertina_agent.failures import better
 from concertina_agent.holdings import Holdings
 from concertina_agent.lead import Lead
+from concertina_agent.watchdog import Heartbeats
 from concertina_agent.workers_state import Workers
 
 
@@ -48,6 +49,7 @@ class Membership:
     """When the whole round was known to have succeeded, its last checkpoint included."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Own shard -> newest step that the peer holds."""
+    hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
 
     @property
     def lonely(self) -> bool:

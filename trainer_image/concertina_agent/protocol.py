@@ -157,6 +157,16 @@ class Prepared:
 
 
 @dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the lead looks out for, from spec.failurePolicy."""
+
+    hang_seconds: float = 0.0
+    """The round hangs when no rank moves for so long; 0: by the usual step time."""
+    straggler_factor: float = 0.0
+    """A rank whose own work in a step takes so many times the others' is a straggler; 0: none is looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Assign:
     """Operator to every member, after the commit. Answer: Accepted or Refused. members[0] is the lead."""
 
@@ -166,6 +176,7 @@ class Assign:
     members: tuple[Member, ...]
     store: str
     restore: Restore
+    limits: Limits = Limits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +288,8 @@ class Failure:
 
     replica: str
     reason: str
-    """WorkerFailed, WorkerSignaled, WorkerExitedEarly, StartFailed, MemberLost, LeadLost, RestoreFailed, BadInput."""
+    """WorkerFailed, WorkerSignaled, OutOfMemory, WorkerStopped, WorkerExitedEarly, StartFailed, MemberLost, LeadLost,
+    RestoreFailed, BadInput."""
     message: str
     """A sentence, with the exit code or signal."""
     last_lines: tuple[str, ...] = ()
@@ -332,6 +344,45 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pulse:
+    """Where one worker is, and for how long: ages, for no clock of one machine is compared with another's."""
+
+    rank: int
+    step: int
+    """Steps finished."""
+    phase: str
+    """A word of `watchdog.PHASES`; empty where the worker tells nothing of itself."""
+    still: float
+    """Seconds since it last moved."""
+    busy: float = 0.0
+    """Seconds of this round's finished steps, its first apart, that were not spent waiting for others."""
+    stack: Optional[tuple[str, ...]] = None
+    """Once the lead says that the round hangs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hang:
+    """No rank of the round moves."""
+
+    replica: str
+    """Whose worker the others wait for; empty where all wait alike."""
+    rank: int
+    """Of that worker; -1 with no replica."""
+    step: int
+    """Steps it has finished."""
+    phase: str
+    """What it does."""
+    others: str
+    """What most of the others do; empty without others."""
+    seconds: float
+    """For how long nobody had moved when this was found."""
+    suspects: int = 1
+    """How many ranks are behind like this one."""
+    stack: tuple[str, ...] = ()
+    """Of that worker, innermost frames first, bounded; in full it is in the pod's log."""
+
+
+@dataclasses.dataclass(frozen=True)
 class MemberState:
     """One member as the lead knows it. state: starting, running, draining, drained, succeeded, failed."""
 
@@ -346,6 +397,10 @@ class MemberState:
     """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()
     """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
+    pulses: tuple[Pulse, ...] = ()
+    """Of its workers that run; the lead keeps them to itself."""
+    hung: bool = False
+    """On the lead: no rank moves; every member collects the stacks of its workers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,6 +422,7 @@ class Report:
     failures: tuple[Failure, ...] = ()
     """Of the current round, in order of arrival."""
     progress: Optional[Progress] = None
+    hang: Optional[Hang] = None
     storage: Optional[Storage] = None
     startup_error: str = ""
     """Why this agent can never be ready, in a sentence."""

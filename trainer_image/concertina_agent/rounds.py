@@ -37,7 +37,7 @@ from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
 from concertina_agent.agent_state import AgentState
-from concertina_agent.failures import worker_failure
+from concertina_agent.failures import worker_failure, worker_stopped
 from concertina_agent.lead import JOIN_SECONDS, Lead
 from concertina_agent.membership import Membership, Preparation
 from concertina_agent.workers_state import Workers
@@ -200,10 +200,14 @@ class AgentCore(AgentState):
             return
         r.workers.said(event.rank, event.message)
         message = event.message
+        if isinstance(message, (w.Beat, p.Progress)):
+            r.hearts.told(event.rank, message.step, message.phase, self._now)
         if isinstance(message, w.Committed):
             self._committed(r, message)
         elif isinstance(message, p.Progress):
             self._complete_on_peers(r, message.snapshot_step)
+            if r.lead is not None:
+                r.lead.watchdog.step_took(message.step_seconds)
         elif isinstance(message, w.WantDurable):
             self._durability.wanted(message)
             self._effects.append(e.Ship(message.id, message.shard, message.path))
@@ -266,6 +270,7 @@ class AgentCore(AgentState):
             self._begin_drain(r, event.message)
         elif isinstance(event.message, p.MemberState):
             self._complete_on_peers(r, event.message.snapshot_step)
+            self._collect_stacks(r, event.message.hung)
             if event.message.state == "succeeded" and r.succeeded_at is None:
                 r.succeeded_at = self._now
         elif isinstance(event.message, p.DurableMoved):
@@ -322,16 +327,38 @@ class AgentCore(AgentState):
         r = self._round
         if r is None:
             return
+        self._look_at_workers(r, event)
         if r.lead is None and self._now >= r.silent_at:
             self._lead_lost("has been silent or out of reach for too long")
         if r.lead is not None:
             for replica, detail in r.lead.overdue(self._now):
                 self._changed |= r.lead.lost(replica, detail, self._at)
             self._changed |= r.lead.settle(self._now)
+            r.lead.said(self.state(), self._now)
+            self._changed |= r.lead.look(self._now)
+            self._collect_stacks(r, r.lead.watchdog.hung)
         if r.drain is not None and not r.grace_over and self._now >= r.drain_until:
             r.grace_over = True
             if not self._bundled:
                 self._effects.append(e.SignalWorkers(signal.SIGKILL))
+            self._own_state_changed()
+
+    # --- hangs ------------------------------------------------------------------------------------------------------
+
+    def _look_at_workers(self, r: Membership, event: e.Tick) -> None:
+        running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
+        r.hearts.look(event.pulses, running, self._now)
+        for rank in sorted(r.hearts.stopped(event.stopped)):
+            if r.failure is None:
+                self._fail(worker_stopped(self.replica, rank, r.workers.step, self._at))
+
+    def _collect_stacks(self, r: Membership, hung: bool) -> None:
+        if r.hearts.hung(hung):
+            self._effects.append(e.CollectStacks(r.assign.round))
+
+    def _stacks_collected(self, event: e.StacksCollected) -> None:
+        if (r := self._current(event.round)) is not None:
+            r.hearts.collected(event.stacks)
             self._own_state_changed()
 
     # --- copies and storage -----------------------------------------------------------------------------------------
@@ -417,4 +444,5 @@ _ON: Mapping[type, Callable[[AgentCore, Any], None]] = {
     e.Warm: AgentCore._warm,
     e.Noticed: AgentCore._noticed,
     e.Tick: AgentCore._tick,
+    e.StacksCollected: AgentCore._stacks_collected,
 }

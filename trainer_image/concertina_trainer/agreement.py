@@ -46,6 +46,7 @@ def agree(world: World, loss: Tensor, squared_norm: Tensor, said: Said) -> Agree
     flags = torch.tensor(dataclasses.astuple(said), dtype=torch.float64)
     numbers = torch.stack([loss.detach().double(), squared_norm.to(loss.device)])
     word = torch.cat([numbers, flags.to(loss.device)])
-    dist.all_reduce(word)
+    with world.waits.measured():
+        dist.all_reduce(word)
     loss_sum, norm_sum, *counts = word.tolist()
     return Agreed(loss_sum, norm_sum, Said(*(round(count) for count in counts)))

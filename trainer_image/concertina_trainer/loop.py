@@ -36,8 +36,13 @@ def train(run: Run, step: int, position: int) -> Done:
         done = run.saving.after(step, position, Said())
         assert done is not None
         return done
+    enter = run.reporter.pulse.enter
     while True:
-        loss = forward_backward(run, run.batches.next())
+        enter("loading data", step)
+        microbatches = run.batches.next()
+        enter("computing", step)
+        loss = forward_backward(run, microbatches)
+        enter("reducing", step)
         agreed = agree(run.world, loss, run.optimizer.squared_norm(), run.saving.say())
         if not math.isfinite(agreed.loss + agreed.squared_norm):
             raise FloatingPointError(f"the loss of step {step + 1} is {agreed.loss}: nothing of that step is kept")
@@ -48,6 +53,7 @@ def train(run: Run, step: int, position: int) -> Done:
 
         saving, stalled = run.saving.seconds, run.batches.stalled_seconds
         run.reporter.step(step, position, agreed.loss, rate, run.saving.snapshot_step, saving, stalled)
+        enter("checkpointing", step)
         done = run.saving.after(step, position, agreed.said)
         if done is not None:
             return done

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from concertina_trainer.config import ModelConfig, Precision
 from concertina_trainer.model import Decoder
+from concertina_trainer.waits import Waits, measure
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 RESHARD_ABOVE = 100_000_000
@@ -33,6 +34,7 @@ class World:
     size: int
     device: torch.device
     mesh: DeviceMesh
+    waits: Waits
 
 
 def interface_of(address: str) -> str:
@@ -80,7 +82,8 @@ def join(environment: Mapping[str, str]) -> World:
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    return World(rank, size, device, init_device_mesh(device.type, (size,), mesh_dim_names=("data",)))
+    mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("data",))
+    return World(rank, size, device, mesh, Waits(device))
 
 
 def sharded_model(config: ModelConfig, precision: Precision, world: World) -> Decoder:
@@ -99,6 +102,7 @@ def sharded_model(config: ModelConfig, precision: Precision, world: World) -> De
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            measure(module, world.waits)
     model.to_empty(device=world.device)
     return model
 

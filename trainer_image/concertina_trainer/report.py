@@ -8,16 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from concertina_agent.protocol import Progress
+from concertina_agent.pulse import PulseWriter
 from concertina_agent.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
+from concertina_trainer.waits import Waits
 
 _SMOOTHING = 0.9
 
 
 class Reporter:
-    """Progress from rank 0, a beat from every other rank."""
+    """Progress from rank 0, a beat from every other rank; and the pulse of each."""
 
     def __init__(self, config: TrainerConfig, rank: int, channel: WorkerEnd) -> None:
+        self.pulse = PulseWriter()
+        self.waits: Waits | None = None
+        """Once the group is there."""
+        self._waited = 0.0
         self._config, self._rank, self._channel = config, rank, channel
         self._tokens = config.global_batch_size * config.model.sequence_length
         self._timeline = {"start": _seconds_since_process_start()}
@@ -38,6 +44,7 @@ class Reporter:
 
     def phase(self, phase: str, step: int, position: int = 0) -> None:
         """Before the first step."""
+        self.pulse.enter(phase, step)
         self._send(phase, step, position, 0.0, 0.0, -1, 0.0, 0.0)
 
     def step(
@@ -46,6 +53,7 @@ class Reporter:
         """After a step. `saving` and `stalled`: seconds of this round spent on snapshots, and waiting for data."""
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
+        self._worked(seconds)
         if not self._first_step_at:
             self._first_step_at = time.time()
             self._timeline["first_step"] = round(seconds, 4)
@@ -59,6 +67,13 @@ class Reporter:
                 f"{self._tokens / (self._smoothed or seconds):,.0f} tokens/s  {seconds * 1000:.0f} ms",
                 flush=True,
             )
+
+    def _worked(self, seconds: float) -> None:
+        """Of this step, what was not spent waiting for others. The first one's warm-up tells nothing."""
+        waited = self.waits.seconds if self.waits else 0.0
+        if self._first_step_at:
+            self.pulse.busy += max(0.0, seconds - (waited - self._waited))
+        self._waited = waited
 
     def _announce(self, step: int) -> None:
         """One line when a round is at work: where its state came from and where the time of its start went."""

@@ -82,6 +82,7 @@ def run(channel: WorkerEnd) -> Done:
     reporter.phase("starting", start.restore.step)
     with reporter.part("group"):
         world = parallel.join(os.environ)
+    reporter.waits = world.waits
     with reporter.part("build"):
         reader = Reader(config.data, config.model.sequence_length, config.seed)
         model = parallel.sharded_model(config.model, config.precision, world)

@@ -1,0 +1,70 @@
+"""Faults in the bundled trainer, for tests: the file named by FAULT says which rank does what, from when it is there.
+
+1 read_forever        rank 1's reader waits as long as the file is there
+0 compute_forever     so does rank 0, in the forward pass
+2 slow 0.2            rank 2 takes so many seconds more for each step's forward pass
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import time
+
+
+def _fault(*names):
+    try:
+        with open(os.environ["FAULT"]) as file:
+            rank, name, *arguments = file.read().split()
+    except (KeyError, OSError, ValueError):
+        return None
+    return arguments if rank == os.environ.get("RANK") and name in names else None
+
+
+def read_forever():
+    while _fault("read_forever") is not None:
+        time.sleep(0.05)
+
+
+def compute_forever():
+    while _fault("compute_forever") is not None:
+        time.sleep(0.05)
+    if arguments := _fault("slow"):
+        time.sleep(float(arguments[0]))
+
+
+def _before(module, cls, method, act):
+    original = getattr(getattr(module, cls), method)
+
+    def changed(*args, **kwargs):
+        act()
+        return original(*args, **kwargs)
+
+    setattr(getattr(module, cls), method, changed)
+
+
+PATCHES = {
+    "concertina_trainer.data.reader": lambda module: _before(module, "Reader", "read", read_forever),
+    "concertina_trainer.model": lambda module: _before(module, "Decoder", "forward", compute_forever),
+}
+
+
+class Patching(importlib.abc.MetaPathFinder):
+    """Patches a module when it is first imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in PATCHES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load, patch = spec.loader.exec_module, PATCHES[name]
+
+        def exec_module(module):
+            load(module)
+            patch(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if "FAULT" in os.environ:
+    sys.meta_path.insert(0, Patching())

@@ -1,0 +1,130 @@
+"""Where a process stands in its code, asked without its help: it may hang in C, or be stopped.
+
+A worker forked by us has registered faulthandler for SIGNAL, which writes the Python stacks of all threads from the
+signal handler itself; any other process is looked at by py-spy, where that is installed. What the kernel knows comes
+first, and is all there is where neither answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from concertina_agent.processes import Reaper
+from concertina_agent.pulse import VARIABLE
+
+SIGNAL = signal.SIGUSR2
+SUFFIX = ".stacks"
+ANSWER_SECONDS = 1.0
+QUIET_SECONDS = 0.06
+"""A dump that does not grow for so long is complete."""
+KEEP_LINES, KEEP_CHARACTERS = 40, 240
+FRAMES = 8
+"""Kept of each thread, innermost first."""
+
+
+def register(environment: Mapping[str, str]) -> None:
+    """In a worker: from now on SIGNAL writes the stacks of all threads into the file beside the pulse."""
+    if path := environment.get(VARIABLE):
+        with contextlib.suppress(OSError):
+            faulthandler.register(SIGNAL, open(path + SUFFIX, "w"), all_threads=True)  # noqa: SIM115
+
+
+async def collect(pid: int, pulse: str, reaper: Reaper) -> list[str]:
+    """All lines: what the kernel says, then the stacks, innermost frame first."""
+    lines = [_kernel(pid)]
+    if _size(pulse + SUFFIX) >= 0:
+        lines += await _by_signal(pid, pulse + SUFFIX)
+    elif program := shutil.which("py-spy"):
+        lines += await _by_py_spy(program, pid, reaper)
+    else:
+        lines += [f"kernel: {line}" for line in _read(f"/proc/{pid}/stack").splitlines()]
+    return lines
+
+
+def bounded(lines: list[str]) -> tuple[str, ...]:
+    """The innermost frames of each thread, within what a message may hold. The thread that answered, the main one,
+    comes last in a dump and first here."""
+    threads: list[list[str]] = [[]]
+    for line in lines:
+        if line.startswith(("Current thread", "Thread ")):
+            threads.append([])
+        if line.strip() and len(threads[-1]) <= FRAMES:
+            threads[-1].append(line[:KEEP_CHARACTERS])
+    head, *rest = threads
+    rest.sort(key=lambda thread: not (thread[0].startswith("Current thread") or "MainThread" in thread[0]))
+    return tuple(line for thread in (head, *rest) for line in thread)[:KEEP_LINES]
+
+
+def stopped(pid: int) -> bool:
+    """Whether it is stopped (not by a debugger)."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2][:2].strip() == "T"
+
+
+def _kernel(pid: int) -> str:
+    fields = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":" in line)
+    waits = _read(f"/proc/{pid}/wchan").strip("0")
+    state = fields.get("State", "gone").strip()
+    return f"process {pid}: state {state}, {fields.get('Threads', '?').strip()} threads" + (
+        f", waits in the kernel's {waits}" if waits else ""
+    )
+
+
+async def _by_signal(pid: int, path: str) -> list[str]:
+    start = _size(path)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, SIGNAL)
+    clock = asyncio.get_running_loop().time
+    give_up, size, grew = clock() + ANSWER_SECONDS, start, 0.0
+    while clock() < give_up and (size == start or clock() < grew + QUIET_SECONDS):
+        await asyncio.sleep(0.02)
+        if (grown := _size(path)) != size:
+            size, grew = grown, clock()
+    if size == start:
+        return ["it does not answer the signal for its stacks"]
+    return _read(path)[start:].splitlines()
+
+
+async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> list[str]:
+    child, output = _start_py_spy(program, pid)
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    reaper.watch(child, lambda code: None if ended.done() else ended.set_result(code))
+    with output:
+        try:
+            await asyncio.wait_for(ended, ANSWER_SECONDS)
+        except asyncio.TimeoutError:
+            os.kill(child, signal.SIGKILL)
+            return ["py-spy does not answer"]
+        return output.read(1 << 16).decode(errors="replace").splitlines()
+
+
+def _start_py_spy(program: str, pid: int) -> tuple[int, BinaryIO]:
+    """Its pid, and what it prints (a pipe holds all of it)."""
+    read, write = os.pipe()
+    try:
+        redirect = [(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
+        command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+        return os.posix_spawn(program, command, os.environ, file_actions=redirect), open(read, "rb", buffering=0)
+    finally:
+        os.close(write)
+
+
+def _size(path: str) -> int:
+    """-1 where there is no such file."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
