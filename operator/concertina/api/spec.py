@@ -139,6 +139,18 @@ class FailurePolicy(Model):
     window_seconds: int = Field(
         default=3600, ge=1, le=31536000, description="Length in seconds of the window in which failures are counted."
     )
+    hang_timeout_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=31536000,
+        description="Seconds without a move of any rank that make a hang; starting, restoring, checkpointing and "
+        "evaluating may last longer. Absent: 20 times the usual step, at least 60. It holds from the next round on.",
+    )
+    hang_action: Literal["Replace", "Report"] = Field(
+        default="Replace",
+        description="What follows from a hang, once the stacks of all workers are in the logs: Replace makes a new "
+        "round and replaces the pod that the others wait for; Report tells of it and lets it be.",
+    )
 
 
 class JobSpec(Model):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from concertina.api.spec import JobSpec
 from concertina.api.status import Base, Claim, Member, World, rfc3339
 from concertina.plan import constants, restore
 from concertina.plan.decision import Decision, Phase
@@ -108,5 +109,12 @@ def _assigns(look: Look, world: World, replies: Mapping[str, Prepared], source: 
         first_rank += member.workers
     claim_id = world.claim.claim_id if world.claim else ""
     store = replies[world.members[0].replica].store
-    message = protocol.Assign(look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source)
+    message = protocol.Assign(
+        look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(look.spec)
+    )
     return tuple(Send(member.replica, member.address, message) for member in ranks)
+
+
+def _limits(spec: JobSpec) -> protocol.Limits:
+    """What the lead is told to look out for."""
+    return protocol.Limits(hang_seconds=float(spec.failure_policy.hang_timeout_seconds or 0))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus, Spares, rfc3339
-from concertina.plan import accounting, budget, conditions, drains, growth, lifecycle, rounds
+from concertina.plan import accounting, budget, conditions, drains, growth, hangs, lifecycle, rounds
 from concertina.plan.claims import last_claim, proceed
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -49,7 +49,7 @@ def plan(observed: Observed, now: float) -> Plan:
     if job.spec is None:
         return _unreadable(observed, now)
     look = Look(observed, job.spec, now)
-    decision = next(decision for policy in POLICIES if (decision := policy(look)))
+    decision = hangs.reported(look, next(decision for policy in POLICIES if (decision := policy(look))))
     pods = plan_pods(look, decision)
     status = _status(look, decision, pods)
     rechecks = [wait for wait in (decision.recheck, pods.recheck, look.time_left, growth.left(look)) if wait]

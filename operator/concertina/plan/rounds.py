@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from concertina.plan import backoff, budget, claims, constants, growth, pods, sizes
+from concertina.plan import backoff, budget, claims, constants, growth, hangs, pods, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
 from concertina_agent import protocol
 
 OWN_FAULT = frozenset(
-    {"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly", "StartFailed", "RestoreFailed", "BadInput"}
+    {
+        "WorkerFailed",
+        "WorkerSignaled",
+        "OutOfMemory",
+        "WorkerStopped",
+        "WorkerExitedEarly",
+        "StartFailed",
+        "RestoreFailed",
+        "BadInput",
+    }
 )
 """Failures that use up the budget; a lost member does so only when its pod turns out to have ended by itself."""
 
@@ -122,7 +131,14 @@ def _assign_sent(look: Look) -> bool:
 
 
 Check = Callable[[Look], Cause | None]
-CHECKS: tuple[Check, ...] = (_failure_reported, _member_gone, _lead_lost, _not_acknowledged, _never_assigned)
+CHECKS: tuple[Check, ...] = (
+    _failure_reported,
+    _member_gone,
+    _lead_lost,
+    _not_acknowledged,
+    _never_assigned,
+    hangs.hung,
+)
 
 
 def recheck(look: Look) -> float:

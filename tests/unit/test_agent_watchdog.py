@@ -1,0 +1,176 @@
+"""Who hangs, and since when: the verdicts as tables and laws."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina_agent.protocol import Limits, Pulse
+from concertina_agent.watchdog import (
+    FIRST_STEP,
+    LASTING,
+    LEAST,
+    PHASES,
+    STACKS_SECONDS,
+    Heartbeats,
+    Watchdog,
+    limit,
+    position,
+    suspects,
+    waits,
+)
+
+IN_COLLECTIVE = (
+    "process 7: state S (sleeping), 9 threads",
+    "Current thread 0x1 (most recent call first):",
+    '  File "/x/torch/distributed/distributed_c10d.py", line 4000 in all_gather_into_tensor',
+    '  File "/x/torch/distributed/fsdp/_collectives.py", line 20 in foreach_all_gather',
+)
+IN_SCRIPT = (
+    "process 8: state S (sleeping), 9 threads",
+    "Current thread 0x1 (most recent call first):",
+    '  File "/x/train.py", line 12 in forward',
+    '  File "/x/torch/nn/module.py", line 20 in __call__',
+    '  File "/x/torch/nn/module.py", line 21 in __call__',
+    '  File "/x/torch/nn/module.py", line 22 in __call__',
+    '  File "/x/torch/distributed/fsdp/_state.py", line 20 in wrapper',
+)
+
+
+def pulse(rank: int, phase: str = "computing", step: int = 5, still: float = 0.0, **more) -> Pulse:
+    return Pulse(rank, step, phase, still, **more)
+
+
+@pytest.mark.parametrize(
+    ("pulses", "expected"),
+    [
+        ([pulse(0), pulse(1, "loading data"), pulse(2)], [1]),
+        ([pulse(0, "reducing"), pulse(1, "reducing"), pulse(2)], [2]),
+        ([pulse(0, "checkpointing", 6), pulse(1, "computing", 6)], [0]),
+        ([pulse(0, "reducing", 4), pulse(1, "checkpointing", 5)], [0]),
+        ([pulse(0, "starting", 0), pulse(1, "restoring", 0)], [0]),
+        ([pulse(0), pulse(1, "loading data"), pulse(2, "loading data")], [1, 2]),
+        ([pulse(0), pulse(1)], [0, 1]),
+        ([pulse(0, stack=IN_COLLECTIVE), pulse(1, stack=IN_SCRIPT)], [1]),
+        ([pulse(0, stack=IN_COLLECTIVE), pulse(1, stack=IN_COLLECTIVE)], [0, 1]),
+        # Only rank 0 of a script of one's own tells where it is: the stacks tell of the others.
+        ([pulse(0, stack=IN_COLLECTIVE), Pulse(1, -1, "", 0.0, stack=IN_SCRIPT)], [1]),
+        ([pulse(0), Pulse(1, -1, "", 0.0)], [0, 1]),
+    ],
+)
+def test_who_is_behind(pulses: list[Pulse], expected: list[int]) -> None:
+    assert [found.rank for found in suspects(pulses)] == expected
+
+
+def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
+    assert waits(IN_COLLECTIVE)
+    assert not waits(IN_SCRIPT)
+    assert not waits(())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(PHASES)), min_size=1, max_size=8),
+    st.permutations(range(8)),
+)
+def test_suspects_are_those_furthest_behind_whatever_the_order(places: list, order: list[int]) -> None:
+    pulses = [pulse(rank, phase, step) for rank, (step, phase) in enumerate(places)]
+    shuffled = [pulses[i] for i in order if i < len(pulses)]
+    found = suspects(shuffled)
+    assert found == suspects(pulses)
+    assert found
+    assert {position(one) for one in found} == {min(map(position, pulses))}
+
+
+@pytest.mark.parametrize(
+    ("told", "steps", "phase", "seconds"),
+    [
+        (0.0, [0.1] * 9, "computing", LEAST),
+        (0.0, [10.0] * 9, "loading data", 200.0),
+        (5.0, [10.0] * 9, "computing", 5.0),
+        (5.0, [10.0], "checkpointing", LASTING["checkpointing"]),
+        (5000.0, [10.0], "checkpointing", 5000.0),
+        (0.0, [], "computing", FIRST_STEP),
+        (5.0, [], "computing", FIRST_STEP),
+        (5.0, [], "restoring", LASTING["restoring"]),
+    ],
+)
+def test_how_long_is_too_long(told: float, steps: list[float], phase: str, seconds: float) -> None:
+    assert limit(Limits(hang_seconds=told), steps, phase) == seconds
+
+
+def watchdog(seconds: float = 10.0) -> Watchdog:
+    found = Watchdog(Limits(hang_seconds=seconds))
+    found.step_took(0.1)
+    return found
+
+
+def test_a_round_hangs_when_no_rank_has_moved_and_is_named_when_the_stacks_are_there() -> None:
+    dog = watchdog()
+    dog.heard("a", (pulse(0, still=9.0),), 100.0)
+    dog.heard("b", (pulse(1, "loading data", still=0.0),), 100.0)
+    assert not dog.look(109.9)
+    assert not dog.hung, "rank 1 has moved"
+    assert not dog.look(110.0)
+    assert dog.hung
+    dog.heard("a", (pulse(0, still=20.0, stack=IN_COLLECTIVE),), 111.0)
+    assert not dog.look(111.0), "a stack is missing"
+    dog.heard("b", (pulse(1, "loading data", still=11.0, stack=IN_SCRIPT),), 111.0)
+    assert dog.look(111.0)
+    hang = dog.hang
+    assert hang is not None
+    assert (hang.replica, hang.rank, hang.phase, hang.others) == ("b", 1, "loading data", "computing")
+    assert (hang.seconds, hang.stack) == (11.0, IN_SCRIPT)
+    dog.heard("b", (pulse(1, "loading data", still=13.0, stack=IN_SCRIPT),), 113.0)
+    assert not dog.look(113.0), "what was found stays the same"
+    dog.heard("b", (pulse(1, step=6),), 114.0)
+    assert dog.look(114.0)
+    assert (dog.hung, dog.hang) == (False, None)
+
+
+def test_stacks_that_do_not_come_are_not_waited_for() -> None:
+    dog = watchdog()
+    dog.heard("a", (pulse(0, still=10.0),), 100.0)
+    dog.look(100.0)
+    assert not dog.look(100.0 + STACKS_SECONDS - 0.1)
+    assert dog.look(100.0 + STACKS_SECONDS)
+    assert dog.hang is not None
+    assert dog.hang.rank == 0
+
+
+def test_where_all_wait_alike_nobody_is_blamed() -> None:
+    dog = watchdog()
+    dog.heard("a", (pulse(0, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.heard("b", (pulse(1, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.look(100.0)
+    assert dog.look(100.25)
+    assert dog.hang is not None
+    assert (dog.hang.replica, dog.hang.rank, dog.hang.suspects) == ("", -1, 2)
+
+
+def test_workers_that_tell_nothing_never_hang() -> None:
+    dog = watchdog()
+    dog.heard("a", (Pulse(0, -1, "", 0.0),), 100.0)
+    dog.look(1e6)
+    assert not dog.hung
+
+
+@given(st.floats(-1e9, 1e9), st.floats(0, 50))
+def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> None:
+    """A member whose clock is off by any amount says the same ages."""
+    hearts = Heartbeats()
+    hearts.told(0, 5, "training", offset)
+    hearts.look((), [0], offset + still)
+    dog = watchdog(25.0)
+    dog.heard("a", hearts.pulses, 100.0)
+    dog.look(100.0)
+    assert dog.hung == (hearts.pulses[0].still >= 25.0)
+    assert hearts.pulses[0].still == pytest.approx(still, abs=1e-3)
+
+
+def test_a_worker_is_stopped_when_it_is_so_twice() -> None:
+    hearts = Heartbeats()
+    assert hearts.stopped([1]) == frozenset()
+    assert hearts.stopped([1, 2]) == {1}
+    assert hearts.stopped([]) == frozenset()
+    assert hearts.stopped([2]) == frozenset()
