@@ -118,10 +118,11 @@ class Cluster:
         self.world.invariants.creating(action)
         self._uids += 1
         pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
+        pod = changed(pod, avoids=action.never_nodes)
         self.hosted[name] = SimPod(name, pod.uid)
         self.clock.tell(f"{who} creates {name}")
         self._put(pod)
-        self.clock.after(self.clock.between(0.02, 0.5), self._schedule, pod.uid, name, action.avoid_nodes)
+        self.clock.after(self.clock.between(0.02, 0.5), self._schedule, pod.uid, name, action)
         return pod
 
     def delete(self, who: str, action: DeletePod) -> None:
@@ -172,15 +173,16 @@ class Cluster:
             self.down_until, self.stopped_until.get(node, 0.0)
         )
 
-    def _schedule(self, uid: str, name: str, avoid: tuple[str, ...]) -> None:
+    def _schedule(self, uid: str, name: str, action: CreatePod) -> None:
         pod = self.pods.get(name)
         if pod is None or pod.uid != uid or pod.deleting:
             return
         nodes = [node.name for node in self.nodes.values() if node.ready and self._up(node.name)]
-        free = [node for node in nodes if node not in avoid and not self._taken(node)] or nodes
+        nodes = [node for node in nodes if node not in action.never_nodes]
+        free = [node for node in nodes if node not in action.avoid_nodes and not self._taken(node)] or nodes
         if not free:
             self._put(changed(pod, waiting="Unschedulable", waiting_message="no node is free"))
-            self.clock.after(1.0, self._schedule, uid, name, avoid)
+            self.clock.after(1.0, self._schedule, uid, name, action)
             return
         node = self.clock.random.choice(free)
         self.hosted[name].node = node

@@ -209,3 +209,27 @@ def test_the_secret_is_the_jobs_and_of_no_other_job_of_that_name() -> None:
 def test_a_long_name_makes_a_valid_label() -> None:
     pod = made(job(OWN, name="a" * 62 + ".b"))
     assert pod["metadata"]["labels"]["concertina.dev/job"] == "a" * 62
+
+
+def test_bad_nodes_are_kept_off_by_a_rule_and_a_wish_beside_the_templates_own() -> None:
+    spec = copy.deepcopy(OWN)
+    own_term = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
+    required = {"nodeSelectorTerms": [own_term, {"matchFields": []}]}
+    spec["template"]["spec"]["affinity"] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
+        "podAffinity": {},
+    }
+    pod = made(job(spec), CreatePod(1, 2, avoid_nodes=("n1",), never_nodes=("n2", "n3")))
+    of_nodes = pod["spec"]["affinity"]["nodeAffinity"]
+    rule = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n2", "n3")]
+    assert of_nodes["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+        {**own_term, "matchFields": rule},
+        {"matchFields": rule},
+    ]
+    (wish,) = of_nodes["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish["preference"]["matchFields"][0]["values"] == ["n1"]
+    assert "podAffinity" in pod["spec"]["affinity"]
+    assert pod["metadata"]["annotations"]["concertina.dev/avoids"] == "n2,n3"
+    plain = made(job(OWN), CreatePod(1, 2, never_nodes=("n2",)))
+    terms = plain["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms == {"nodeSelectorTerms": [{"matchFields": rule[:1]}]}

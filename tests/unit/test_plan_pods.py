@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
+from concertina.api.status import AvoidedNode, JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan
 
@@ -116,7 +116,9 @@ def test_scaling_down_keeps_members_and_deletes_only_after_a_round_without_them(
 
 def test_a_replica_that_fails_twice_is_replaced_elsewhere() -> None:
     entry = Restart(at=rfc3339(T0), replica="demo-1-0", node="node-1", reason="WorkerFailed")
-    status = JobStatus(restarts=Restarts(in_window=2, total=2, recent=(entry, entry)))
+    again = entry.model_copy(update={"rung": "ReplacePod"})
+    bad = AvoidedNode(node="node-1", until=rfc3339(T0 + 900))
+    status = JobStatus(restarts=Restarts(in_window=2, total=2, recent=(entry, again)), avoided_nodes=(bad,))
     pods = (jobs.pod(0), jobs.pod(1), jobs.pod(2))
     made = plan(jobs.observed(jobs.job(jobs.spec(), status), pods), T0 + 1)
     assert deletes(made) == {"demo-1-0": False}

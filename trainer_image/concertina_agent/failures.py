@@ -76,7 +76,11 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     ordered = tuple(failures)
     cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
     return tuple(
-        dataclasses.replace(f, secondary=i != cause and (looks_provoked(f) or f.reason not in UNPROVOKED))
+        dataclasses.replace(
+            f,
+            secondary=i != cause and (looks_provoked(f) or f.reason not in UNPROVOKED),
+            provoked=looks_provoked(f),
+        )
         for i, f in enumerate(ordered)
     )
 

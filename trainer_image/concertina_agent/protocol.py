@@ -299,6 +299,8 @@ class Failure:
     permanent: bool = False
     """Trying again can't help (BadInput: the worker exited 78, EX_CONFIG)."""
     secondary: bool = False
+    provoked: bool = False
+    """Its last words are those of a rank that lost a peer: they say nothing about the script."""
     at: float = 0.0
 
 

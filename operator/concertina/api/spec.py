@@ -151,6 +151,13 @@ class FailurePolicy(Model):
         description="What follows from a hang, once the stacks of all workers are in the logs: Replace makes a new "
         "round and replaces the pod that the others wait for; Report tells of it and lets it be.",
     )
+    avoid_node_seconds: int = Field(
+        default=900,
+        ge=0,
+        le=31536000,
+        description="Seconds for which new pods keep off a node that failed the job repeatedly; twice as long each "
+        "further time. 0: nodes are not avoided.",
+    )
 
 
 class JobSpec(Model):

@@ -35,6 +35,9 @@ class Claim(Observed):
     at: Timestamp | None = Field(default=None, description="When it was made.")
     reason: Annotated[str, Field(max_length=128)] = Field(default="", description="Why, in one word.")
     message: Annotated[str, Field(max_length=4096)] = Field(default="", description="Why, in a sentence.")
+    from_storage: bool = Field(
+        default=False, description="A whole restart: the round starts from durable storage, not from node memory."
+    )
 
 
 class Member(Observed):
@@ -52,6 +55,9 @@ class Base(Observed):
 
     round: Count = Field(description="The round that was started from this step.")
     step: Count = Field(description="Steps finished when the round started.")
+    source: Annotated[str, Field(max_length=16)] = Field(
+        default="", description="Where that state came from: Fresh (there was none), Memory or Storage."
+    )
 
 
 class World(Observed):
@@ -109,6 +115,34 @@ class Restart(Observed):
     reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
     step: Count = Field(default=0, description="Steps finished before it.")
     counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
+    rung: Annotated[str, Field(max_length=32)] = Field(
+        default="", description="What answered it: NewRound, WithoutMember, ReplacePod or WholeRestart."
+    )
+    error: Annotated[str, Field(max_length=200)] = Field(
+        default="", description="What was said, without numbers and addresses: two with the same are the same failure."
+    )
+    after_seconds: Seconds = Field(default=0.0, description="Seconds since the round began.")
+
+
+class RungUse(Observed):
+    """How much of one rung of the recovery ladder is used up."""
+
+    rung: Annotated[str, Field(max_length=32)] = Field(description="NewRound, WithoutMember, ReplacePod, WholeRestart.")
+    in_window: Count = Field(default=0, description="Failures within the window that it answered.")
+    budget: Count | None = Field(
+        default=None, description="Failures that it still answers in this window. Absent: there is no limit."
+    )
+
+
+class AvoidedNode(Observed):
+    """A node that failed this job."""
+
+    node: Name = Field(description="Its name.")
+    until: Timestamp = Field(
+        description="New pods keep off it until then; afterwards the entry only remembers it for a window."
+    )
+    reason: Annotated[str, Field(max_length=300)] = Field(default="", description="Why, in a sentence.")
+    times: Count = Field(default=1, description="How often it was avoided: each time for twice as long.")
 
 
 class Restarts(Observed):
@@ -117,6 +151,7 @@ class Restarts(Observed):
     in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
     budget: Count = Field(default=0, description="Failures that are still borne in this window.")
     total: Count = Field(default=0, description="Failures since the job was created.")
+    rungs: tuple[RungUse, ...] = Field(default=(), max_length=8, description="The recovery ladder, from the least up.")
     recent: tuple[Restart, ...] = Field(default=(), max_length=1001, description="The failures within the window.")
 
 
@@ -194,6 +229,9 @@ class JobStatus(Observed):
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
     restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
+    avoided_nodes: tuple[AvoidedNode, ...] = Field(
+        default=(), max_length=32, description="Nodes that failed this job again and again."
+    )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
     goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's start went.")

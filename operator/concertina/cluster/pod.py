@@ -25,6 +25,8 @@ VOLUME = "concertina"
 VOLUME_PATH = "/concertina"
 IDENTITY = "concertina-identity"
 IDENTITY_PATH = "/etc/concertina"
+AVOIDS = "concertina.dev/avoids"
+"""Annotation: the nodes that the pod must not run on, by a rule of ours (not of the template)."""
 INIT_CONTAINER = "concertina-agent"
 AGENT = ("python3", f"{VOLUME_PATH}/agent.pyz", "run")
 
@@ -82,8 +84,10 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, spec)]
     pod.setdefault("restartPolicy", "Never")
     pod.setdefault("topologySpreadConstraints", [_spread(job)])
-    if create.avoid_nodes:
-        pod["affinity"] = _avoiding(pod.get("affinity") or {}, create.avoid_nodes)
+    if create.avoid_nodes or create.never_nodes:
+        pod["affinity"] = _keeping_off(pod.get("affinity") or {}, create)
+    if create.never_nodes:
+        metadata["annotations"][AVOIDS] = ",".join(create.never_nodes)
     if create.spare:
         pod["affinity"] = _apart(pod.get("affinity") or {}, job)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
@@ -182,12 +186,22 @@ def _apart(affinity: Raw, job: JobView) -> Raw:
     return {**affinity, "podAntiAffinity": of_pods}
 
 
-def _avoiding(affinity: Raw, nodes: tuple[str, ...]) -> Raw:
-    """A wish, not a rule: a job on few nodes must not wait for one that it avoids."""
-    # a field selector takes one value only
-    avoid = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    wish = {"weight": 100, "preference": {"matchFields": avoid}}
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
+def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
+    """By a wish where the job can't spare the node, by a rule where it can; beside what the template asks for."""
     of_nodes = dict(affinity.get("nodeAffinity") or {})
-    of_nodes[key] = [*(of_nodes.get(key) or ()), wish]
+    if create.avoid_nodes:
+        wish = {"weight": 100, "preference": {"matchFields": _not_on(create.avoid_nodes)}}
+        key = "preferredDuringSchedulingIgnoredDuringExecution"
+        of_nodes[key] = [*(of_nodes.get(key) or ()), wish]
+    if create.never_nodes:
+        key = "requiredDuringSchedulingIgnoredDuringExecution"
+        terms = (of_nodes.get(key) or {}).get("nodeSelectorTerms") or [{}]  # one of them has to hold
+        rule = _not_on(create.never_nodes)
+        terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *rule]} for term in terms]
+        of_nodes[key] = {"nodeSelectorTerms": terms}
     return {**affinity, "nodeAffinity": of_nodes}
+
+
+def _not_on(nodes: tuple[str, ...]) -> list[Raw]:
+    # a field selector takes one value only
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from concertina.api.parse import SpecError, parse_spec
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
-from concertina.cluster.pod import ATTEMPT, INDEX, JOB_UID, TRAINER_CONTAINER
+from concertina.cluster.pod import ATTEMPT, AVOIDS, INDEX, JOB_UID, TRAINER_CONTAINER
 from concertina.cluster.resources import Raw
 from concertina.plan.types import JobView, NodeView, PodView
 
@@ -44,6 +44,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         ip=status.get("podIP") or "",
         waiting=waiting,
         waiting_message=waiting_message,
+        avoids=tuple(filter(None, (metadata.get("annotations") or {}).get(AVOIDS, "").split(","))),
         exit_code=code,
         exit_reason=reason,
         exit_message=message,

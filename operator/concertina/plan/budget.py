@@ -1,30 +1,34 @@
-"""The recovery ladder: a new round of the same members, then one without the member whose pod is replaced (on another
-node where there is one), then Failed. Failures count within a sliding window; a node's death isn't the job's."""
+"""What counts as a failure: what happened within a sliding window, and whose cause lies in the job; a node's death is
+none."""
 
 from __future__ import annotations
 
 from concertina.api.status import Restart, Restarts, rfc3339, unix_seconds
-from concertina.plan import backoff
+from concertina.plan import backoff, ladder
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
 from concertina.plan.types import PodView
 
 KEPT = 1001
+WITH_ERROR = 50
 
 
 def restart(look: Look, cause: Cause) -> Restart | None:
-    """The entry in status.restarts for a new round that answers this cause."""
+    """The entry in status.restarts for a new round that answers this cause; its rung is still to be found."""
     if cause.planned:
         return None
     pod = look.pods.get(cause.replica)
+    member = look.members.get(cause.replica)
     return Restart(
         at=rfc3339(look.now),
         replica=cause.replica,
-        node=pod.node if pod else "",
+        node=pod.node if pod else member.node if member else "",
         reason=cause.reason,
-        step=look.step,
+        step=max(look.step, cause.step),
         counted=cause.counted,
+        error=cause.error,
+        after_seconds=max(0.0, look.now - unix_seconds(look.world.since)) if look.world.since else 0.0,
     )
 
 
@@ -54,22 +58,38 @@ def counted(look: Look, answered: Restart | None, replaced: tuple[PodView, ...])
     entries, new = list(look.recent), 0
     if answered and not _told(look, answered):
         entries, new = [*entries, answered], 1
-    for pod in filter(backoff.ended_by_itself, replaced):
+    for pod in replaced:
         known = next((i for i, entry in reversed(list(enumerate(entries))) if entry.replica == pod.name), None)
-        if known is not None:
-            entries[known] = entries[known].model_copy(update={"counted": True})
-        else:
+        if backoff.ended_by_itself(pod) and known is None:
             new += 1
-            entries.append(backoff.entry_of(look, pod))
+            entries.append(backoff.entry_of(look, pod).model_copy(update={"rung": ladder.WITHOUT_MEMBER}))
+        elif known is not None and (learnt := _learnt(look, pod)):
+            entries[known] = entries[known].model_copy(update=learnt)
     if entries == list(look.status.restarts.recent) and not new:
         return look.status.restarts
+    kept = _bounded(entries)
     spent = sum(entry.counted for entry in entries)
     return Restarts(
         in_window=spent,
         budget=max(0, look.spec.failure_policy.max_restarts - spent),
         total=look.status.restarts.total + new,
-        recent=tuple(entries[-KEPT:]),
+        rungs=ladder.uses(look.spec, kept),
+        recent=kept,
     )
+
+
+def _learnt(look: Look, pod: PodView) -> dict[str, object]:
+    """What the end of a pod adds to the failure that it was answered as."""
+    node = look.node(pod)
+    if backoff.ended_by_itself(pod):
+        return {"counted": True}
+    return {"reason": "NodeLost"} if node.out_of_service or not node.ready else {}
+
+
+def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
+    """What was said is kept of the newest alone."""
+    old, new = entries[-KEPT:-WITH_ERROR], entries[-WITH_ERROR:]
+    return (*(entry.model_copy(update={"error": ""}) if entry.error else entry for entry in old), *new)
 
 
 def _told(look: Look, answered: Restart) -> bool:

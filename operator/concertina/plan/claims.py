@@ -26,6 +26,12 @@ class Cause:
     counted: bool = False
     """Whether it uses up failurePolicy.maxRestarts."""
     last_lines: tuple[str, ...] = ()
+    error: str = ""
+    """Of the failure: `same_failure.signature`."""
+    step: int = -1
+    """Of the failed worker; -1 where it said none."""
+    from_storage: bool = False
+    """Whether the round goes on from durable storage, whatever is in node memory."""
 
     @property
     def sentence(self) -> str:
@@ -68,6 +74,7 @@ def claim(look: Look, cause: Cause, restart: Restart | None = None) -> Decision 
         at=rfc3339(look.now),
         reason=cause.reason,
         message=cause.sentence,
+        from_storage=cause.from_storage,
     )
     phase = Phase.RECOVERING if look.status.rounds else Phase.STARTING
     event = Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence)
@@ -134,7 +141,7 @@ def proceed(look: Look) -> Decision | None:
     patience = _patience(look, names, calls, replies)
     chosen = membership.choose(replies, look.members, look.spec) if patience is None else ()
     if _overtaken(calls, made) or (not chosen and _hopeless(look, made, names, calls)):
-        again = claim(look, Cause(made.reason, made.message, planned=True))
+        again = claim(look, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
         if again:
             return replace(again, events=())  # told already
     if not calls and not look.members and len(names) < sizes.most(look.spec) and not _late(look, made):

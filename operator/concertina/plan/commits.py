@@ -21,7 +21,9 @@ from concertina_agent.protocol import Prepared
 def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision:
     """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet."""
     storages = [_storage(look, name, reply) for name, reply in replies.items()]
-    source = restore.choose(replies, storages, look.status, look.observed.job.uid, look.spec)
+    source = restore.choose(
+        {} if made.from_storage else replies, storages, look.status, look.observed.job.uid, look.spec
+    )
     if isinstance(source, restore.Unknown):
         return storage_unknown(source)
     members = _members(look, replies)
@@ -34,7 +36,7 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision
         workers=workers,
         lead=members[0].replica,
         members=members,
-        base=Base(round=made.round, step=source.step),
+        base=Base(round=made.round, step=source.step, source=source.source),
         since=rfc3339(look.now),
     )
     origin = {

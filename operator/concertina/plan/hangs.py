@@ -25,7 +25,8 @@ def hung(look: Look) -> Cause | None:
     if report is None or report.hang is None or look.spec.failure_policy.hang_action != "Replace":
         return None
     hang = report.hang
-    return Cause(HANG if hang.replica else STANDSTILL, sentence(look, hang), hang.replica, counted=True)
+    reason, error = HANG if hang.replica else STANDSTILL, f"hangs while {hang.phase}"
+    return Cause(reason, sentence(look, hang), hang.replica, counted=True, error=error, step=hang.step)
 
 
 def reported(look: Look, decision: Decision) -> Decision:

@@ -15,6 +15,8 @@ from concertina_agent import protocol
 
 UNKNOWN_AGENT = AgentView()
 UNKNOWN_NODE = NodeView(name="", ready=True)
+REPLACE_POD = "ReplacePod"
+"""The rung of the recovery ladder (`ladder`) that condemns a pod."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Look:
             return f"was on node {pod.node}, which is out of service"
         if pod.name in self.condemned:
             return "failed again and again"
+        if pod.waiting == "Unschedulable" and not self.avoided.issuperset(pod.avoids):
+            return "found no place, and may use a node again that it had to avoid"
         view = self.agent(pod.name)
         if view.connected or pod.phase != "Running" or self.in_good_standing(pod.name):
             return ""
@@ -122,9 +126,14 @@ class Look:
 
     @cached
     def condemned(self) -> frozenset[str]:
-        """Replicas that were the cause of two failures: their pods are replaced."""
-        causes = [restart.replica for restart in self.recent if restart.counted]
-        return frozenset(name for name in causes if causes.count(name) >= 2)
+        """Replicas whose failure was answered by replacing their pod."""
+        return frozenset(entry.replica for entry in self.recent if entry.rung == REPLACE_POD)
+
+    @cached
+    def avoided(self) -> frozenset[str]:
+        """Nodes that new pods keep off for now."""
+        nodes = self.status.avoided_nodes
+        return frozenset(entry.node for entry in nodes if unix_seconds(entry.until) > self.now)
 
     @cached
     def recent(self) -> tuple[Restart, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus, Spares, rfc3339
-from concertina.plan import accounting, budget, conditions, drains, growth, hangs, lifecycle, rounds
+from concertina.plan import accounting, budget, conditions, drains, growth, hangs, lifecycle, nodes, rounds
 from concertina.plan.claims import last_claim, proceed
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -83,6 +83,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     if done and not old.completion_time:
         world = world.model_copy(update={"claim": last_claim(look, decision.reason)})
     committed = world.round > old.world.round
+    restarts = budget.counted(look, decision.restart, pods.replaced)
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,
@@ -95,7 +96,8 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "world": world,
         "spares": _spares(look),
         "growth": growth.after(look, decision),
-        "restarts": budget.counted(look, decision.restart, pods.replaced),
+        "restarts": restarts,
+        "avoided_nodes": nodes.remember(look, restarts.recent),
         "rounds": old.rounds + committed,
         "steps_replayed": old.steps_replayed + decision.replayed,
         "last_checkpoint": accounting.last_checkpoint(look),

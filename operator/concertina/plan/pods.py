@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from concertina.plan import backoff, constants, sizes
+from concertina.plan import backoff, constants, nodes, sizes
 from concertina.plan.decision import Decision, Pods
 from concertina.plan.look import Look
 from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, Event, PodView
@@ -78,13 +78,12 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
     recheck = min([constants.CREATE_RETRY, *(held[index].left for index in missing if index in held)])
     if not due:
         return (), recheck
-    avoid = tuple(
-        sorted({restart.node for restart in look.recent if restart.replica in look.condemned and restart.node})
-    )
+    never = nodes.forbidden(look)
+    avoid = tuple(sorted(set(nodes.avoided(look)) - set(never)))
     secret: tuple[Action, ...] = () if observed.secret_made else (CreateSecret(),)
     standing = len(look.slots) - len(missing)
     creates = (
-        CreatePod(index, _attempt(attempts, index), avoid, spare=standing + place >= sizes.most(look.spec))
+        CreatePod(index, _attempt(attempts, index), avoid, never, spare=standing + place >= sizes.most(look.spec))
         for place, index in enumerate(missing)
         if index in due
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from concertina.plan import backoff, budget, claims, constants, growth, hangs, pods, sizes
+from concertina.api.status import Restart
+from concertina.plan import backoff, budget, claims, constants, growth, hangs, ladder, pods, same_failure, sizes
 from concertina.plan.claims import Cause
-from concertina.plan.decision import Decision, Phase
+from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
+from concertina.plan.types import Event
 from concertina_agent import protocol
 
 OWN_FAULT = frozenset(
@@ -24,6 +27,20 @@ OWN_FAULT = frozenset(
 )
 """Failures that use up the budget; a lost member does so only when its pod turns out to have ended by itself."""
 
+LOST = frozenset(
+    {
+        "MemberLost",
+        "LeadLost",
+        "NodeLost",
+        "ReplicaDeleted",
+        "ReplicaEnded",
+        "AgentRestarted",
+        "AssignRefused",
+        "AssignFailed",
+    }
+)
+"""The member itself is gone, or not what it was."""
+
 
 def recover(look: Look) -> Decision | None:
     """A new round where the committed one is broken: at once, or after a back-off where it keeps failing."""
@@ -32,18 +49,30 @@ def recover(look: Look) -> Decision | None:
     cause = broken(look)
     if cause is None:
         return None
-    restart = budget.restart(look, cause)
-    if failed := budget.exhausted(look, cause):
-        return failed
+    failed = budget.restart(look, cause)
+    found = ladder.answer(look, failed, cause.reason in LOST, cause.sentence) if failed else None
+    if found and not found.rung:
+        return Decision(Phase.FAILED, found.reason, found.sentence, restart=failed, pods=Pods.ENDED)
+    if spent := budget.exhausted(look, cause):
+        return spent
     wait = backoff.next_round(look)
     if wait > 0:
         message = (
             f"{cause.sentence}; it has failed at this step before, so the next round waits a little (at most 30 s)"
         )
         return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait)
-    return claims.claim(look, cause, restart) or Decision(
+    return _claim(look, cause, failed, found) or Decision(
         Phase.WAITING, cause.reason, f"{cause.sentence}; {pods.shortage(look)}", recheck=1.0, watch_all=True
     )
+
+
+def _claim(look: Look, cause: Cause, failed: Restart | None, found: ladder.Answer | None) -> Decision | None:
+    """The next round, as the rung of the ladder says."""
+    if failed is None or found is None:
+        return claims.claim(look, cause)
+    whole = replace(cause, from_storage=found.rung == ladder.WHOLE_RESTART)
+    made = claims.claim(look, whole, failed.model_copy(update={"rung": found.rung}))
+    return replace(made, events=(*made.events, Event("Warning", found.rung, found.sentence))) if made else None
 
 
 def broken(look: Look) -> Cause | None:
@@ -63,6 +92,8 @@ def _failure_reported(look: Look) -> Cause | None:
             failure.replica,
             counted=failure.reason in OWN_FAULT,
             last_lines=failure.last_lines,
+            error=same_failure.signature(failure),
+            step=failure.step,
         )
     if report.state == "failed":
         return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)

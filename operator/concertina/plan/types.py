@@ -50,6 +50,8 @@ class PodView:
     waiting: str = ""
     """Why it does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff and so on."""
     waiting_message: str = ""
+    avoids: tuple[str, ...] = ()
+    """Nodes that it must not run on, by a rule of ours."""
     exit_code: int | None = None
     exit_reason: str = ""
     """Of the trainer container, once it has ended: Error, OOMKilled, Evicted ..."""
@@ -131,7 +133,9 @@ class CreatePod:
     index: int
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
-    """Preferably not there (a required rule could leave it without any node)."""
+    """Preferably not there."""
+    never_nodes: tuple[str, ...] = ()
+    """By no means there: others have room."""
     spare: bool = False
     """It is to stand by: preferably on a node without any other replica of the job."""
 

@@ -1,0 +1,354 @@
+"""What answers a failure: the rungs, their budgets, and that the ladder only climbs while failures repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
+from concertina.plan import ladder
+from concertina.plan.look import Look
+from concertina.plan.plan import plan
+from concertina.plan.types import NodeView, Observed, Plan
+from concertina_agent import protocol
+
+MARK = CheckpointMark(step=20, round=1, uri="s3://bucket/run", at=rfc3339(T0))
+DURABLE: dict[str, Any] = {"checkpoint": {"uri": "s3://bucket/run"}}
+
+
+def entry(replica: str = "demo-1-0", after: float = 0.0, **fields: Any) -> Restart:
+    """A failure of the job's own at step 40, that many seconds after T0."""
+    values: dict[str, Any] = {"reason": "WorkerFailed", "node": f"node-{replica[5]}", "step": 40, "rung": "NewRound"}
+    return Restart(at=rfc3339(T0 + after), replica=replica, **{**values, **fields})
+
+
+def look_at(recent: tuple[Restart, ...], spec: Any = None, saved: bool = False, **fields: Any) -> Look:
+    seen = jobs.running(jobs.spec() if spec is None or spec.bundled else spec)
+    spec = spec or jobs.spec()
+    update = {"restarts": Restarts(recent=recent), "last_checkpoint": MARK if saved else None, **fields}
+    status = seen.job.status.model_copy(update=update)
+    return Look(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
+
+
+def rung(recent: tuple[Restart, ...], failed: Restart, lost: bool = False, **fields: Any) -> str:
+    found = ladder.answer(look_at(recent, **fields), failed, lost, "ValueError: no")
+    return found.rung or found.reason
+
+
+A, B, C = "demo-0-0", "demo-1-0", "demo-2-0"
+REPLACED = {"rung": "ReplacePod"}
+
+
+@pytest.mark.parametrize(
+    ("before", "failed", "lost", "expected"),
+    [
+        ((), entry(A), False, "NewRound"),
+        ((), entry(A, counted=False, reason="MemberLost"), True, "WithoutMember"),
+        ((), entry(A, counted=False, reason="NotAssigned"), False, "NewRound"),
+        ((entry(B),), entry(A), False, "NewRound"),
+        ((entry(A),), entry(A), False, "ReplacePod"),
+        ((entry(A, step=3),), entry(A), False, "ReplacePod"),
+        ((entry(A, counted=False, reason="MemberLost"),), entry(A), False, "NewRound"),
+        ((), entry(A, reason="Hang"), False, "ReplacePod"),
+        ((entry(A), entry(B), entry(C)), entry("demo-3-0"), False, "ReplacePod"),
+        ((entry(A), entry(B), entry(C)), entry("demo-3-0", step=42), False, "NewRound"),
+        ((entry(A), entry(A, **REPLACED)), entry(B), False, "ReplacePod"),
+        ((entry(A), entry(A, **REPLACED)), entry(B, step=50), False, "NewRound"),
+        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), False, "ReplacePod"),
+    ],
+    ids=[
+        "the first",
+        "a lost member",
+        "an assign that was never sent",
+        "of another replica",
+        "again",
+        "again, long after",
+        "it was lost before, through no fault of its own",
+        "a verdict on the replica",
+        "three rounds in a row did not help",
+        "three failures, but progress since",
+        "after a replacement the ladder doesn't go down",
+        "unless there was progress",
+        "without storage, replacing is all there is",
+    ],
+)
+def test_the_rung_that_answers(before: tuple[Restart, ...], failed: Restart, lost: bool, expected: str) -> None:
+    assert rung(before, failed, lost) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "failed", "expected"),
+    [
+        (tuple(entry(r, **REPLACED) for r in (A, B, C)), entry("demo-3-0"), "WholeRestart"),
+        (tuple(entry(r, **REPLACED) for r in (A, B)), entry("demo-3-0"), "ReplacePod"),
+        ((entry(B, reason="RestoreFailed"),), entry(A, reason="RestoreFailed"), "WholeRestart"),
+        ((entry(B, reason="RestoreFailed", step=9),), entry(A, reason="RestoreFailed"), "NewRound"),
+        ((entry(A, rung="WholeRestart"),), entry(B), "WholeRestart"),
+        ((entry(A, rung="WholeRestart"), entry(A, rung="WholeRestart")), entry(B), "RestartsExhausted"),
+        ((entry(A, rung="WholeRestart"), entry(A, rung="WholeRestart")), entry(B, step=90), "NewRound"),
+        (
+            (entry(A, error="x"), entry(A, error="x", **REPLACED)),
+            entry(B, error="x"),
+            "WholeRestart",
+        ),
+        (
+            (entry(A, error="x"), entry(A, error="x", **REPLACED), entry(B, error="x", rung="WholeRestart")),
+            entry(C, error="x"),
+            "SameFailure",
+        ),
+    ],
+    ids=[
+        "three replaced pods did not help",
+        "two may not be enough",
+        "memory can't be restored, twice",
+        "there was progress since",
+        "again",
+        "not without end",
+        "after progress a failure is a first one",
+        "the same failure in replaced pods: memory may be damaged",
+        "the same failure from storage too: a bug",
+    ],
+)
+def test_the_whole_job_restarts_where_memory_is_suspected(
+    before: tuple[Restart, ...], failed: Restart, expected: str
+) -> None:
+    assert rung(before, failed, spec=jobs.spec(**DURABLE), saved=True) == expected
+    assert rung(before, failed, spec=jobs.spec(**DURABLE)) != "WholeRestart", "nothing is saved yet"
+
+
+def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
+    look = look_at((entry(A, reason="RestoreFailed"),), jobs.spec(**DURABLE), saved=True)
+    base = look.world.base
+    assert base is not None
+    world = look.world.model_copy(update={"base": base.model_copy(update={"source": "Storage"})})
+    look = look_at(look.recent, look.spec, saved=True, world=world)
+    failed = entry(A, reason="RestoreFailed")
+    assert ladder.answer(look, failed, False, "").rung == "NewRound"
+
+
+# --- laws
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One failure of a made-up history."""
+
+    replica: int
+    attempt: int
+    reason: str
+    gained: int
+    """Steps made since the one before."""
+    error: str
+    seconds: float
+
+
+REASONS = some.sampled_from(["WorkerFailed", "WorkerSignaled", "RestoreFailed", "Hang", "MemberLost"])
+BLOWS = some.lists(
+    some.builds(
+        Blow,
+        some.integers(0, 2),
+        some.integers(0, 2),
+        REASONS,
+        some.sampled_from([0, 0, 0, 1, 5]),
+        some.sampled_from(["", "x", "y"]),
+        some.floats(0.1, 30),
+    ),
+    max_size=40,
+)
+ORDER = [each.name for each in ladder.RUNGS]
+
+
+def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
+    """Each failure and its rung (or why the job has failed, the last), answered one after the other."""
+    recent: tuple[Restart, ...] = ()
+    now, step, told = 0.0, 10, []
+    for blow in blows:
+        now, step = now + blow.seconds, step + blow.gained
+        failed = entry(
+            f"demo-{blow.replica}-{blow.attempt}",
+            now,
+            reason=blow.reason,
+            error=blow.error,
+            step=step,
+            counted=blow.reason != "MemberLost",
+        )
+        look = look_at(recent, spec, saved=True)
+        found = ladder.answer(look, failed, blow.reason == "MemberLost", "")
+        if sum(e.counted for e in (*recent, failed)) > spec.failure_policy.max_restarts:
+            found = ladder.Answer("", "RestartsExhausted", "")
+        told.append((failed, found.rung or found.reason))
+        if not found.rung:
+            break
+        recent = (*recent, failed.model_copy(update={"rung": found.rung}))
+    return told
+
+
+@given(BLOWS, some.integers(0, 12), some.booleans())
+def test_rounds_are_bounded_by_the_budgets(blows: list[Blow], borne: int, durable: bool) -> None:
+    spec = jobs.spec(failurePolicy={"maxRestarts": borne}, **(DURABLE if durable else {}))
+    told = played(blows, spec)
+    answered = [name for failed, name in told if failed.counted and name in ORDER]
+    assert len(answered) <= borne
+    assert answered.count("WholeRestart") <= ladder.WHOLE_RESTARTS
+    assert all(name in ORDER for _, name in told[:-1])
+
+
+@given(BLOWS)
+def test_the_ladder_never_goes_down_while_failures_repeat(blows: list[Blow]) -> None:
+    stuck = [replace(blow, gained=0) for blow in blows if blow.reason != "MemberLost"]
+    told = played(stuck, jobs.spec(failurePolicy={"maxRestarts": 100}, **DURABLE))
+    heights = [ORDER.index(name) for _, name in told if name in ORDER]
+    assert heights == sorted(heights)
+
+
+# --- through plan()
+
+
+def failing(seen: Observed, now: float, **fields: Any) -> Plan:
+    values: dict[str, Any] = {"replica": "demo-1-0", "reason": "WorkerFailed", "message": "Rank 1 exited with code 1."}
+    failure = protocol.Failure(**{**values, **fields})
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(failures=(failure,)))
+    return plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), now)
+
+
+def test_status_and_events_name_the_rung_and_why() -> None:
+    made = failing(jobs.running(jobs.spec()), T0 + 11)
+    (answered,) = made.status.restarts.recent
+    assert (answered.rung, answered.step, answered.node) == ("NewRound", 40, "node-1")
+    uses = {use.rung: (use.in_window, use.budget) for use in made.status.restarts.rungs}
+    assert uses == {"NewRound": (1, 9), "WithoutMember": (0, None), "ReplacePod": (0, 10), "WholeRestart": (0, 2)}
+    events = {event.reason: event.message for event in made.events}
+    assert events["NewRound"] == "demo-1-0 has failed, so a new round of the same members starts"
+    assert "WorkerFailed" in events
+
+
+def test_a_whole_restart_passes_over_what_is_in_memory() -> None:
+    spec = jobs.spec(**DURABLE)
+    storage = protocol.Storage("Ready", protocol.Durable(jobs.UID, 1, 20, "s3://bucket/run"))
+    look = look_at(tuple(entry(r, **REPLACED) for r in ("demo-7-0", "demo-8-0", "demo-9-0")), spec, saved=True)
+    seen = look.observed
+    made = failing(seen, T0 + 11)
+    assert made.status.world.claim is not None
+    assert made.status.world.claim.from_storage
+    assert made.status.restarts.recent[-1].rung == "WholeRestart"
+    held = (protocol.Held(protocol.SnapshotId(1, 40, "layout", 1), (0,)),)
+    agents = {
+        name: jobs.called(
+            seen.agents[name],
+            message,
+            T0 + 11,
+            done_at=T0 + 11,
+            reply=jobs.prepared(name, message, snapshots=held, storage=storage),
+        )
+        for name, message in jobs.sends(made, protocol.Prepare).items()
+    }
+    made = plan(jobs.then(seen, made, agents=agents), T0 + 11.1)
+    sources = {(message.restore.source, message.restore.step) for message in jobs.sends(made, protocol.Assign).values()}
+    assert sources == {("Storage", 20)}
+
+
+# --- a bug
+
+
+def test_the_same_failure_three_times_at_one_step_stops_the_job() -> None:
+    error = "Rank # exited with code 1: ValueError: bad sample #"
+    before = (entry("demo-0-0", error=error), entry("demo-2-0", error=error))
+    message = "Rank 1 exited with code 1: ValueError: bad sample 17"
+    made = failing(look_at(before).observed, T0 + 11, message=message, last_lines=("Traceback", "ValueError: bad 17"))
+    failed = made.status.condition("Failed")
+    assert (failed.status, failed.reason) == ("True", "SameFailure")
+    assert "failed 3 times at step 40 with the same error" in failed.message
+    assert "ValueError: bad 17" in failed.message
+    assert "bug in the script, not bad luck" in failed.message
+    assert not jobs.sends(made, protocol.Prepare)
+    assert len(made.status.restarts.recent) == 3
+
+
+SAME = "Rank # exited with code 1: E"
+
+
+@pytest.mark.parametrize(
+    ("before", "failure", "bug"),
+    [
+        ((entry(A, error=SAME), entry(C, error=SAME)), {}, True),
+        ((entry(A, error=SAME), entry(C, error=SAME, step=41)), {}, True),
+        ((entry(A, error=SAME), entry(C, error=SAME, step=30)), {}, False),
+        ((entry(A, error=SAME), entry(C, error="another")), {}, False),
+        ((entry(A, error=SAME), entry(B, error=SAME, node="node-9"), entry(A, reason="MemberLost")), {}, True),
+        ((entry(B, error=SAME), entry(B, error=SAME)), {}, False),
+        ((entry(A, error=SAME), entry(C, error=SAME)), {"provoked": True}, False),
+        ((entry(A, error=SAME), entry(C, error=SAME)), {"reason": "RestoreFailed"}, False),
+        ((entry(A, error=SAME), entry(C, error=SAME)), {"reason": "MemberLost"}, False),
+    ],
+    ids=[
+        "on other replicas",
+        "a step apart, as ranks end a step one after the other",
+        "at other steps",
+        "another error",
+        "a lost node in between",
+        "on one node only: that is a bad node",
+        "of a rank that lost a peer",
+        "of the state, not the script",
+        "of a lost node",
+    ],
+)
+def test_what_looks_like_a_bug(before: tuple[Restart, ...], failure: dict[str, Any], bug: bool) -> None:
+    made = failing(look_at(before).observed, T0 + 11, **{"message": "Rank 1 exited with code 1: E", **failure})
+    failed = made.status.condition("Failed")
+    assert (failed is not None and failed.reason == "SameFailure") == bug
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "everywhere", "bug"),
+    [
+        (-9, "Rank 1 was killed by SIGKILL.", True, False),
+        (-15, "Rank 1 was killed by SIGTERM.", True, False),
+        (-11, "Rank 1 was killed by SIGSEGV.", True, True),
+        (-11, "Rank 1 was killed by SIGSEGV.", False, False),
+        (-9, "Rank 1 was killed by SIGKILL: the container ran out of memory; raise the limit", True, True),
+        (-9, "Rank 1 was killed by SIGKILL: the container ran out of memory; raise the limit", False, False),
+    ],
+)
+def test_signals_are_a_bug_only_where_several_nodes_see_them(
+    code: int, message: str, everywhere: bool, bug: bool
+) -> None:
+    reason = "OutOfMemory" if "memory" in message else "WorkerSignaled"
+    seen, failure = jobs.running(jobs.spec()), {"reason": reason, "exit_code": code, "message": message}
+    if not everywhere:  # and no other node to try
+        pods = tuple(replace(pod, node="node-1") for pod in seen.pods)
+        seen = replace(seen, pods=pods, nodes={"node-1": NodeView("node-1", ready=True)})
+    for replica in (A, C):
+        made = failing(seen, T0 + 11, replica=replica, **failure)
+        assert jobs.sends(made, protocol.Prepare)
+        kept = made.status.restarts
+        seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"restarts": kept})))
+    failed = failing(seen, T0 + 12, **failure).status.condition("Failed")
+    assert (failed is not None and failed.reason == "SameFailure") == bug
+
+
+def test_on_the_only_node_there_is_a_bug_is_seen_too() -> None:
+    one = {"error": SAME, "node": "node-1"}
+    look = look_at((entry(A, **one), entry(C, **one)))
+    pods = tuple(replace(pod, node="node-1") for pod in look.observed.pods)
+    seen = replace(look.observed, pods=pods, nodes={"node-1": NodeView("node-1", ready=True)})
+    made = failing(seen, T0 + 11, message="Rank 1 exited with code 1: E")
+    assert made.status.condition("Failed").reason == "SameFailure"
+
+
+@pytest.mark.parametrize(("after", "bug"), [(3.0, True), (500.0, False)])
+def test_without_steps_only_a_round_that_fails_soon_is_the_same(after: float, bug: bool) -> None:
+    own = jobs.command_spec()
+    look = look_at((entry(A, error=SAME, step=0), entry(C, error=SAME, step=0)), own, progress=None)
+    lead = replace(look.observed.agents["demo-0-0"], report=jobs.lead_report(progress=None))
+    seen = replace(look.observed, agents={**look.observed.agents, "demo-0-0": lead})
+    failure = protocol.Failure("demo-1-0", "WorkerFailed", "Rank 1 exited with code 1: E")
+    lead = replace(lead, report=jobs.lead_report(progress=None, failures=(failure,)))
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 10 + after)
+    failed = made.status.condition("Failed")
+    assert (failed is not None and failed.reason == "SameFailure") == bug
