@@ -56,6 +56,12 @@ class Replica:
                 env=self._environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
+    def restart(self, arguments: list[str]) -> None:
+        """The agent is lost, and another one starts in its place (with the same volume)."""
+        self.kill()
+        self._arguments, self.report = arguments, None
+        self.start()
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()

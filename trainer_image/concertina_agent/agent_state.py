@@ -57,6 +57,7 @@ class AgentState:
             durable_parts=self._durability.parts,
             pulses=r.hearts.pulses,
             hung=r.lead is not None and r.lead.watchdog.hung,
+            next_call=r.stopping.next_call,
         )
 
     def beat(self) -> p.MemberState:

@@ -58,8 +58,8 @@ class StartFailed:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSaid:
-    """`message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault. For a command of one's own the
-    shell says Hello when the process has started."""
+    """`message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, Attends, Passed. For a
+    command of one's own the shell says Hello when the process has started."""
 
     round: int
     rank: int
@@ -107,11 +107,11 @@ class LeadJoined:
 
 @dataclasses.dataclass(frozen=True)
 class LeadSaid:
-    """A line of the lead: Drain, DurableMoved, or a beat (MemberState)."""
+    """A line of the lead: Drain, StopAt, DurableMoved, or a beat (MemberState)."""
 
     round: int
     claim: str
-    message: Union[p.Drain, p.DurableMoved, p.MemberState]
+    message: Union[p.Drain, p.StopAt, p.DurableMoved, p.MemberState]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +270,7 @@ class DropSnapshots:
 @dataclasses.dataclass(frozen=True)
 class ToWorker:
     rank: int
-    message: Union[w.DrainRequest, w.CopiedUpTo]
+    message: Union[w.DrainRequest, w.CopiedUpTo, w.Attended, w.AskPassed, w.StopAt]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +284,7 @@ class SignalWorkers:
 class ToMembers:
     """From the lead, on the streams of this round; `only`: one replica."""
 
-    message: Union[p.Drain, p.DurableMoved]
+    message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
 
 

@@ -39,7 +39,9 @@ async def follow_lead(
         telling = asyncio.ensure_future(tell(wire, state, changes))
         try:
             await _listen(
-                wire, lambda message: emit(e.LeadSaid(*key, message)), (p.Drain, p.DurableMoved, p.MemberState)
+                wire,
+                lambda message: emit(e.LeadSaid(*key, message)),
+                (p.Drain, p.StopAt, p.DurableMoved, p.MemberState),
             )
         finally:
             telling.cancel()

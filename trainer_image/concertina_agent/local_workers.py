@@ -134,9 +134,10 @@ class LocalWorkers:
     # --- while they run ---------------------------------------------------------------------------------------------
 
     async def of(self, pid: int) -> Optional[LocalWorker]:
-        """The worker with this pid; a fork may speak before its parent's answer has been read."""
+        """The worker that this process is, or belongs to; a fork may speak before its parent's answer has been read."""
         await self._started.wait()
-        return next((worker for worker in self._workers.values() if worker.process.pid == pid), None)
+        pids = {pid, _session(pid)}  # a command of one's own may be a shell that runs the script
+        return next((worker for worker in self._workers.values() if worker.process.pid in pids), None)
 
     def attach(self, worker: LocalWorker, channel: w.AgentEnd) -> None:
         worker.channel = channel
@@ -215,3 +216,11 @@ class LocalWorkers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _session(pid: int) -> int:
+    """-1 where the process is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1

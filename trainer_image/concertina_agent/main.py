@@ -1,6 +1,7 @@
 """concertina-agent: process 1 of each replica.
 
-    concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on
+    concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on, and DEST/python,
+                                         whose package `trainingjob` is for scripts
     concertina-agent run --bundled       run the bundled trainer
     concertina-agent run -- COMMAND...   run a command of one's own
 
@@ -25,31 +26,34 @@ from concertina_agent import settings
 from concertina_agent.log import log
 
 PYZ = "agent.pyz"
+SCRIPT_PACKAGE = "trainingjob"
 
 
 def install(destination: Path) -> Path:
-    """Write this package as a zipapp; a reader sees the old file or the whole new one."""
-    destination.mkdir(parents=True, exist_ok=True)
+    """Write this package as a zipapp; a reader sees the old file or the whole new one. And the scripts' package."""
+    _copy_package(SCRIPT_PACKAGE, destination / settings.SCRIPT_API / SCRIPT_PACKAGE)
     with tempfile.TemporaryDirectory(dir=destination) as scratch:
         tree, built = Path(scratch, "tree"), Path(scratch, PYZ)
-        _copy_package(tree / "concertina_agent")
+        for package in ("concertina_agent", SCRIPT_PACKAGE):
+            _copy_package(package, tree / package)
         zipapp.create_archive(tree, built, interpreter="/usr/bin/env python3", main="concertina_agent.main:main")
         built.chmod(0o755)
         built.replace(destination / PYZ)
     return destination / PYZ
 
 
-def _copy_package(target: Path) -> None:
-    """Our own modules, out of a folder or out of a zipapp."""
-    target.mkdir(parents=True)
-    folder = Path(__file__).parent
-    if folder.is_dir():
-        for module in sorted(folder.glob("*.py")):
-            (target / module.name).write_bytes(module.read_bytes())
+def _copy_package(package: str, target: Path) -> None:
+    """The package's own files, out of a folder or out of the zipapp that this is."""
+    target.mkdir(parents=True, exist_ok=True)
+    root = Path(__file__).parents[1]
+    if root.is_dir():
+        for module in sorted((root / package).glob("*.py*")):
+            if module.is_file():
+                (target / module.name).write_bytes(module.read_bytes())
         return
-    with zipfile.ZipFile(folder.parent) as archive:
+    with zipfile.ZipFile(root) as archive:
         for name in archive.namelist():
-            if name.startswith("concertina_agent/") and name.endswith(".py"):
+            if name.startswith(f"{package}/") and not name.endswith("/"):
                 (target / Path(name).name).write_bytes(archive.read(name))
 
 

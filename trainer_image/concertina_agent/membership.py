@@ -9,6 +9,7 @@ from concertina_agent import protocol as p
 from concertina_agent.failures import better
 from concertina_agent.holdings import Holdings
 from concertina_agent.lead import Lead
+from concertina_agent.stopping import Stopping
 from concertina_agent.watchdog import Heartbeats
 from concertina_agent.workers_state import Workers
 
@@ -45,6 +46,8 @@ class Membership:
     drain_until: float = 0.0
     grace_over: bool = False
     failure: Optional[p.Failure] = None
+    stopping: Stopping = dataclasses.field(default_factory=Stopping)
+    """Of a command of one's own, in a drain."""
     succeeded_at: Optional[float] = None
     """When the whole round was known to have succeeded, its last checkpoint included."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)

@@ -216,7 +216,7 @@ class Watch:
 @dataclasses.dataclass(frozen=True)
 class Join:
     """Member to lead: opens the stream on which the member sends MemberState lines and the lead sends Drain,
-    DurableMoved and beats (MemberState of its own)."""
+    StopAt, DurableMoved and beats (MemberState of its own)."""
 
     uid: str
     round: int
@@ -230,6 +230,14 @@ class DurableMoved:
     """Lead to members: `LATEST` names this now; older parts of this job may be forgotten."""
 
     durable: Durable
+
+
+@dataclasses.dataclass(frozen=True)
+class StopAt:
+    """Lead to members, in a drain of a command of one's own: the call of should_checkpoint() that is the last (see
+    `stopping`); 0: its workers get SIGTERM."""
+
+    call: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,6 +411,8 @@ class MemberState:
     """Of its workers that run; the lead keeps them to itself."""
     hung: bool = False
     """On the lead: no rank moves; every member collects the stacks of its workers."""
+    next_call: Optional[int] = None
+    """In a drain of a command of one's own: see `stopping`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -431,8 +441,8 @@ class Report:
 
 
 Message = Union[
-    Prepare, Prepared, Assign, Drain, Accepted, Refused, Watch, Join, DurableMoved, Ping, Index, Pull, ShardHeader,
-    Copied, MemberState, Report,
+    Prepare, Prepared, Assign, Drain, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
+    ShardHeader, Copied, MemberState, Report,
 ]  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
@@ -150,6 +150,8 @@ class AgentCore(AgentState):
         self._reply(request, p.Accepted(*self.seen))
         if r.drain is not None:
             self._effects.append(e.ToMembers(r.drain, only=message.replica))
+            if r.stopping.call is not None:
+                self._effects.append(e.ToMembers(p.StopAt(r.stopping.call), only=message.replica))
         return None
 
     def _ping(self, request: int, message: p.Ping) -> None:
@@ -211,6 +213,10 @@ class AgentCore(AgentState):
         elif isinstance(message, w.WantDurable):
             self._durability.wanted(message)
             self._effects.append(e.Ship(message.id, message.shard, message.path))
+        elif isinstance(message, w.Attends):
+            self._effects += r.stopping.attends(event.rank)
+        elif isinstance(message, w.Passed):
+            r.stopping.passed(event.rank, message.calls)
         self._own_state_changed()
 
     def _committed(self, r: Membership, message: w.Committed) -> None:
@@ -222,7 +228,10 @@ class AgentCore(AgentState):
         r = self._current(event.round)
         if r is None:
             return
+        r.stopping.ended(event.rank)
         stopping = r.drain is not None or self._notice_until is not None
+        if r.stopping.agreed and event.code < 0 and not r.grace_over:
+            stopping = False  # nobody has sent it a signal
         worker = r.workers.exited(event.rank, event.code, stopping)
         if worker.outcome == "failed":
             self._fail(worker_failure(self.replica, event, worker.fault, r.workers.step, self._at))
@@ -242,6 +251,7 @@ class AgentCore(AgentState):
         if self._round is not None and self._round.lead is not None:
             self._round.lead.said(self.state(), self._now)
             self._publish(self._round.lead)
+            self._agree_where_to_stop(self._round, self._round.lead)
 
     # --- lead and members -------------------------------------------------------------------------------------------
 
@@ -250,6 +260,7 @@ class AgentCore(AgentState):
         if lead is not None and lead.said(event.state, self._now):
             self._changed = True
             self._publish(lead)
+            self._agree_where_to_stop(self._round, lead)
 
     def _member_gone(self, event: e.MemberGone) -> None:
         lead = self._round.lead if self._round else None
@@ -273,6 +284,8 @@ class AgentCore(AgentState):
             self._collect_stacks(r, event.message.hung)
             if event.message.state == "succeeded" and r.succeeded_at is None:
                 r.succeeded_at = self._now
+        elif isinstance(event.message, p.StopAt):
+            self._effects += r.stopping.stop_at(event.message.call)
         elif isinstance(event.message, p.DurableMoved):
             self._durable_moved(event.message.durable)
 
@@ -292,16 +305,23 @@ class AgentCore(AgentState):
     def _begin_drain(self, r: Membership, message: p.Drain) -> None:
         r.drain, r.drain_until = message, self._now + message.grace_seconds
         if not self._bundled:
-            self._effects.append(e.SignalWorkers(signal.SIGTERM))
+            self._effects += r.stopping.ask(self._now)
         elif r.workers.alive(0):
             self._effects.append(e.ToWorker(0, w.DrainRequest(message.durable)))
         self._own_state_changed()
+
+    def _agree_where_to_stop(self, r: Optional[Membership], lead: Lead) -> None:
+        call = r.stopping.decide(lead.members.values(), self._now) if r is not None else None
+        if r is not None and call is not None:
+            self._effects += [e.ToMembers(p.StopAt(call)), *r.stopping.stop_at(call)]
 
     def _noticed(self, event: e.Noticed) -> None:
         if self._notice_until is not None:
             return
         self._notice_until = self._now + event.grace
-        if self._round is not None and (not self._bundled or self._round.failure):
+        if self._round is not None and self._round.stopping.attending:
+            pass  # its workers stop after the same step as all others, in the drain that follows
+        elif self._round is not None and (not self._bundled or self._round.failure):
             self._effects.append(e.SignalWorkers(signal.SIGKILL if self._bundled else signal.SIGTERM))
         self._own_state_changed()
 
@@ -337,6 +357,7 @@ class AgentCore(AgentState):
             r.lead.said(self.state(), self._now)
             self._changed |= r.lead.look(self._now)
             self._collect_stacks(r, r.lead.watchdog.hung)
+            self._agree_where_to_stop(r, r.lead)
         if r.drain is not None and not r.grace_over and self._now >= r.drain_until:
             r.grace_over = True
             if not self._bundled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +56,7 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             identity=Path(environment.get("CONCERTINA_IDENTITY") or "/etc/concertina"),
             grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
             checkpoints=not command and json.loads(checkpoint) is not None,
-            environment=_with_temporary_folder(environment),
+            environment=_with_script_api(_with_temporary_folder(environment), command),
             command=command,
             package=package,
         )
@@ -63,6 +64,19 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
         raise SettingsError(f"the environment variable {error.args[0]} is missing; the operator sets it") from error
     except ValueError as error:
         raise SettingsError(f"the agent's environment can't be read: {error}") from error
+
+
+SCRIPT_API = "python"
+"""Folder of the volume in which `install` puts the package `trainingjob`, for commands of one's own."""
+
+
+def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
+    """At the end of PYTHONPATH: it can stand in nobody's way."""
+    if not command:
+        return environment
+    folder = str(_volume(environment) / SCRIPT_API)
+    known = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{known}{os.pathsep}{folder}" if known else folder}
 
 
 def _volume(environment: Mapping[str, str]) -> Path:

@@ -12,6 +12,9 @@ A worker's life (bundled trainer):
            <-  CopiedUpTo*, DrainRequest        at any time
     Done -> and exit 0,  or  Fault -> and a non-zero exit (BadInput: 78), each after `finish`
 
+A command of one's own may speak too, through the package `trainingjob`: Hello, Progress and Beat as above, and, to stop
+after the same step on all ranks (`stopping`), Attends -> Attended, and AskPassed -> Passed, then StopAt.
+
 The uploader's: `UploaderHello`, then requests from the agent, answered one by one in order: Probe -> StorageState,
 Ship -> Shipped, Publish -> Published.
 
@@ -116,6 +119,21 @@ class Fault:
     message: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Attends:
+    """From a command of one's own, at its first should_checkpoint(). Answer: Attended, AskPassed or StopAt."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """Answer to AskPassed: so many calls of should_checkpoint() are over; the next one waits for StopAt."""
+
+    rank: int
+    calls: int
+
+
 # --- agent to worker ------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +173,23 @@ class CopiedUpTo:
     """This rank's snapshots up to this step are complete on its peer (sent at once where there is no peer)."""
 
     step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """Go on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskPassed:
+    """How far are you? The world is about to end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StopAt:
+    """should_checkpoint() is to be true at this call, counted from 1, and the one after it ends the process."""
+
+    call: int
 
 
 # --- agent and uploader ---------------------------------------------------------------------------------------------
@@ -214,7 +249,7 @@ class Published:
 
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
-    Start, FetchedHeader, Fetched, DrainRequest, CopiedUpTo,
+    Attends, Passed, Start, FetchedHeader, Fetched, DrainRequest, CopiedUpTo, Attended, AskPassed, StopAt,
     UploaderHello, Probe, StorageState, Ship, Shipped, Publish, Published,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from concertina.api.status import CheckpointMark, Goodput, JobProgress, SnapshotMark, rfc3339, unix_seconds
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
@@ -30,11 +32,20 @@ def progress(look: Look) -> JobProgress | None:
         steps=steps,
         percent=round(100 * told.step / steps, 2) if steps else None,
         eta_seconds=round((steps - told.step) * told.step_seconds, 1) if steps and told.step_seconds else None,
-        loss=round(told.loss, 6),
+        loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
         tokens_per_second=round(told.tokens_per_second, 1),
         mfu=round(told.mfu, 4) or None,
         at=rfc3339(round(told.at, 3)),
     )
+
+
+def replayed(look: Look) -> int:
+    """Steps that a command of one's own trains again, as far as it reports them: known once, with the first word of a
+    round, since where it goes on from is its own affair."""
+    told, old = look.report.progress if look.report else None, look.status
+    if look.spec.bundled or told is None or look.report is None or told.restored_step < 0 or old.progress is None:
+        return 0
+    return max(0, old.progress.step - told.restored_step) if old.goodput.round != look.report.round else 0
 
 
 def last_snapshot(look: Look) -> SnapshotMark | None:

@@ -50,7 +50,7 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision
         made.reason,
         message,
         world=world,
-        replayed=max(0, look.step - source.step),
+        replayed=max(0, look.step - source.step) if look.spec.bundled else 0,
         actions=_assigns(look, world, replies, source),
         events=(Event("Normal", "RoundCommitted", message),),
         recheck=constants.ACKNOWLEDGE,

@@ -99,7 +99,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "restarts": restarts,
         "avoided_nodes": nodes.remember(look, restarts.recent),
         "rounds": old.rounds + committed,
-        "steps_replayed": old.steps_replayed + decision.replayed,
+        "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
         "last_checkpoint": accounting.last_checkpoint(look),
     }
     changed = _differ(old, fields)

@@ -1,0 +1,75 @@
+"""Hugging Face Accelerate: save_state, load_state, and skip_first_batches to go on where it was.
+
+torchrun --standalone --nproc-per-node 2 hf_accelerate.py --checkpoints /tmp/accelerate
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Steps:
+    """What save_state keeps beside model, optimizer and loader."""
+
+    def __init__(self) -> None:
+        self.finished = 0
+
+    def state_dict(self) -> dict:
+        return {"finished": self.finished}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.finished = state["finished"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--checkpoints", type=Path, required=True, help="a folder that all replicas see")
+    options = parser.parse_args()
+
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+
+    torch.manual_seed(0)
+    x = torch.randn(512, 16)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
+    model = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    steps = Steps()
+    accelerator.register_for_checkpointing(steps)
+
+    whole = [path.parent for path in options.checkpoints.glob("step_*/custom_checkpoint_0.pkl")]  # written last
+    if whole:
+        accelerator.load_state(str(max(whole, key=lambda path: int(path.name[5:]))))
+    rank, world = accelerator.process_index, accelerator.num_processes
+    print(f"rank {rank} of {world} starts at step {steps.finished}", flush=True)
+
+    while steps.finished < options.steps:
+        epoch, done = divmod(steps.finished, len(loader))
+        loader.set_epoch(epoch)
+        for batch, wanted in accelerator.skip_first_batches(loader, done):
+            loss = torch.nn.functional.mse_loss(model(batch), wanted)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.finished += 1
+            if steps.finished % options.save_every == 0:
+                accelerator.save_state(str(options.checkpoints / f"step_{steps.finished}"))
+                accelerator.print(f"saved step {steps.finished}, loss {loss.item():.4f}", flush=True)
+                if accelerator.is_main_process:
+                    old = options.checkpoints / f"step_{steps.finished - 3 * options.save_every}"
+                    shutil.rmtree(old, ignore_errors=True)
+            if steps.finished >= options.steps:
+                break
+    accelerator.wait_for_everyone()
+    print(f"rank {rank} of {world} is through at step {steps.finished}", flush=True)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

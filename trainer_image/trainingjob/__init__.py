@@ -1,0 +1,114 @@
+"""What a training script of your own can say to, and hear from, the TrainingJob that it runs in. All of it is optional.
+
+    import trainingjob
+
+    folder = trainingjob.checkpoint_dir()
+    start = load(folder)                                     # yours: 0, or the step of the newest checkpoint
+    for step in range(start, steps):
+        loss = train(step)
+        trainingjob.report(step=step + 1, steps=steps, loss=loss)
+        if trainingjob.should_checkpoint() or (step + 1) % 500 == 0:
+            save(folder, step + 1)
+
+It is there in every replica whose command is your own (on PYTHONPATH, Python 3.9+, standard library only). Outside of
+a TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, `checkpoint_dir()` a folder in
+the current one. Importing it does nothing at all; the first call of `report` or `should_checkpoint` connects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Optional
+from urllib.parse import unquote, urlsplit
+
+from trainingjob._channel import channel
+
+__all__ = ["World", "checkpoint_dir", "report", "should_checkpoint", "world"]
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Who this process is among the workers of the job. A worker keeps its world as long as it lives."""
+
+    rank: int = 0
+    size: int = 1
+    """Workers in all."""
+    local_rank: int = 0
+    local_size: int = 1
+    """Workers in this replica."""
+    replica: int = 0
+    """Place of this replica among those that take part, from 0."""
+    replicas: int = 1
+    round: int = 0
+    """Grows whenever the world changes; 0 outside of a job."""
+
+
+def world() -> World:
+    """From the environment, so it costs nothing; under plain torchrun it is torchrun's."""
+
+    def number(name: str, default: int) -> int:
+        return int(os.environ.get(name) or default)
+
+    return World(
+        rank=number("RANK", 0),
+        size=number("WORLD_SIZE", 1),
+        local_rank=number("LOCAL_RANK", 0),
+        local_size=number("LOCAL_WORLD_SIZE", 1),
+        replica=number("GROUP_RANK", 0),
+        replicas=number("GROUP_WORLD_SIZE", 1),
+        round=number("CONCERTINA_ROUND", 0),
+    )
+
+
+def checkpoint_dir() -> Path:
+    """Where checkpoints belong; it exists.
+
+    The folder of spec.checkpoint.uri, which must be a file:// URI then, on a volume that every replica mounts. Without
+    spec.checkpoint: a folder of the replica itself, which survives its workers and containers, but not its pod. Outside
+    of a job: ./checkpoints. Raises ValueError where the URI names no folder, OSError where it can't be made."""
+    uri = (json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}).get("uri", "")
+    if uri:
+        parts = urlsplit(uri)
+        if parts.scheme != "file":
+            raise ValueError(
+                f"spec.checkpoint.uri is {uri}, which is no folder: use a file:// URI, or write there yourself"
+            )
+        folder = Path(unquote(parts.path))
+    elif "CONCERTINA_UID" in os.environ:
+        folder = Path(os.environ.get("CONCERTINA_VOLUME") or "/concertina", "checkpoints")
+    else:
+        folder = Path("checkpoints")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def report(
+    *,
+    step: int,
+    steps: int = 0,
+    loss: Optional[float] = None,
+    tokens_per_second: float = 0.0,
+    samples: int = 0,
+    phase: str = "training",
+) -> None:
+    """Say that `step` steps are finished since the run began, of `steps` in all (0: not known).
+
+    From rank 0 it becomes status.progress, from the others a sign of life; call it on every rank, after every step. It
+    never waits. `samples`: consumed since the run began. `phase`: training, checkpointing or evaluating."""
+    if connection := channel():
+        connection.report(step, steps, loss, tokens_per_second, samples, phase)
+
+
+def should_checkpoint() -> bool:
+    """Whether this is the step after which the job has to be saved, because this world is about to end: a replica was
+    given notice, or one joins. Call it on every rank, once after every step.
+
+    It becomes True on all ranks at the same call (their first, second, ... of this world), so all save the same step,
+    and none is lost. Once saved, the script may exit; if it goes on, its next call of should_checkpoint() ends the
+    process (SystemExit), as the save is known to be finished then. It talks to no other rank, so it may stand anywhere
+    in the loop; only when the world is about to end does it wait, for about a round trip in the network."""
+    connection = channel()
+    return connection is not None and connection.should_checkpoint()
