@@ -47,7 +47,7 @@ def _copy_package(package: str, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     root = Path(__file__).parents[1]
     if root.is_dir():
-        for module in sorted((root / package).glob("*.py*")):
+        for module in sorted((root / package).iterdir()):
             if module.is_file():
                 (target / module.name).write_bytes(module.read_bytes())
         return
