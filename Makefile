@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench crds lock clean environment binaries
+.PHONY: help setup demo test test-e2e e2e-prerequisites lint format bench crds lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -9,7 +9,7 @@ TESTS ?= tests
 BENCHMARKS ?= local_cluster recovery
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: environment binaries ## Make .venv from the lock, and find or build the control plane's programs (once)
 
@@ -24,6 +24,12 @@ demo: setup ## See a job lose a node, go on, grow back and finish: a cluster of 
 
 test: setup ## Run all tests; TESTS=tests/unit runs some
 	@$(BIN)/python -m pytest -rs $(TESTS)
+
+test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/drills.md
+	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest -rs tests/e2e
+
+e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
+	@PYTHONPATH=tests $(BIN)/python -m builders.e2e
 
 lint: setup ## Check form, types, import rules, the CRD and the chart; change nothing
 	@$(BIN)/ruff check .

@@ -1,0 +1,34 @@
+#!/bin/sh
+# The root file system of one image for operator, agent and (with torch from elsewhere) trainer, built without Docker:
+# tools/image-rootfs.sh BASE FOLDER      BASE: a Debian root with Python of the same minor version as .venv's
+#
+# For clusters on one's own machine only (make test-e2e); what is shipped is built by the Dockerfiles.
+set -eu
+
+if [ $# -ne 2 ]; then
+    sed -n '3s/^# //p' "$0" >&2
+    exit 2
+fi
+base=$1 folder=$2
+root=$(cd "$(dirname "$0")/.." && pwd)
+minor=$("$root/.venv/bin/python" -c 'import sys; print("3.%d" % sys.version_info[1])')
+[ -x "$base/usr/bin/python$minor" ] || { echo "$base has no /usr/bin/python$minor, which .venv is made of" >&2; exit 1; }
+
+rm -rf "$folder"
+cp -a "$base" "$folder"
+packages=$folder/usr/local/lib/python$minor/dist-packages # where Debian's own python3 looks
+export VIRTUAL_ENV="$root/.venv"
+install() { "$root/.venv/bin/uv" pip install --quiet --target "$packages" "$@"; }
+install --require-hashes -r "$root/requirements/operator.txt"
+# From a copy: setuptools would leave its build folder in the checkout, and reuse what an older build left there.
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+for part in pyproject.toml README.md LICENSE operator trainer_image; do cp -a "$root/$part" "$copy/"; done
+install --no-deps --no-build-isolation "$copy"
+rm -rf "$packages/bin"
+for entry in "concertina concertina.cli.main app" "concertina-agent concertina_agent.main main"; do
+    # shellcheck disable=SC2086  # three words
+    set -- $entry
+    printf '#!/usr/bin/python3\nimport sys\nfrom %s import %s\nsys.exit(%s())\n' "$2" "$3" "$3" > "$folder/usr/local/bin/$1"
+    chmod 755 "$folder/usr/local/bin/$1"
+done
