@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from concertina.cli.connection import Complaint
-from concertina.cli.drill import faults, local_faults
+from concertina.cli.drill import faults, inside, local_faults
 from concertina.cli.drill.commands import ByCommand
 from concertina.cli.drill.site import Fault, Site
 from concertina.cli.drill.verdict import Expect
@@ -51,6 +51,26 @@ SCENARIOS: dict[str, Scenario] = {
         "a node falls silent, and later goes on where it was",
         local_faults.stop_node,
         ByCommand("NODE_STOP", "NODE_CONTINUE", "silenced node {node}"), LOST_NODE,
+    ),
+    "partition": Scenario(
+        "a node is cut off, all on it runs on, and later is reached again: what it did meanwhile counts for nothing",
+        "The nodes of the local cluster share one network, which can't be cut between them. `stop-node` comes near; "
+        "on real kubelets `make test-e2e` plays this one.",
+        ByCommand("NODE_ISOLATE", "NODE_REJOIN", "cut off node {node}"), LOST_NODE,
+    ),
+    "notice": Scenario(
+        "a pod is evicted, as by `kubectl drain`; no step is lost",
+        faults.evict, faults.evict, Expect(seconds=60.0, replayed=0, counted=False),
+    ),
+    "oom": Scenario(
+        "a worker's container runs out of memory, and the kernel kills the worker",
+        "The containers of the local cluster have no memory limit, and a SIGKILL alone is no want of memory: on real "
+        "kubelets `make test-e2e` plays this one.",
+        inside.out_of_memory, Expect(seconds=30.0, counted=True, reasons=("OutOfMemory",)),
+    ),
+    "hang": Scenario(
+        "a worker stands still, its connections stay open",
+        faults.hang, faults.hang, Expect(seconds=120.0, counted=True, reasons=("WorkerStopped", "Hang")),
     ),
     "operator-kill": Scenario(
         "the operator is killed; the job must not notice",
