@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from concertina.cluster.resources import Raw, version_of
 from concertina.cluster.views import OwnedPod, job_view
-from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView
+from concertina.plan.gang import Waiting, waiting
+from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView, Rival
 
 PROGRESS_SECONDS = 2.0
 WRITES_PER_SECOND = 20.0
@@ -61,6 +62,9 @@ class World:
         """Pods, by uid, of jobs that are not known (yet, or any more)."""
         self._nodes: dict[str, NodeView] = {}
         self._uris: dict[str, set[str]] = {}
+        self._waiting: dict[str, Waiting] = {}
+        """Jobs that wait for room, by uid; right but for those in `_stale`."""
+        self._stale: set[str] = set()
 
     def job(self, uid: str) -> Job | None:
         return self._jobs.get(uid)
@@ -87,12 +91,14 @@ class World:
             self._move(uid, before_uri, job.uri)
             if view == before:
                 return
+        self._stale.add(uid)
         self._changed(uid)
 
     def forget_job(self, uid: str) -> None:
         job = self._jobs.pop(uid, None)
         if job is not None:
             self._uris_changed(uid, job.uri, "")
+            self._look_for_room(uid)
             if job.pods:
                 self._orphans[uid] = job.pods
 
@@ -105,6 +111,7 @@ class World:
                 elif new is None or new.view.uid != pod.view.uid:
                     pods.pop(pod.view.uid, None)
                 if pod.job_uid in self._jobs:
+                    self._stale.add(pod.job_uid)
                     self._changed(pod.job_uid)
                 elif not pods:
                     self._orphans.pop(pod.job_uid, None)
@@ -139,6 +146,7 @@ class World:
             secret_made=job.secret_made_at > 0,
             create_error=job.create_error,
             create_error_at=job.create_error_at,
+            rivals=self._rivals(uid),
             uri_holder=self._holder(uid, job),
             progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
         )
@@ -151,6 +159,26 @@ class World:
     def created(self, uid: str) -> None:
         if job := self._jobs.get(uid):
             job.create_error, job.create_error_at = "", 0.0
+
+    def _rivals(self, uid: str) -> tuple[Rival, ...]:
+        self._stale.add(uid)
+        while self._stale:
+            self._look_for_room(self._stale.pop())
+        if uid not in self._waiting:
+            return ()
+        return tuple(other.rival for name, other in self._waiting.items() if name != uid)
+
+    def _look_for_room(self, uid: str) -> None:
+        """Whether that job waits for room; where that is news, those who hold room in vain, or none, look again."""
+        job, before = self._jobs.get(uid), self._waiting.pop(uid, None)
+        now = waiting(job.view, job.pods.values(), bool(job.create_error)) if job else None
+        if now is not None:
+            self._waiting[uid] = now
+        if (now and now.rival) == (before and before.rival):
+            return
+        for name, other in self._waiting.items():
+            if name != uid and (other.held or other.away):
+                self._changed(name)
 
     def _room_in(self, namespace: str) -> None:
         """A pod that is gone may free the quota, or the name, that another one was refused for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from concertina.apply import claim_tests
@@ -164,3 +165,42 @@ def test_a_write_tests_the_claim_as_it_was_observed() -> None:
         "/world/claim/claimId": "c",
         "/world/claim/committed": False,
     }
+
+
+def unplaced(name: str, job_uid: str) -> OwnedPod:
+    found = pod(name, job_uid)
+    return replace(found, view=replace(found.view, waiting="Unschedulable"))
+
+
+def test_jobs_that_wait_for_room_know_of_each_other() -> None:
+    known = Known()
+    for uid, created in (("a", 1), ("b", 2), ("c", 3)):
+        known.world.hear_job(job(uid, 1, created=created))
+    for uid in ("a", "b"):
+        known.world.hear_pod(None, unplaced(f"{uid}-0", uid))
+    known.world.hear_pod(None, pod("c-0", "c", node="n"))
+
+    def rivals(uid: str) -> list[str]:
+        observed = known.world.observe(uid)
+        assert observed is not None
+        return [rival.uid for rival in observed.rivals]
+
+    assert (rivals("a"), rivals("b"), rivals("c")) == (["b"], ["a"], [])
+    # a finds room: b, which holds nothing, need not be told, and sees it when it looks.
+    known.world.hear_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
+    known.heard()
+    assert (rivals("a"), rivals("b")) == ([], [])
+    assert known.heard() == []
+
+
+def test_who_released_its_room_is_told_when_the_line_moves() -> None:
+    known = Known()
+    known.world.hear_job(job("a", 1))
+    known.world.hear_pod(None, unplaced("a-0", "a"))
+    known.world.hear_job(job("b", 1, gang={"releases": 1, "since": "2026-01-01T00:00:00Z"}))
+    for uid in ("a", "b"):
+        known.world.observe(uid)
+    known.heard()
+    known.world.hear_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
+    known.world.observe("a")
+    assert known.heard() == ["a", "b"]

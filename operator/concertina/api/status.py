@@ -201,6 +201,16 @@ class Growth(Observed):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="What went wrong, in a sentence.")
 
 
+class Gang(Observed):
+    """Room that the job released because it could not start with it, while other jobs waited."""
+
+    releases: Count = Field(default=0, description="How often in a row.")
+    since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
+    until: Timestamp | None = Field(default=None, description="When it tries again. Absent: once nobody is ahead.")
+    priority: int = Field(default=0, description="Priority of its pods.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
+
+
 class JobStatus(Observed):
     """What the operator last saw. Ready's reason is the word in the column Status of `kubectl get`."""
 
@@ -224,6 +234,7 @@ class JobStatus(Observed):
     )
     world: World = Field(default=World(), description="The current round and who is in it.")
     spares: Spares = Field(default=Spares(), description="Replicas that stand by.")
+    gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")
     growth: Growth = Field(default=Growth(), description="How joining went.")
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")

@@ -48,6 +48,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         exit_code=code,
         exit_reason=reason,
         exit_message=message,
+        priority=(obj.get("spec") or {}).get("priority") or 0,
     )
     return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), metadata["namespace"], view)
 

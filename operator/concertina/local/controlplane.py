@@ -110,6 +110,8 @@ def _controller_manager(directory: Path) -> dict[str, object]:
         # A node that is silent this long is NotReady (50 s by default): drills should not wait a minute.
         "node-monitor-grace-period": "8s",
         "node-monitor-period": "1s",
+        # The same goes for an autoscaler's next look (15 s by default).
+        "horizontal-pod-autoscaler-sync-period": "2s",
         # Its start is a long row of requests, which the default of 20 a second stretches by 4 s.
         "kube-api-qps": 500,
         "kube-api-burst": 1000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from concertina.api.status import Claim, Restart, rfc3339, unix_seconds
+from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
 from concertina.plan import constants, membership, pods, sizes
 from concertina.plan.commits import commit
 from concertina.plan.decision import Decision, Phase
@@ -95,6 +95,14 @@ def last_claim(look: Look, reason: str) -> Claim:
     heard of it loses the precondition of all it writes."""
     round, claim_id = 1 + _highest(look), look.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(look.now), reason=reason)
+
+
+def disbanded(look: Look, reason: str) -> World:
+    """The world without its members, so that no round goes on; as it is where there is none."""
+    world = look.world
+    if not world.members and (world.claim is None or world.claim.committed):
+        return world
+    return World(round=world.round, claim=last_claim(look, reason), base=world.base, since=world.since)
 
 
 def _highest(look: Look) -> int:

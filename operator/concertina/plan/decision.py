@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from concertina.api.status import Restart, World
+from concertina.api.status import Gang, Restart, World
 from concertina.plan.types import Action, Event
 
 
@@ -55,6 +55,8 @@ class Decision:
     recheck: float | None = None
     """Seconds until time alone changes the decision."""
     pods: Pods = Pods.WANTED
+    gang: Gang | None = None
+    """Room that is released for others, from now on or still."""
     stalled: str = ""
     """Why a person must act, though the job may go on: reason of the condition Stalled."""
     stalled_message: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concertina.api.status import World, unix_seconds
+from concertina.api.status import unix_seconds
 from concertina.plan import claims, commits, constants, drains, pods, restore, rounds, sizes
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
@@ -141,11 +141,8 @@ def _suspended(look: Look) -> Decision:
     left = len(look.observed.pods)
     phase = Phase.SUSPENDING if left else Phase.SUSPENDED
     message = f"{left} pods are being deleted" if left else "spec.suspend is set: no pods, the state is kept"
-    world = look.world
-    if world.members or (world.claim and not world.claim.committed):
-        claim = claims.last_claim(look, "Suspended")
-        world = World(round=world.round, claim=claim, base=world.base, since=world.since)
-    return Decision(phase, "Suspended" if not left else "Suspending", message, world=world, pods=Pods.NONE)
+    reason = "Suspending" if left else "Suspended"
+    return Decision(phase, reason, message, world=claims.disbanded(look, "Suspended"), pods=Pods.NONE)
 
 
 def first_round(look: Look) -> Decision | None:

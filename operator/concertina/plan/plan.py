@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus, Spares, rfc3339
-from concertina.plan import accounting, budget, conditions, drains, growth, hangs, lifecycle, nodes, rounds
+from concertina.plan import accounting, budget, conditions, drains, gang, growth, hangs, lifecycle, nodes, rounds
 from concertina.plan.claims import last_claim, proceed
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -33,6 +33,7 @@ POLICIES: tuple[Policy, ...] = (
     lifecycle.uri_in_use,
     lifecycle.no_size,
     lifecycle.suspend,
+    gang.release,
     proceed,
     rounds.recover,
     drains.change,
@@ -52,7 +53,8 @@ def plan(observed: Observed, now: float) -> Plan:
     decision = hangs.reported(look, next(decision for policy in POLICIES if (decision := policy(look))))
     pods = plan_pods(look, decision)
     status = _status(look, decision, pods)
-    rechecks = [wait for wait in (decision.recheck, pods.recheck, look.time_left, growth.left(look)) if wait]
+    waits = (decision.recheck, pods.recheck, look.time_left, growth.left(look), gang.left(look))
+    rechecks = [wait for wait in waits if wait]
     return Plan(
         status,
         (*pods.actions, *decision.actions),
@@ -95,6 +97,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "attempts": pods.attempts,
         "world": world,
         "spares": _spares(look),
+        "gang": gang.after(look, decision),
         "growth": growth.after(look, decision),
         "restarts": restarts,
         "avoided_nodes": nodes.remember(look, restarts.recent),

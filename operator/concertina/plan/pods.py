@@ -119,9 +119,7 @@ def delete(look: Look, pod: PodView, reason: str) -> list[Action]:
 
 def _none(look: Look) -> PodPlan:
     """Deletes all; the attempts go on, so that a resumed job's pods have names of their own."""
-    actions = [
-        action for pod in look.observed.pods for action in delete(look, pod, "is not wanted: the job is suspended")
-    ]
+    actions = [action for pod in look.observed.pods for action in delete(look, pod, "is not wanted now")]
     attempts = dict(enumerate(look.status.attempts))
     for pod in look.observed.pods:
         attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)

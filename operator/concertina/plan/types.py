@@ -56,6 +56,29 @@ class PodView:
     exit_reason: str = ""
     """Of the trainer container, once it has ended: Error, OOMKilled, Evicted ..."""
     exit_message: str = ""
+    priority: int = 0
+    """As admission resolved its priority class."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another job that waits for room to start in."""
+
+    job: str
+    """namespace/name"""
+    uid: str
+    priority: int
+    """Of its pods."""
+    trained: bool
+    """It has trained before, and waits for a replacement."""
+    created: float
+    aside: bool
+    """It lets the others go first for a while."""
+
+    @property
+    def place(self) -> tuple[int, bool, float, str]:
+        """In the line: the lowest goes first."""
+        return (-self.priority, not self.trained, self.created, self.uid)
 
 
 @dataclass(frozen=True)
@@ -117,6 +140,8 @@ class Observed:
     create_error: str = ""
     """The API server's sentence where it refused the last pod (quota, admission); empty once one was created."""
     create_error_at: float = 0.0
+    rivals: tuple[Rival, ...] = ()
+    """Other jobs that wait for room, where this one waits too."""
     uri_holder: str = ""
     """namespace/name of an older live job with the same checkpoint.uri."""
     progress_every: float = 2.0

@@ -1,0 +1,131 @@
+"""Room and size on a real control plane: spares, growing that fails, jobs that compete for room, the real HPA."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import metrics
+from builders.operator import Jobs
+from builders.pods import Pods
+
+pytestmark = pytest.mark.usefixtures("operator")
+STAY = "import time; time.sleep(3600)"
+SHORT = "import time; time.sleep(1)"
+FAILS_ON_THE_THIRD = "import os, sys; '-2-' in os.environ['CONCERTINA_REPLICA'] and sys.exit(1); " + STAY
+Object = dict[str, Any]
+
+
+def spares(job: Object) -> Object:
+    found: Object = job.get("status", {}).get("spares", {})
+    return found
+
+
+def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=2, elastic={"spares": 1})
+    jobs.wait("a", lambda job: spares(job).get("ready") == 1)
+    job = jobs.wait_training("a", 2)
+    assert job["status"]["replicas"] == 2, "a spare counts as a replica"
+    (spare,) = spares(job)["replicas"]
+    lead, lost = jobs.members(job)
+    jobs.kill_pod(lost)
+    after = jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
+    assert set(jobs.members(after)) == {lead, spare}
+    # Another one takes the spare's place, without a round of its own.
+    last = jobs.wait("a", lambda job: spares(job).get("ready") == 1)
+    assert spares(last)["replicas"] not in ([spare], [lost])
+    assert last["status"]["world"]["round"] == after["status"]["world"]["round"]
+
+
+def test_growing_that_fails_is_not_tried_again_at_once(jobs: Jobs) -> None:
+    elastic = {"minReplicas": 1, "growAfterSeconds": 0}
+    jobs.create("a", FAILS_ON_THE_THIRD, replicas=2, elastic=elastic, failurePolicy={"maxRestarts": 50})
+    jobs.wait_training("a", 2)
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=3", "-n", jobs.namespace)
+    job = jobs.wait("a", lambda job: "growing waits" in jobs.condition(job, "Ready").get("message", ""))
+    assert "growing waits 10 s: replica a-2-0, which joined in round" in jobs.condition(job, "Ready")["message"]
+    assert len(jobs.members(job)) == 2
+
+
+def on(*nodes: str) -> Object:
+    """A pod with a GPU, of which each node has two, on one of these nodes."""
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    command = {"command": ["python3", "-uc", SHORT], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    return {"containers": [{"name": "trainer", "image": "concertina/trainer:test", **command}], "affinity": affinity}
+
+
+def placed(jobs: Jobs, name: str) -> int:
+    return sum("nodeName" in pod["spec"] for pod in jobs.pods(name))
+
+
+def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs: Jobs, pods: Pods) -> None:
+    """Both need four GPUs. The younger one holds three, one of which the older one lacks, and waits for one that
+    something else has; the older one holds two."""
+    one, two, three = jobs.cluster.nodes()
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    pods.create("holder", STAY, gpu, nodeName=three)
+    jobs.create("older", replicas=4, pod=on(one, two), suspend=True)
+    jobs.create("younger", replicas=4, pod=on(two, three))
+    jobs.wait("younger", lambda _: placed(jobs, "younger") == 3)
+    jobs.patch("older", {"suspend": False})
+    jobs.wait("older", lambda _: placed(jobs, "older") == 2)
+    job = jobs.wait("younger", lambda job: job["status"].get("gang", {}).get("since"))
+    message = jobs.condition(job, "Ready")["message"]
+    assert "only 3 of the 4 replicas needed found room" in message
+    assert f"releases them for {jobs.namespace}/older, which goes first" in message
+    jobs.wait_true("older", "Complete")
+    pods.delete("holder", gracePeriodSeconds=0)
+    jobs.wait_true("younger", "Complete")
+    assert jobs.get("older")["status"]["restarts"]["total"] == 0
+
+
+def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.create("a", STAY, replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0, "spares": 1})
+    jobs.wait_training("a", 1)
+    with metrics.served(jobs.cluster, jobs.namespace, tmp_path) as metric:
+        metric.value = 30
+        path = f"/apis/autoscaling/v2/namespaces/{jobs.namespace}/horizontalpodautoscalers"
+        jobs.cluster.api.call("POST", path, autoscaler(metric.name))
+        job = jobs.wait_training("a", 3)
+        assert job["status"]["replicas"] == 3
+        metric.value = 20
+        jobs.wait_training("a", 2)
+        assert metric.asked > 0
+        # Of its own accord it changes nothing more: it sees as many replicas as it has asked for.
+        hpa = jobs.cluster.api.call("GET", f"{path}/a")
+        assert hpa["status"]["desiredReplicas"] == jobs.get("a")["spec"]["replicas"] == 2
+
+
+def autoscaler(metric: str) -> Object:
+    """One replica for each ten of the metric, at once."""
+    target = {"type": "AverageValue", "averageValue": "10"}
+    return {
+        "metadata": {"name": "a"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "name": "a"},
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "metrics": [{"type": "External", "external": {"metric": {"name": metric}, "target": target}}],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+        },
+    }
+
+
+def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", str(tmp_path), __file__]
+    subprocess.run(build, check=True, capture_output=True, timeout=120)
+    tmp_path.chmod(0o755)
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
+    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(tmp_path)}, "globalBatchSize": 4}
+    jobs.create("a", trainer=trainer, replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0})
+    for replicas in (1, 2, 1):
+        jobs.patch("a", {"replicas": replicas})
+        job = jobs.wait_training("a", replicas)
+    assert job["status"]["stepsReplayed"] == 0
+    assert job["status"]["restarts"]["total"] == 0
+    assert job["status"]["growth"]["failures"] == 0

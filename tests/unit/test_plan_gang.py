@@ -1,0 +1,259 @@
+"""Jobs that each hold a part of the room they need: who releases, who keeps, and that everyone has a turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.api.status import Gang, JobStatus, rfc3339
+from concertina.plan import gang
+from concertina.plan.decision import Decision, Phase
+from concertina.plan.look import Look
+from concertina.plan.plan import plan
+from concertina.plan.types import CreatePod, DeletePod, JobView, Observed, Plan, PodView, Rival
+
+FIXED = jobs.spec(elastic=None)
+OLDER = Rival("team/older", "uid-0", 0, trained=False, created=T0 - 1, aside=False)
+YOUNGER = Rival("team/younger", "uid-2", 0, trained=False, created=T0 + 1, aside=False)
+
+
+def short(held: int = 2, status: JobStatus | None = None, spec: Any = FIXED, **fields: Any) -> Observed:
+    """A job of three replicas, of which so many found room at T0."""
+    pending = {"phase": "Pending", "waiting": "Unschedulable", "node": "", "ip": ""}
+    pods = tuple(jobs.pod(index, **({} if index < held else pending)) for index in range(3))
+    return jobs.observed(jobs.job(spec, status), pods, **fields)
+
+
+def deleted(made: Plan) -> int:
+    return sum(isinstance(action, DeletePod) for action in made.actions)
+
+
+def ready(made: Plan) -> tuple[str, str]:
+    """The condition's reason, and its message."""
+    condition = made.status.condition("Ready")
+    assert condition is not None
+    return condition.reason, condition.message
+
+
+@pytest.mark.parametrize(
+    ("rivals", "held", "after", "releases"),
+    [
+        ((), 2, 10_000.0, False),
+        ((OLDER,), 2, 19.0, False),
+        ((OLDER,), 2, 20.0, True),
+        ((OLDER,), 0, 20.0, False),
+        ((YOUNGER,), 2, 119.0, False),
+        ((YOUNGER,), 2, 120.0, True),
+        ((replace(YOUNGER, aside=True),), 2, 120.0, False),
+        ((replace(OLDER, aside=True),), 2, 20.0, False),
+        ((replace(YOUNGER, priority=5),), 2, 20.0, True),
+        ((replace(OLDER, priority=-5),), 2, 20.0, False),
+        ((replace(YOUNGER, trained=True),), 2, 20.0, True),
+    ],
+    ids=[
+        "nobody else waits",
+        "not at once",
+        "an older one waits",
+        "it holds nothing",
+        "first in line",
+        "first in line, for too long",
+        "who else waits lets others go first",
+        "who is ahead lets others go first",
+        "of higher priority",
+        "of lower priority",
+        "one that has trained already",
+    ],
+)
+def test_who_releases_its_room(rivals: tuple[Rival, ...], held: int, after: float, releases: bool) -> None:
+    made = plan(short(held, rivals=rivals), T0 + after)
+    assert (made.status.gang.since is not None) == releases
+    assert deleted(made) == (3 if releases else 0)
+    if not releases and rivals and held:
+        assert made.recheck_after is not None
+
+
+def test_why_it_releases_and_when_it_tries_again_is_said() -> None:
+    made = plan(short(rivals=(OLDER,)), T0 + 20)
+    reason, message = ready(made)
+    assert reason == "Waiting"
+    assert "only 2 of the 3 replicas needed found room" in message
+    assert "releases them for team/older, which goes first (it is the older one)" in message
+    assert [event.reason for event in made.events] == ["GivesWay"]
+    made = plan(short(rivals=(YOUNGER,)), T0 + 120)
+    assert f"go first until {rfc3339(T0 + 240)}" in ready(made)[1]
+
+
+def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observed:
+    status = Gang(releases=releases, since=rfc3339(T0), until=rfc3339(until) if until else None, message="because")
+    return jobs.observed(jobs.job(FIXED, JobStatus(gang=status)), **fields)
+
+
+@pytest.mark.parametrize(
+    ("until", "rivals", "now", "tries"),
+    [
+        (None, (OLDER,), T0 + 1000, False),
+        (None, (YOUNGER,), T0 + 1, True),
+        (None, (replace(OLDER, aside=True),), T0 + 1, True),
+        (None, (), T0 + 1, True),
+        (T0 + 60, (YOUNGER,), T0 + 59, False),
+        (T0 + 60, (YOUNGER,), T0 + 60, True),
+        (T0 + 60, (), T0 + 1, True),
+    ],
+)
+def test_when_it_tries_again(until: float | None, rivals: tuple[Rival, ...], now: float, tries: bool) -> None:
+    made = plan(away(until, rivals=rivals), now)
+    assert any(isinstance(action, CreatePod) for action in made.actions) == tries
+    assert (made.status.gang.since is None) == tries
+    assert made.status.gang.releases == 1, "forgotten before it has started"
+    if not tries:
+        assert ready(made) == ("Waiting", "because")
+
+
+def test_a_job_that_trains_above_its_least_size_is_not_robbed() -> None:
+    seen = jobs.running(jobs.spec(), count=2)
+    pending = jobs.pod(2, phase="Pending", waiting="Unschedulable", node="", ip="")
+    seen = replace(seen, pods=(*seen.pods, pending), rivals=(replace(OLDER, priority=9),))
+    made = plan(seen, T0 + 1000)
+    assert deleted(made) == 0
+    assert ready(made)[0] == "Training"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "releases"), [(None, False), ({"uri": "s3://bucket/run"}, True)], ids=["memory", "storage"]
+)
+def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, releases: bool) -> None:
+    seen = jobs.running(FIXED)
+    spec = jobs.spec(elastic=None, checkpoint=checkpoint)
+    pending = jobs.pod(2, 1, phase="Pending", waiting="Unschedulable", node="", ip="")
+    seen = replace(seen, job=replace(seen.job, spec=spec), pods=(*seen.pods[:2], pending), rivals=(OLDER,))
+    seen = replace(seen, rivals=(replace(OLDER, trained=True),))
+    made = plan(seen, T0 + 1000)
+    assert (made.status.gang.since is not None) == releases
+    if releases:
+        assert made.status.world.members == ()
+        assert made.status.world.claim.round == 2, "the old round could go on"
+
+
+# --- a toy cluster
+
+
+@dataclass
+class Toy:
+    """One job of the toy cluster."""
+
+    view: JobView
+    priority: int
+    pods: dict[int, PodView] = field(default_factory=dict)
+    done_at: float | None = None
+    released: list[float] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        return sum(bool(pod.node) for pod in self.pods.values())
+
+
+RUNS = 60.0
+HOURS = 12 * 3600.0
+
+
+def toy(number: int, need: int, priority: int, created: float) -> Toy:
+    spec = jobs.spec(replicas=need, elastic=None)
+    view = replace(jobs.job(spec), name=f"job-{number}", uid=f"uid-{number}", created=created)
+    return Toy(view, priority)
+
+
+def waiting(job: Toy) -> gang.Waiting | None:
+    return gang.waiting(job.view, job.pods.values(), False)
+
+
+def step(all: list[Toy], job: Toy, now: float) -> float:
+    """One pass of a job, as plan() would make it; seconds until it wants another."""
+    rivals = tuple(found.rival for other in all if other is not job and (found := waiting(other)))
+    seen = jobs.observed(job.view, tuple(job.pods.values()), rivals=rivals if waiting(job) else ())
+    look = Look(seen, job.view.spec, now)
+    decision = gang.release(look)
+    status = gang.after(look, decision or Decision(Phase.WAITING, "", ""))
+    if decision and decision.gang and decision.gang != job.view.status.gang:
+        assert rivals, "released while nobody else waits"
+        job.released.append(now)
+    job.view = replace(job.view, status=job.view.status.model_copy(update={"gang": status}))
+    if decision:
+        job.pods.clear()
+        return decision.recheck or HOURS
+    for index in range(job.view.spec.replicas):
+        pending = {"phase": "Pending", "node": "", "created": now, "priority": job.priority}
+        job.pods.setdefault(index, jobs.pod(index, **pending))
+    return gang.left(look) or HOURS
+
+
+def schedule(all: list[Toy], capacity: int, random: Any) -> None:
+    """Pods that wait get what is free, in any order."""
+    free = capacity - sum(job.held for job in all if job.view.status.completion_time is None)
+    pending = [(job, index) for job in all for index, pod in job.pods.items() if not pod.node]
+    random.shuffle(pending)
+    for job, index in pending:
+        found = {"node": "somewhere", "waiting": ""} if free > 0 else {"waiting": "Unschedulable"}
+        job.pods[index] = replace(job.pods[index], **found)
+        free -= 1
+
+
+def run(all: list[Toy], capacity: int, random: Any) -> float:
+    """Until every job that fits has ended; returns when."""
+    now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity]
+    while any(job.view.status.completion_time is None for job in feasible):
+        assert now < T0 + HOURS, [(job.view.name, job.view.status.gang, job.held) for job in all]
+        before = [(job.view, dict(job.pods)) for job in all]
+        wait = min(_live(all, job, now) for job in all)
+        schedule(all, capacity, random)
+        # Whatever has changed, every job looks again before time goes on.
+        now += wait if before == [(job.view, job.pods) for job in all] else 0.1
+    return now
+
+
+def _live(all: list[Toy], job: Toy, now: float) -> float:
+    """Seconds until this job does something, if nothing changes."""
+    if job.view.status.completion_time is not None:
+        return HOURS
+    if job.held < job.view.spec.replicas:
+        return step(all, job, now)
+    job.done_at = job.done_at or now + RUNS
+    if now >= job.done_at:
+        ended = job.view.status.model_copy(update={"completion_time": rfc3339(now)})
+        job.view = replace(job.view, status=ended)
+        job.pods.clear()
+    return max(0.1, job.done_at - now)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    capacity=st.integers(1, 6),
+    needs=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 1), st.integers(0, 50)), min_size=1, max_size=5),
+    random=st.randoms(use_true_random=False),
+)
+def test_every_job_that_fits_runs_whatever_else_waits(capacity: int, needs: Any, random: Any) -> None:
+    run([toy(number, *need) for number, need in enumerate((n, p, T0 + c) for n, p, c in needs)], capacity, random)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(2, 4), min_size=2, max_size=4), random=st.randoms(use_true_random=False))
+def test_where_all_fit_the_first_in_line_never_releases(sizes: list[int], random: Any) -> None:
+    all = [toy(number, size, 0, T0 + number) for number, size in enumerate(sizes)]
+    run(all, max(sizes), random)
+    assert all[0].released == []
+
+
+def test_two_jobs_of_three_on_four_places_take_half_a_minute() -> None:
+    import random
+
+    all = [toy(0, 3, 0, T0), toy(1, 3, 0, T0)]
+    for job in all:
+        step(all, job, T0)
+        for index in range(2):
+            job.pods[index] = replace(job.pods[index], node="somewhere")
+    assert run(all, 4, random.Random(1)) < T0 + gang.PATIENCE + 2 * RUNS + 10
