@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 
+LOOP_SECONDS, LOOP_ROUNDS = 60.0, 4
+"""More rounds than this within so many seconds that were made to grow, and did not, are a loop."""
+
+
 class Invariants:
     def __init__(self, world: World) -> None:
         self.world = world
         self.commits: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         """Round -> claim and members (replica, instance), as the API server accepted them."""
         self.first_steps: set[int] = set()
+        self.fruitless: list[float] = []
+        """When rounds were committed that were to grow the world, and did not."""
         self.blind: dict[str, float] = {}
         """Operator -> when it was cut off from all nodes at once."""
 
@@ -43,8 +49,20 @@ class Invariants:
             known = self.commits.setdefault(after.round, (after.claim.claim_id, members))
             if known != (after.claim.claim_id, members):
                 raise Violation(f"round {after.round} is committed twice: {known} and {members}")
+            if after.round > before.round:
+                self._no_loop(old, new)
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
+
+    def _no_loop(self, old: JobStatus, new: JobStatus) -> None:
+        """Training is not stopped again and again for replicas that can't be reached by the members."""
+        claim, members = new.world.claim, {member.replica for member in new.world.members}
+        if claim is None or claim.reason != "Growing" or not members <= {m.replica for m in old.world.members}:
+            return
+        now = self.world.clock.now
+        self.fruitless = [at for at in self.fruitless if now - at < LOOP_SECONDS] + [now]
+        if len(self.fruitless) > LOOP_ROUNDS:
+            raise Violation(f"a loop: {len(self.fruitless)} rounds within {LOOP_SECONDS:.0f} s that gained nobody")
 
     def seen(self, process: AgentProcess, round: int, claim: str) -> None:
         if round < process.pod.seen[0]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from concertina.plan import backoff, claims, restore
+from concertina.plan import backoff, claims, growth, membership, restore
 from concertina_agent.rounds import AgentCore
 from simulation.cluster import Cluster
 from simulation.storage import Storage
@@ -63,6 +63,15 @@ def crash_loops_are_not_slowed_down(patch: Patch) -> None:
     patch.setattr(backoff, "_delay", lambda row: 0.0)
 
 
+def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
+    """Whether they can reach each other or not."""
+    patch.setattr(membership, "_mutually_reachable", lambda seniority, replies: tuple(seniority))
+
+
+def growing_is_tried_at_once_again(patch: Patch) -> None:
+    patch.setattr(growth, "_delay", lambda look, failures: 0.0)
+
+
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     agent_accepts_lower_rounds,
     plan_mixes_snapshot_ids,
@@ -70,4 +79,8 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     latest_has_no_fence,
     status_is_written_without_testing_the_claim,
     crash_loops_are_not_slowed_down,
+    rounds_are_made_of_whoever_answers,
+    growing_is_tried_at_once_again,
 )
+ALONE = {rounds_are_made_of_whoever_answers: "cut_from_peers", growing_is_tried_at_once_again: "cut_from_peers"}
+"""Planted faults that show soonest where one fault alone strikes, all the others being away."""

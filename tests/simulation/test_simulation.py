@@ -7,10 +7,12 @@ A run that breaks an invariant fails with its seed and its story. To run more: C
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
-from simulation.mutations import MUTATIONS, Patch
+from simulation.mutations import ALONE, MUTATIONS, Patch
+from simulation.schedule import Strike
 from simulation.shrink import shortest
 from simulation.world import World, failure
 
@@ -38,9 +40,11 @@ def test_a_disturbed_operator_changes_nothing_when_nothing_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_a_planted_fault_is_noticed(mutation: object, monkeypatch: Patch) -> None:
+def test_a_planted_fault_is_noticed(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutation(monkeypatch)
-    assert any(failure(seed) for seed in range(ENOUGH))
+    alone = ALONE.get(mutation)
+    schedules = ((Strike(6.0, alone, seed),) if alone else None for seed in range(ENOUGH))
+    assert any(failure(seed, schedule=schedule) for seed, schedule in enumerate(schedules))
 
 
 def test_a_seed_is_the_same_run_every_time() -> None:

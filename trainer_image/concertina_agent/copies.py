@@ -10,7 +10,6 @@ from typing import Optional
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent.log import log
 from concertina_agent.snapshots import CHUNK, Damaged, Shard, Snapshots, Writing
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Dialer, Wire
@@ -89,8 +88,8 @@ class Peers:
                     try:
                         await held.verify()
                         return held.path
-                    except (OSError, Damaged) as error:
-                        log("snapshot_damaged", error=str(error))
+                    except (OSError, Damaged):
+                        self._snapshots.discard(held)
             reasons = []
             for address in self._holders(number):
                 try:
@@ -147,7 +146,7 @@ class Peers:
         shard = self._snapshots.find(message.id, message.shard)
         if shard is None:
             return await wire.send(_not_here(message.id, message.shard))
-        return await _give(wire, shard)
+        return await self._give(wire, shard)
 
     async def _stream(self, message: p.Pull, wire: Wire) -> None:
         """Every newest commit of one shard of this round, until the copier leaves or the round ends."""
@@ -160,7 +159,7 @@ class Peers:
             if shard is None:
                 await news.after(count, p.BEAT_SECONDS)
                 continue
-            await _give(wire, shard)
+            await self._give(wire, shard)
             answer = await wire.receive()
             if not isinstance(answer, p.Copied):
                 return None
@@ -168,15 +167,17 @@ class Peers:
             self._emit(e.PeerCopied(answer.id, answer.shard))
         return None
 
-
-async def _give(wire: Wire, shard: Shard) -> None:
-    wire.write(shard.header)
-    try:
-        async for data in shard.chunks():
-            wire.writer.write(data)
-            await wire.drain()
-    except Damaged as error:  # what was announced can't be kept: the other end must see it
-        raise ConnectionError(str(error)) from error
+    async def _give(self, wire: Wire, shard: Shard) -> None:
+        """Raises ConnectionError where its bytes are damaged: what was announced can't be kept, which the other end
+        sees by the checksum; and nobody is to be sent here for it again."""
+        wire.write(shard.header)
+        try:
+            async for data in shard.chunks():
+                wire.writer.write(data)
+                await wire.drain()
+        except Damaged as error:
+            self._snapshots.discard(shard)
+            raise ConnectionError(str(error)) from error
 
 
 def _not_here(id: p.SnapshotId, number: int) -> p.Refused:

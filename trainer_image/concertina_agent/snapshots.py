@@ -20,6 +20,7 @@ from typing import Optional
 
 from concertina_agent import protocol as p
 from concertina_agent.changes import Changes
+from concertina_agent.log import log
 from concertina_agent.typed_json import ProtocolError, from_json
 
 CHUNK = 1 << 18
@@ -52,24 +53,25 @@ class Shard:
             return file.read(length).decode()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Its bytes; raises Damaged where it has become shorter."""
-        left = self.size
+        """Its bytes; raises Damaged behind them where they are not those that were committed, and before where there
+        are too few."""
+        left, checksum = self.size, 0
         with self.path.open("rb", buffering=0) as file:
             while left:
                 data = file.read(min(CHUNK, left))
                 if not data:
                     raise Damaged(f"{self.path} ends {left} bytes early")
                 left -= len(data)
+                checksum = zlib.crc32(data, checksum)
                 yield data
                 await asyncio.sleep(0)
+        if checksum != self.checksum:
+            raise Damaged(f"{self.path} has crc32 {checksum:08x} instead of {self.checksum:08x}")
 
     async def verify(self) -> None:
         """Raises Damaged where the bytes are not those that were committed."""
-        checksum = 0
-        async for data in self.chunks():
-            checksum = zlib.crc32(data, checksum)
-        if checksum != self.checksum:
-            raise Damaged(f"{self.path} has crc32 {checksum:08x} instead of {self.checksum:08x}")
+        async for _ in self.chunks():
+            pass
 
 
 class Snapshots:
@@ -118,6 +120,12 @@ class Snapshots:
             if not any(folder.rglob("*.json")):
                 shutil.rmtree(folder, ignore_errors=True)
         self.forget_fetched()
+
+    def discard(self, shard: Shard) -> None:
+        """It is damaged: no round is to count on it again."""
+        log("snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number)
+        _mark(shard.path).unlink(missing_ok=True)
+        self._newest = {key: known for key, known in self._newest.items() if known != shard}
 
     def forget_fetched(self) -> None:
         shutil.rmtree(self._fetched, ignore_errors=True)
