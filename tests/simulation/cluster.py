@@ -41,13 +41,18 @@ class SimPod:
     damaged: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
     """What bytes have gone bad; nobody knows before it is read."""
 
+    discarded: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
+    """What was found to be damaged."""
+
     def keep(self, id: p.SnapshotId, shard: int, data: Lineage) -> None:
         self.volume[(id, shard)] = data
         self.damaged.discard((id, shard))
 
     def forget(self, id: p.SnapshotId, shard: int) -> None:
+        """It has been read, and is damaged."""
         self.volume.pop((id, shard), None)
         self.damaged.discard((id, shard))
+        self.discarded.add((id, shard))
 
     def held(self) -> tuple[p.Held, ...]:
         shards: dict[p.SnapshotId, list[int]] = {}

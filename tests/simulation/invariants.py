@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from concertina.api.status import JobStatus
@@ -25,6 +26,7 @@ class Invariants:
         self.commits: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         """Round -> claim and members (replica, instance), as the API server accepted them."""
         self.first_steps: set[int] = set()
+        self.claimed_at: dict[int, float] = {}
         self.fruitless: list[float] = []
         """When rounds were committed that were to grow the world, and did not."""
         self.blind: dict[str, float] = {}
@@ -33,6 +35,8 @@ class Invariants:
     def status_written(self, old: JobStatus, new: JobStatus) -> None:
         """Rounds and claims only grow, and a round is committed once."""
         before, after = old.world, new.world
+        if after.claim:
+            self.claimed_at.setdefault(after.claim.round, self.world.clock.now)
         if old.completion_time and not new.completion_time:
             raise Violation("a job that has ended goes on")
         if after.round < before.round:
@@ -51,6 +55,7 @@ class Invariants:
                 raise Violation(f"round {after.round} is committed twice: {known} and {members}")
             if after.round > before.round:
                 self._no_loop(old, new)
+                self._together(new)
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
 
@@ -63,6 +68,14 @@ class Invariants:
         self.fruitless = [at for at in self.fruitless if now - at < LOOP_SECONDS] + [now]
         if len(self.fruitless) > LOOP_ROUNDS:
             raise Violation(f"a loop: {len(self.fruitless)} rounds within {LOOP_SECONDS:.0f} s that gained nobody")
+
+    def _together(self, new: JobStatus) -> None:
+        """Who could not reach each other when the round was claimed, and can't now, are in no round together."""
+        pods, network = self.world.cluster.pods, self.world.network
+        hosts = {pods[member.replica].node for member in new.world.members if member.replica in pods}
+        for a, b in itertools.combinations(sorted(hosts), 2):
+            if network.apart_at(a, b, self.claimed_at[new.world.round]):
+                raise Violation(f"round {new.world.round} has members on {a} and {b}, which can't reach each other")
 
     def seen(self, process: AgentProcess, round: int, claim: str) -> None:
         if round < process.pod.seen[0]:
@@ -92,7 +105,7 @@ class Invariants:
         for shard, holders in restore.holders.items():
             for name in holders:
                 pod = self.world.cluster.hosted.get(name)
-                if pod is not None and (restore.id, int(shard)) not in pod.volume:
+                if pod is not None and (restore.id, int(shard)) not in pod.volume.keys() | pod.discarded:
                     raise Violation(f"round {assign.round}: {name} does not hold shard {shard} of {restore.id}")
 
     def stepping(self, collective: Collective) -> None:

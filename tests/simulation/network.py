@@ -11,12 +11,21 @@ class Network:
         self.unruly = False
         """Whether messages are lost, doubled and held up."""
         self._cuts: dict[frozenset[str], float] = {}
+        self._since: dict[frozenset[str], float] = {}
         self._isolated: dict[str, float] = {}
         self.dead: set[str] = set()
         """Hosts that are switched off: nothing answers, not even with a refusal."""
 
     def cut(self, a: str, b: str, seconds: float) -> None:
-        self._cuts[frozenset((a, b))] = self.clock.now + seconds
+        pair = frozenset((a, b))
+        if self._cuts.get(pair, 0.0) <= self.clock.now:
+            self._since[pair] = self.clock.now
+        self._cuts[pair] = self.clock.now + seconds
+
+    def apart_at(self, a: str, b: str, at: float) -> bool:
+        """Whether they are cut off from each other now, and have been since before `at`."""
+        pair = frozenset((a, b))
+        return self._cuts.get(pair, 0.0) > self.clock.now and self._since[pair] < at
 
     def isolate(self, host: str, seconds: float) -> None:
         self._isolated[host] = self.clock.now + seconds
