@@ -97,3 +97,21 @@ def test_a_stopped_agent_is_lost_after_its_silence(folder, trainer, data):
             await job.until(job[0], lambda r: r.round == 3 and trained(5)(r))
 
     asyncio.run(body())
+
+
+def test_a_slow_rank_is_named(folder, trainer, data):
+    """It sleeps in its forward pass, so its steps take as long as those of the others, who wait for it in FSDP."""
+    fault = folder / "fault"
+
+    async def body():
+        async with running(folder, 3, ["--bundled"], **environment(trainer, FAULT=str(fault))) as job:
+            fault.write_text("2 slow 0.1")
+            await begin(job, p.Limits(straggler_factor=2.0), 3)
+            (found,) = (await job.until(job[0], lambda r: r.stragglers, "nobody was named")).stragglers
+            assert (found.replica, found.rank) == (job[2].name, 2)
+            assert found.seconds >= 0.1
+            assert found.others < found.seconds / 2
+            fault.write_text("")
+            await job.until(job[0], lambda r: not r.stragglers, "it is slow no more")
+
+    asyncio.run(body())

@@ -81,6 +81,7 @@ class AgentState:
             failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
             progress=r.workers.progress if r else None,
             hang=lead.watchdog.hang if lead else None,
+            stragglers=lead.watchdog.stragglers.found if lead else (),
             storage=self._durability.storage,
             startup_error=self._startup_error,
         )

@@ -393,6 +393,18 @@ class Hang:
 
 
 @dataclasses.dataclass(frozen=True)
+class Straggler:
+    """A rank that the others wait for in every step, as found when it was first named."""
+
+    replica: str
+    rank: int
+    seconds: float
+    """That its own work in a step takes."""
+    others: float
+    """The median of that of the others."""
+
+
+@dataclasses.dataclass(frozen=True)
 class MemberState:
     """One member as the lead knows it. state: starting, running, draining, drained, succeeded, failed."""
 
@@ -435,6 +447,7 @@ class Report:
     """Of the current round, in order of arrival."""
     progress: Optional[Progress] = None
     hang: Optional[Hang] = None
+    stragglers: tuple[Straggler, ...] = ()
     storage: Optional[Storage] = None
     startup_error: str = ""
     """Why this agent can never be ready, in a sentence."""

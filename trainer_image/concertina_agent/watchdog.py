@@ -1,5 +1,7 @@
-"""Hangs: whether a round stands still, and who is behind. Pure. Nothing here compares clocks of different machines:
-what is sent are ages, and each side counts on with its own clock."""
+"""What the lead sees of all workers: whether the round stands still, and who is behind. Pure.
+
+Nothing here compares clocks of different machines: what is sent are ages, and each side counts on with its own clock.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Deque, Optional
 
 from concertina_agent.protocol import Hang, Limits, Pulse
+from concertina_agent.stragglers import Stragglers
 
 PHASES = ("starting", "restoring", "checkpointing", "evaluating", "loading data", "computing", "reducing")
 """Parts of a step, in the order in which a worker goes through them. A phase of another name counts as computing."""
@@ -88,6 +91,7 @@ class Watchdog:
         self._steps: Deque[float] = collections.deque(maxlen=32)
         self._hung_at: Optional[float] = None
         self.hang: Optional[Hang] = None
+        self.stragglers = Stragglers(limits.straggler_factor)
 
     @property
     def hung(self) -> bool:
@@ -105,7 +109,11 @@ class Watchdog:
             self._steps.append(seconds)
 
     def look(self, now: float) -> bool:
-        """Whether `hang` has changed."""
+        """Whether there is news of a hang or a straggler."""
+        places = {rank: (place.replica, place.pulse) for rank, place in self._places.items()}
+        return self._hangs(now) | self.stragglers.look(places, now)
+
+    def _hangs(self, now: float) -> bool:
         before = self.hang
         known = [place for place in self._places.values() if place.pulse.phase]
         still = now - max((place.moved_at for place in known), default=now)

@@ -130,6 +130,23 @@ class Checkpoint(Model):
     )
 
 
+class StragglerPolicy(Model):
+    """What counts as a straggler: a rank that the others wait for in every step."""
+
+    factor: float = Field(
+        default=2.0,
+        ge=1.1,
+        le=1000,
+        description="So many times what the others' own work in a step takes (waiting for each other apart) makes a "
+        "straggler. It holds from the next round on.",
+    )
+    action: Literal["Report", "Replace"] = Field(
+        default="Report",
+        description="Report names it in the status and an event; Replace also makes a new pod for it on another node, "
+        "without losing a step, where the job can go on without it meanwhile.",
+    )
+
+
 class FailurePolicy(Model):
     """When to give up."""
 
@@ -158,6 +175,7 @@ class FailurePolicy(Model):
         description="Seconds for which new pods keep off a node that failed the job repeatedly; twice as long each "
         "further time. 0: nodes are not avoided.",
     )
+    straggler: StragglerPolicy = Field(default=StragglerPolicy(), description="What counts as a straggler.")
 
 
 class JobSpec(Model):

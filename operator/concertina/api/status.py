@@ -155,6 +155,17 @@ class Restarts(Observed):
     recent: tuple[Restart, ...] = Field(default=(), max_length=1001, description="The failures within the window.")
 
 
+class StragglerMark(Observed):
+    """A rank that the others wait for in every step."""
+
+    rank: Count = Field(description="Its number in the current round.")
+    replica: Name = Field(description="Its replica.")
+    node: Name = Field(default="", description="Its node.")
+    seconds: Seconds = Field(description="What its own work in a step takes, waiting for others apart.")
+    others_seconds: Seconds = Field(description="The median of that of the others.")
+    since: Timestamp = Field(description="When it was named.")
+
+
 class Goodput(Observed):
     """Where the time since the job's start went. The seconds add up to the time between startTime and `at`."""
 
@@ -242,6 +253,9 @@ class JobStatus(Observed):
     restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
     avoided_nodes: tuple[AvoidedNode, ...] = Field(
         default=(), max_length=32, description="Nodes that failed this job again and again."
+    )
+    stragglers: tuple[StragglerMark, ...] = Field(
+        default=(), max_length=16, description="Ranks that the others wait for in every step."
     )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")

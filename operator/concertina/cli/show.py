@@ -115,6 +115,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago"
     if checkpoint := status.last_checkpoint:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
+    for mark in status.stragglers:
+        yield (
+            "Straggler",
+            f"rank {mark.rank}, {mark.replica} on {mark.node}: {mark.seconds:.2g} s of own work a step, the others "
+            f"{mark.others_seconds:.2g} s" + _since(mark.since),
+        )
     restarts = status.restarts
     yield (
         "Restarts",

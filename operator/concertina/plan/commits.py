@@ -119,4 +119,5 @@ def _assigns(look: Look, world: World, replies: Mapping[str, Prepared], source: 
 
 def _limits(spec: JobSpec) -> protocol.Limits:
     """What the lead is told to look out for."""
-    return protocol.Limits(hang_seconds=float(spec.failure_policy.hang_timeout_seconds or 0))
+    policy = spec.failure_policy
+    return protocol.Limits(float(policy.hang_timeout_seconds or 0), policy.straggler.factor)

@@ -15,7 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus, Spares, rfc3339
-from concertina.plan import accounting, budget, conditions, drains, gang, growth, hangs, lifecycle, nodes, rounds
+from concertina.plan import (
+    accounting,
+    budget,
+    conditions,
+    drains,
+    gang,
+    growth,
+    hangs,
+    lifecycle,
+    nodes,
+    rounds,
+    stragglers,
+)
 from concertina.plan.claims import last_claim, proceed
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -50,7 +62,8 @@ def plan(observed: Observed, now: float) -> Plan:
     if job.spec is None:
         return _unreadable(observed, now)
     look = Look(observed, job.spec, now)
-    decision = hangs.reported(look, next(decision for policy in POLICIES if (decision := policy(look))))
+    decision = next(decision for policy in POLICIES if (decision := policy(look)))
+    decision = stragglers.told(look, hangs.reported(look, decision))
     pods = plan_pods(look, decision)
     status = _status(look, decision, pods)
     waits = (decision.recheck, pods.recheck, look.time_left, growth.left(look), gang.left(look))
@@ -101,6 +114,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "growth": growth.after(look, decision),
         "restarts": restarts,
         "avoided_nodes": nodes.remember(look, restarts.recent),
+        "stragglers": stragglers.marks(look),
         "rounds": old.rounds + committed,
         "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
         "last_checkpoint": accounting.last_checkpoint(look),

@@ -1,0 +1,84 @@
+"""Who the others wait for: the verdict of a window as a table and laws, and what it takes to be named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina_agent.protocol import Pulse, Straggler
+from concertina_agent.stragglers import IN_A_ROW, WINDOW_SECONDS, WINDOW_STEPS, Stragglers, Work, late
+
+
+@pytest.mark.parametrize(
+    ("busy", "step_seconds", "expected"),
+    [
+        ([0.1, 0.1, 0.3], 0.3, [2]),
+        ([0.1, 0.3], 0.3, [1]),  # of two, each is compared with the other
+        ([0.1, 0.11, 0.19], 0.2, []),
+        ([0.1, 0.1, 0.3], 5.0, []),  # the step is all communication: nothing would be won
+        ([0.3, 0.1, 0.1, 0.3, 0.1], 0.3, [0, 3]),
+        ([0.3, 0.3, 0.1], 0.3, []),  # most are that slow
+    ],
+)
+def test_who_is_late(busy: list[float], step_seconds: float, expected: list[int]) -> None:
+    work = {rank: Work(20, 20 * seconds) for rank, seconds in enumerate(busy)}
+    assert late(work, 20 * step_seconds, 2.0) == expected
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=2, max_size=9), st.floats(1.1, 10), st.floats(0.01, 100))
+def test_the_unit_of_time_does_not_matter_and_the_fastest_is_never_late(
+    busy: list[float], factor: float, unit: float
+) -> None:
+    work = {rank: Work(8, 8 * seconds) for rank, seconds in enumerate(busy)}
+    found = late(work, 8 * max(busy), factor)
+    assert busy.index(min(busy)) not in found
+    assert all(busy[rank] >= factor * min(busy) * 0.999 for rank in found)
+    scaled = {rank: Work(8, one.busy * 1024) for rank, one in work.items()}  # a power of two: exact
+    assert late(scaled, 8 * max(busy) * 1024, factor) == found
+
+
+class Play:
+    """Three ranks, seen every quarter of a second; each step takes `step` seconds."""
+
+    def __init__(self, factor: float = 2.0, step: float = 0.25) -> None:
+        self.stragglers, self.now, self.step = Stragglers(factor), 100.0, step
+        self.steps, self.busy = 0, [0.001, 0.001, 0.001]
+
+    def run(self, seconds: float, *busy: float) -> bool:
+        """Whether there was news."""
+        news = False
+        for _ in range(round(seconds / self.step)):
+            self.now, self.steps = self.now + self.step, self.steps + 1
+            self.busy = [known + more for known, more in zip(self.busy, busy, strict=True)]
+            places = {r: (f"job-{r}", Pulse(r, self.steps, "computing", 0.0, b)) for r, b in enumerate(self.busy)}
+            news |= self.stragglers.look(places, self.now)
+        return news
+
+
+def test_it_is_named_after_some_windows_and_cleared_by_one() -> None:
+    play = Play()
+    assert not play.run(WINDOW_SECONDS * IN_A_ROW, 0.05, 0.05, 0.2)
+    assert play.run(0.5, 0.05, 0.05, 0.2)
+    assert play.stragglers.found == (Straggler("job-2", 2, 0.2, 0.05),)
+    assert not play.run(3 * WINDOW_SECONDS, 0.05, 0.05, 0.22), "what was said stays"
+    assert play.run(2 * WINDOW_SECONDS, 0.05, 0.05, 0.05)
+    assert play.stragglers.found == ()
+
+
+def test_a_window_with_few_steps_is_too_short() -> None:
+    play = Play(step=WINDOW_SECONDS)
+    assert not play.run(WINDOW_SECONDS * WINDOW_STEPS, 0.1, 0.1, 4.0)
+    assert play.run(WINDOW_SECONDS * WINDOW_STEPS * (IN_A_ROW + 1), 0.1, 0.1, 4.0)
+
+
+def test_one_slow_window_names_nobody() -> None:
+    play = Play()
+    for _ in range(4):
+        assert not play.run(WINDOW_SECONDS, 0.05, 0.05, 0.05)
+        assert not play.run(WINDOW_SECONDS, 0.05, 0.05, 0.2)
+
+
+def test_factor_0_looks_for_none() -> None:
+    play = Play(factor=0.0)
+    assert not play.run(10 * WINDOW_SECONDS, 0.05, 0.05, 0.2)

@@ -1,0 +1,83 @@
+"""What follows from a straggler, as failurePolicy.straggler says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from builders import jobs
+from concertina.plan.plan import plan
+from concertina.plan.types import DeletePod, Observed
+from concertina_agent import protocol
+
+FOUND = protocol.Straggler("demo-2-0", 2, 0.31, 0.05)
+SAID = (
+    "rank 2 (replica demo-2-0 on node node-2) is a straggler: "
+    "its own work takes 0.31 s a step, that of the others 0.05 s"
+)
+
+
+def lagging(*found: protocol.Straggler, **fields: Any) -> Observed:
+    seen = jobs.running(jobs.spec(**fields))
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(stragglers=found))
+    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+
+
+def deleted(made: Any) -> list[str]:
+    return [action.name for action in made.actions if isinstance(action, DeletePod)]
+
+
+def test_it_is_named_in_status_condition_and_one_event() -> None:
+    seen = lagging(FOUND)
+    made = plan(seen, jobs.T0 + 100)
+    (mark,) = made.status.stragglers
+    assert (mark.rank, mark.replica, mark.node, mark.seconds) == (2, "demo-2-0", "node-2", 0.31)
+    running = made.status.condition("Running")
+    assert running is not None
+    assert running.message.endswith(SAID)
+    assert [(event.reason, event.message) for event in made.events] == [("Straggler", SAID)]
+    assert deleted(made) == []
+    again = plan(jobs.then(seen, made), jobs.T0 + 200)
+    assert (again.status.stragglers, again.events) == ((mark,), ())
+    over = plan(replace(lagging(), job=jobs.then(seen, made).job), jobs.T0 + 300)
+    assert over.status.stragglers == ()
+
+
+REPLACE = {"straggler": {"action": "Replace"}}
+
+
+def test_its_pod_is_replaced_once_without_a_failure_being_counted() -> None:
+    seen = lagging(FOUND, failurePolicy=REPLACE)
+    made = plan(seen, jobs.T0 + 100)
+    assert deleted(made) == ["demo-2-0"]
+    (entry,) = made.status.restarts.recent
+    assert (entry.replica, entry.node, entry.reason, entry.counted) == ("demo-2-0", "node-2", "Straggler", False)
+    assert made.status.restarts.in_window == 0
+    claim = made.status.world.claim
+    assert claim is not None
+    assert claim.round == 1, "the round is drained first"
+    pods = tuple(replace(pod, deleting=pod.name == "demo-2-0") for pod in seen.pods)
+    after = plan(jobs.then(seen, made, pods=pods), jobs.T0 + 101)
+    assert "demo-0-0" in jobs.sends(after, protocol.Drain)
+    assert len(after.status.restarts.recent) == 1
+
+
+def test_a_job_that_can_not_go_on_without_it_keeps_it() -> None:
+    made = plan(lagging(FOUND, failurePolicy=REPLACE, elastic=None), jobs.T0 + 100)
+    assert deleted(made) == []
+    running = made.status.condition("Running")
+    assert running is not None
+    assert "it is not replaced: the job can't go on without it" in running.message
+
+
+def test_what_is_slow_on_every_node_is_replaced_no_more() -> None:
+    seen = lagging(FOUND, failurePolicy=REPLACE)
+    made = plan(seen, jobs.T0 + 50)
+    (entry,) = made.status.restarts.recent
+    past = tuple(entry.model_copy(update={"replica": f"demo-2-{attempt}"}) for attempt in (7, 8, 9))
+    status = seen.job.status.model_copy(update={"restarts": made.status.restarts.model_copy(update={"recent": past})})
+    made = plan(replace(seen, job=replace(seen.job, status=status)), jobs.T0 + 100)
+    assert deleted(made) == []
+    running = made.status.condition("Running")
+    assert running is not None
+    assert "3 pods before it were slow as well" in running.message
