@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -78,7 +79,8 @@ class Operator:
             namespace: Reflector(client, PODS, pod_view, self._world.hear_pod, namespace, SELECTOR)
             for namespace in namespaces
         }
-        self._nodes: Reflector[NodeView] = Reflector(client, NODES, node_view, self._world.hear_node)
+        as_node = functools.partial(node_view, notice_taints=settings.notice_taints)
+        self._nodes: Reflector[NodeView] = Reflector(client, NODES, as_node, self._world.hear_node)
         applier = Applier(
             client=client,
             world=self._world,

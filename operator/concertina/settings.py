@@ -9,8 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from concertina.cluster import notice_taints
+from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.pod import Images
 from concertina.control.authority import MASTER_KEY_BYTES
+
+TAINTS = "CONCERTINA_NOTICE_TAINTS"
+"""A list with commas; absent: the well-known ones; empty: none."""
 
 
 class SettingsError(Exception):
@@ -29,6 +34,8 @@ class Settings:
     """Empty: all."""
     health: tuple[str, int] | None
     """Host and port of the probes; None: no probes."""
+    notice_taints: tuple[str, ...] = NOTICE_TAINTS
+    """Taints, as key or key=value, that announce the end of a node."""
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -40,6 +47,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         images=Images(_required(environment, "CONCERTINA_IMAGE_AGENT", "the image that holds the agent")),
         watch_namespaces=tuple(names),
         health=_address(environment.get("CONCERTINA_HEALTH", "")),
+        notice_taints=notice_taints.parse(taints) if (taints := environment.get(TAINTS)) is not None else NOTICE_TAINTS,
     )
 
 

@@ -114,7 +114,7 @@ def sends(made: Plan, kind: type[Any]) -> dict[str, Any]:
 
 def called(view: AgentView, message: Any, at: float, **fields: Any) -> AgentView:
     """The agent's view after that message was sent to it."""
-    call = Call(message.round, message.claim, at, **fields)
+    call = Call(message.round, message.claim, at, durable=getattr(message, "durable", False), **fields)
     return replace(view, **{type(message).__name__.lower(): call})
 
 

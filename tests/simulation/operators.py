@@ -218,9 +218,11 @@ class OperatorProcess:
         message, contact = action.message, self.contacts.setdefault(action.replica, Contact())
         kind = type(message).__name__.lower()
         old: Call | None = getattr(contact.view, kind)
-        if old and (old.round, old.claim) == (message.round, message.claim) and not old.error:
+        durable = isinstance(message, p.Drain) and message.durable
+        known = old and (old.round, old.claim) == (message.round, message.claim) and not old.error
+        if old and known and (old.durable or not durable):
             return
-        call = Call(message.round, message.claim, self.now)
+        call = Call(message.round, message.claim, self.now, durable=durable)
         contact.view = changed(contact.view, **{kind: call})
         network, pod = self.world.network, self.pods.get(action.replica)
         heard = (contact, kind, call)

@@ -2,79 +2,11 @@
 
 import pytest
 
+from builders.agent import NAMES, UID, Driver, assignment, exits, kinds, member, prepare, snapshot
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
-from concertina_agent.rounds import EXIT_NOTICED, LINGER_SECONDS, AgentCore
-
-UID = "u"
-NAMES = ("a", "b", "c")
-
-
-def member(name: str, rank: int, workers: int = 1) -> p.Member:
-    return p.Member(name, f"{name}-1", f"{name}:1", rank, workers)
-
-
-def assignment(*names: str, round: int = 1, restore: p.Restore | None = None) -> p.Assign:
-    members = tuple(member(name, rank) for rank, name in enumerate(names))
-    return p.Assign(UID, round, f"claim-{round}", members, "a:9", restore or p.Restore("Fresh"))
-
-
-def prepare(round: int = 1, claim: str = "", names: tuple[str, ...] = NAMES) -> p.Prepare:
-    return p.Prepare(UID, round, claim or f"claim-{round}", tuple(p.Candidate(name, f"{name}:1") for name in names))
-
-
-def snapshot(round: int, step: int, shards: int = 3) -> p.SnapshotId:
-    return p.SnapshotId(round, step, "layout", shards)
-
-
-class Driver:
-    """One core and a clock."""
-
-    def __init__(self, name: str = "a", *, bundled: bool = True, **known) -> None:
-        self.core = AgentCore(name, UID, f"{name}-1", 1, bundled=bundled, **known)
-        self.now, self._requests = 100.0, 0
-
-    def tell(self, event: e.Event) -> list[e.Effect]:
-        return self.core.handle(event, self.now, 1000.0)
-
-    def ask(self, message: e.Request) -> list[e.Effect]:
-        self._requests += 1
-        return self.tell(e.Asked(self._requests, message))
-
-    def answer(self, message: e.Request) -> object:
-        """The immediate reply, if there is one."""
-        return next((effect.message for effect in self.ask(message) if isinstance(effect, e.Reply)), None)
-
-    def prepared(self, round: int = 1, held: tuple[p.Held, ...] | None = None) -> p.Prepared:
-        message = prepare(round)
-        self.ask(message)
-        self.tell(e.StoreBound(round, message.claim, "here:9"))
-        self.tell(e.Reached(message, NAMES))
-        effects = self.tell(e.WorkersGone(round, held))
-        return next(effect.message for effect in effects if isinstance(effect, e.Reply))
-
-    def begun(self, *names: str, round: int = 1, restore: p.Restore | None = None) -> list[e.Effect]:
-        self.prepared(round)
-        return self.ask(assignment(*names, round=round, restore=restore))
-
-    def say(self, message: w.Message, rank: int = 0, round: int = 1) -> list[e.Effect]:
-        return self.tell(e.WorkerSaid(round, rank, message))
-
-    def ended(self, code: int, *lines: str, rank: int = 0, round: int = 1) -> list[e.Effect]:
-        return self.tell(e.WorkerExited(round, rank, code, lines))
-
-    def member_says(self, name: str, state: str, round: int = 1, **more) -> list[e.Effect]:
-        return self.tell(e.MemberSaid(p.MemberState(name, f"{name}-1", round, f"claim-{round}", state, **more)))
-
-    @property
-    def report(self) -> p.Report:
-        return self.core.report()
-
-
-def kinds(effects: list[e.Effect]) -> list[str]:
-    return [type(effect).__name__ for effect in effects]
-
+from concertina_agent.rounds import LINGER_SECONDS
 
 # --- prepare and assign ---------------------------------------------------------------------------------------------
 
@@ -527,45 +459,6 @@ def test_a_refused_publication_is_trouble_with_storage_and_not_the_end():
     driver.tell(e.PublishDone(snapshot(1, 6, 2), None, "round 9 has written here"))
     assert driver.report.storage == p.Storage("Error", latest, "round 9 has written here")
     assert driver.report.state == "running"
-
-
-# --- notices --------------------------------------------------------------------------------------------------------
-
-
-def exits(effects: list[e.Effect]) -> list[int]:
-    return [effect.code for effect in effects if isinstance(effect, e.Exit)]
-
-
-def test_a_notice_without_workers_is_followed_at_once():
-    assert exits(Driver().tell(e.Noticed(30))) == [EXIT_NOTICED]
-
-
-def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
-    driver = Driver("b")
-    driver.begun("a", "b")
-    assert exits(driver.tell(e.Noticed(30))) == []
-    assert driver.core.state().state == "draining"
-    driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
-    driver.tell(e.LeadSaid(1, "claim-1", drain()))
-    driver.say(w.Done("drained", 6), rank=1)
-    assert exits(driver.ended(0, rank=1)) == []
-    assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == [EXIT_NOTICED]
-
-
-def test_the_grace_ends_a_notice_that_nobody_answers():
-    driver = Driver("b")
-    driver.begun("a", "b")
-    driver.tell(e.Noticed(30))
-    driver.now += 30
-    assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
-
-
-def test_an_agent_that_has_succeeded_leaves_with_0():
-    driver = Driver()
-    driver.begun("a")
-    driver.say(DONE)
-    driver.ended(0)
-    assert exits(driver.tell(e.Noticed(30))) == [0]
 
 
 # --- hangs and stopped workers --------------------------------------------------------------------------------------

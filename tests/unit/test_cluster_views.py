@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.views import job_view, node_view, pod_view
 
 JOB: dict[str, Any] = {
@@ -53,6 +54,55 @@ def test_a_pod_that_only_wears_our_labels_is_nobodys() -> None:
 
 def test_deleting() -> None:
     assert pod_view(pod({}, deletionTimestamp="2026-01-01T00:00:00Z")).view.deleting
+
+
+@pytest.mark.parametrize(
+    ("metadata", "spec", "grace"),
+    [
+        ({}, {}, 30.0),
+        ({}, {"terminationGracePeriodSeconds": 0}, 0.0),
+        ({"deletionGracePeriodSeconds": 5}, {"terminationGracePeriodSeconds": 60}, 5.0),
+    ],
+)
+def test_grace(metadata: dict[str, Any], spec: dict[str, Any], grace: float) -> None:
+    assert pod_view({**pod({}, **metadata), "spec": spec}).view.grace == grace
+
+
+def test_disruption() -> None:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    assert pod_view(pod({"conditions": [condition]})).view.disruption == "PreemptionByScheduler"
+    assert pod_view(pod({"conditions": [{**condition, "status": "False"}]})).view.disruption == ""
+
+
+def tainted(key: str, value: str = "") -> dict[str, Any]:
+    taint = {"key": key, "effect": "NoSchedule", **({"value": value} if value else {})}
+    return {"metadata": {"name": "n"}, "spec": {"taints": [{"key": "other", "effect": "NoSchedule"}, taint]}}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "notice"),
+    [
+        *((taint, "some-event-id", taint) for taint in NOTICE_TAINTS if "=" not in taint),
+        ("karpenter.sh/disruption", "disrupting", "karpenter.sh/disruption=disrupting"),
+        ("karpenter.sh/disruption", "candidate", ""),
+        ("DeletionCandidateOfClusterAutoscaler", "1", ""),
+        ("kubernetes.azure.com/scalesetpriority", "spot", ""),
+        ("node.kubernetes.io/not-ready", "", ""),
+        ("node.kubernetes.io/out-of-service", "nodeshutdown", ""),
+    ],
+)
+def test_taints_that_announce_the_end_of_a_node(key: str, value: str, notice: str) -> None:
+    assert node_view(tainted(key, value)).notice == notice
+
+
+def test_a_list_of_ones_own_takes_the_place_of_the_well_known_taints() -> None:
+    assert node_view(tainted("mine/going"), ("mine/going",)).notice == "mine/going"
+    assert node_view(tainted(NOTICE_TAINTS[0]), ("mine/going",)).notice == ""
+
+
+def test_a_cordon() -> None:
+    assert node_view({"metadata": {"name": "n"}, "spec": {"unschedulable": True}}).cordoned
+    assert not node_view({"metadata": {"name": "n"}}).cordoned
 
 
 def waiting(reason: str, message: str = "m", init: bool = False) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from concertina_agent import protocol as p
 from concertina_agent.durability import Durability
 from concertina_agent.holdings import Holdings
 from concertina_agent.lead import OVER
-from concertina_agent.membership import Membership, Preparation
+from concertina_agent.membership import Membership, Notice, Preparation
 
 ENDS = ("drained", "succeeded")
 """Of a lead they are said only when they are true of its whole round."""
@@ -39,7 +39,7 @@ class AgentState:
         self._ready, self._startup_error = False, ""
         self._preparation: Optional[Preparation] = None
         self._round: Optional[Membership] = None
-        self._notice_until: Optional[float] = None
+        self._notice: Optional[Notice] = None
 
     def state(self) -> p.MemberState:
         """This agent as a member of its round."""
@@ -53,6 +53,7 @@ class AgentState:
             state=self._own_state(),
             step=r.workers.step,
             failure=r.failure,
+            notice=self._notice.grace if self._notice else 0.0,
             snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
             durable_parts=self._durability.parts,
             pulses=r.hearts.pulses,
@@ -98,8 +99,7 @@ class AgentState:
 
     def _own_state(self) -> str:
         """As in MemberState."""
-        noticed = self._notice_until is not None
-        return self._round.state(noticed, self._holdings) if self._round else "starting"
+        return self._round.state(self._notice is not None, self._holdings) if self._round else "starting"
 
     def _reported_state(self) -> str:
         """As in Report: a lead's end is the end of the whole round."""
@@ -119,10 +119,15 @@ class AgentState:
         return self._durability.has(self.uid, r.workers.step, complete=own == "succeeded")
 
     def _at_rest(self) -> bool:
-        """Nothing would be lost if this agent went now."""
+        """Nothing would be lost if this agent went now.
+
+        One that is prepared may hold what the others lack, and a round to come asks for it. The same goes for one of a
+        world that leaves as a whole without storage: successors may come within its grace."""
         r = self._round
         if r is None:
-            return True
+            return self._preparation is None or not self.held
+        if r.drain is not None and r.drain.durable and self._durability.storage is None:
+            return False
         copied = r.failure is not None or r.peer_has_all(self._holdings)
         led = r.lead is None or not self._bundled or self._reported_state() in OVER
         return r.workers.all_over() and self._durability.all_shipped and copied and led

@@ -17,6 +17,8 @@ class Durability:
         """Of this round, in storage, not under LATEST."""
         self._unshipped: set[tuple[SnapshotId, int]] = set()
         self._complete: set[SnapshotId] = set()
+        self._wanted: set[tuple[SnapshotId, int]] = set()
+        """Of this round, whether shipped or not."""
 
     @property
     def latest(self) -> Optional[Durable]:
@@ -30,11 +32,16 @@ class Durability:
         self.parts = ()
         self._unshipped.clear()
         self._complete.clear()
+        self._wanted.clear()
 
     def wanted(self, message: WantDurable) -> None:
         self._unshipped.add((message.id, message.shard))
+        self._wanted.add((message.id, message.shard))
         if message.complete:
             self._complete.add(message.id)
+
+    def is_wanted(self, id: SnapshotId, shard: int) -> bool:
+        return (id, shard) in self._wanted
 
     def shipped(self, part: Part) -> None:
         part = dataclasses.replace(part, complete=part.id in self._complete)

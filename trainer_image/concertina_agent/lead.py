@@ -96,6 +96,10 @@ class Lead:
     def all_are(self, state: str) -> bool:
         return all(member.state == state for member in self.members.values())
 
+    def noticed(self) -> list[MemberState]:
+        """Members that were told to go."""
+        return [member for member in self.members.values() if member.notice]
+
     def failures(self) -> tuple[Failure, ...]:
         return failures.mark(self._failures.values()) if self.settled else ()
 

@@ -11,6 +11,7 @@ from concertina_agent.holdings import Holdings
 from concertina_agent.lead import Lead
 from concertina_agent.stopping import Stopping
 from concertina_agent.watchdog import Heartbeats
+from concertina_agent.worker_channel import Committed
 from concertina_agent.workers_state import Workers
 
 
@@ -29,6 +30,23 @@ class Preparation:
     def quiet(self) -> bool:
         """No worker of an older round is left, and the store is bound: an Assign may come."""
         return self.gone and bool(self.store)
+
+
+@dataclasses.dataclass(frozen=True)
+class Notice:
+    """A SIGTERM: this replica is to go."""
+
+    at: float
+    grace: float
+
+    @property
+    def until(self) -> float:
+        return self.at + self.grace
+
+    @property
+    def patient_until(self) -> float:
+        """When a drain that the lead should have begun isn't waited for any longer."""
+        return self.at + min(1.0, self.grace / 4)
 
 
 @dataclasses.dataclass
@@ -50,6 +68,8 @@ class Membership:
     """Of a command of one's own, in a drain."""
     succeeded_at: Optional[float] = None
     """When the whole round was known to have succeeded, its last checkpoint included."""
+    last: dict[int, Committed] = dataclasses.field(default_factory=dict)
+    """Own shard -> its newest snapshot of this round."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Own shard -> newest step that the peer holds."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)

@@ -181,7 +181,8 @@ class Assign:
 
 @dataclasses.dataclass(frozen=True)
 class Drain:
-    """Operator to the lead: stop after the same step. `durable`: a checkpoint must be in storage before `drained`."""
+    """Operator to the lead: stop after the same step. `durable`: a checkpoint must be in storage before `drained`; in a
+    job without storage, who has to go then stays for its whole grace, as successors may come for what it holds."""
 
     uid: str
     round: int
@@ -339,6 +340,8 @@ class Progress:
     mfu: float = 0.0
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of this round's start by part: start, group, build, restore, first_step."""
+    save_seconds: float = 0.0
+    """That the slowest snapshot of this round took; 0 before the first."""
     restored_step: int = -1
     restored_from: str = ""
 
@@ -415,6 +418,8 @@ class MemberState:
     state: str
     step: int = -1
     failure: Optional[Failure] = None
+    notice: float = 0.0
+    """Seconds of grace that it was given with a SIGTERM; 0 where it may stay."""
     snapshot_step: int = -1
     """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()

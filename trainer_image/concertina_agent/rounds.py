@@ -31,12 +31,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
-from concertina_agent.agent_state import AgentState
+from concertina_agent.drains import Draining
 from concertina_agent.failures import worker_failure, worker_stopped
 from concertina_agent.lead import JOIN_SECONDS, Lead
 from concertina_agent.membership import Membership, Preparation
@@ -44,15 +44,10 @@ from concertina_agent.workers_state import Workers
 
 LINGER_SECONDS = 5.0
 """From a round's success to the agent's exit with 0: time for the operator and the members to hear of it."""
-EXIT_NOTICED = 128 + signal.SIGTERM
 
 
-class AgentCore(AgentState):
-    """An AgentState that takes events, one at a time."""
-
-    _now = _at = 0.0
-    _changed = False
-    _effects: list[e.Effect]
+class AgentCore(Draining):
+    """An agent's state that takes events, one at a time."""
 
     def handle(self, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
         """Take one event; the effects are to be carried out in order."""
@@ -221,6 +216,7 @@ class AgentCore(AgentState):
 
     def _committed(self, r: Membership, message: w.Committed) -> None:
         self._holdings.committed(message.id, message.shard)
+        r.last[message.shard] = message
         if r.lonely:
             self._effects.append(e.ToWorker(message.shard, w.CopiedUpTo(message.id.step)))
 
@@ -229,12 +225,13 @@ class AgentCore(AgentState):
         if r is None:
             return
         r.stopping.ended(event.rank)
-        stopping = r.drain is not None or self._notice_until is not None
+        stopping = r.drain is not None or self._notice is not None
         if r.stopping.agreed and event.code < 0 and not r.grace_over:
             stopping = False  # nobody has sent it a signal
         worker = r.workers.exited(event.rank, event.code, stopping)
         if worker.outcome == "failed":
             self._fail(worker_failure(self.replica, event, worker.fault, r.workers.step, self._at))
+        self._ship_last(r)
         self._own_state_changed()
 
     def _start_failed(self, event: e.StartFailed) -> None:
@@ -246,21 +243,15 @@ class AgentCore(AgentState):
             self._round.fail(failure)
             self._own_state_changed()
 
-    def _own_state_changed(self) -> None:
-        self._changed = True
-        if self._round is not None and self._round.lead is not None:
-            self._round.lead.said(self.state(), self._now)
-            self._publish(self._round.lead)
-            self._agree_where_to_stop(self._round, self._round.lead)
-
     # --- lead and members -------------------------------------------------------------------------------------------
 
     def _member_said(self, event: e.MemberSaid) -> None:
         lead = self._round.lead if self._round else None
-        if lead is not None and lead.said(event.state, self._now):
+        if lead is not None and lead.said(self._told(event.state), self._now):
             self._changed = True
             self._publish(lead)
             self._agree_where_to_stop(self._round, lead)
+            self._drain_for_notices()
 
     def _member_gone(self, event: e.MemberGone) -> None:
         lead = self._round.lead if self._round else None
@@ -300,30 +291,7 @@ class AgentCore(AgentState):
         lead = r.assign.members[0].replica
         self._fail(p.Failure(self.replica, "LeadLost", f"The lead {lead} {detail}.", step=r.workers.step, at=self._at))
 
-    # --- drains and notices -----------------------------------------------------------------------------------------
-
-    def _begin_drain(self, r: Membership, message: p.Drain) -> None:
-        r.drain, r.drain_until = message, self._now + message.grace_seconds
-        if not self._bundled:
-            self._effects += r.stopping.ask(self._now)
-        elif r.workers.alive(0):
-            self._effects.append(e.ToWorker(0, w.DrainRequest(message.durable)))
-        self._own_state_changed()
-
-    def _agree_where_to_stop(self, r: Optional[Membership], lead: Lead) -> None:
-        call = r.stopping.decide(lead.members.values(), self._now) if r is not None else None
-        if r is not None and call is not None:
-            self._effects += [e.ToMembers(p.StopAt(call)), *r.stopping.stop_at(call)]
-
-    def _noticed(self, event: e.Noticed) -> None:
-        if self._notice_until is not None:
-            return
-        self._notice_until = self._now + event.grace
-        if self._round is not None and self._round.stopping.attending:
-            pass  # its workers stop after the same step as all others, in the drain that follows
-        elif self._round is not None and (not self._bundled or self._round.failure):
-            self._effects.append(e.SignalWorkers(signal.SIGKILL if self._bundled else signal.SIGTERM))
-        self._own_state_changed()
+    # --- leaving ----------------------------------------------------------------------------------------------------
 
     def _leave_if_succeeded(self) -> bool:
         """The lead sees the round's success itself, members hear of it in the lead's beats."""
@@ -337,17 +305,12 @@ class AgentCore(AgentState):
         self._effects.append(e.Exit(0))
         return True
 
-    def _leave_if_noticed(self) -> None:
-        if self._notice_until is None:
-            return
-        if self._at_rest() or self._now >= self._notice_until:
-            self._effects.append(e.Exit(0 if self._reported_state() == "succeeded" else EXIT_NOTICED))
-
     def _tick(self, event: e.Tick) -> None:
         r = self._round
         if r is None:
             return
         self._look_at_workers(r, event)
+        self._drain_alone(r)
         if r.lead is None and self._now >= r.silent_at:
             self._lead_lost("has been silent or out of reach for too long")
         if r.lead is not None:
@@ -405,9 +368,6 @@ class AgentCore(AgentState):
         if self._current(event.part.id.round) is not None:
             self._durability.shipped(event.part)
             self._own_state_changed()
-
-    def _publish(self, lead: Lead) -> None:
-        self._effects += [e.Publish(id, complete) for id, complete in lead.publishable()]
 
     def _publish_done(self, event: e.PublishDone) -> None:
         if self._current(event.id.round) is None:

@@ -57,6 +57,14 @@ class Workers:
     def alive(self, rank: int) -> bool:
         return rank in self._workers and not self._workers[rank].outcome
 
+    def drained(self, rank: int) -> bool:
+        return rank in self._workers and self._workers[rank].outcome == "drained"
+
+    @property
+    def save_seconds(self) -> float:
+        """That the last snapshot took, as far as rank 0 says."""
+        return self.progress.save_seconds if self.progress else 0.0
+
     def all_started(self) -> bool:
         return all(worker.started for worker in self._workers.values())
 

@@ -30,6 +30,7 @@ class Reporter:
         self._mark = time.perf_counter()
         self._smoothed = 0.0
         self._first_step_at = 0.0
+        self._saving = self._save_seconds = 0.0
         self.restored_step, self.restored_from = -1, ""
         self.peak_flops, self.token_flops = 0.0, 0.0
         """Of all devices of the world; of one token's forward and backward. Without them there is no MFU."""
@@ -60,6 +61,7 @@ class Reporter:
             self._announce(step)
         else:  # the first step's warm-up would be seen in the mean for long
             self._smoothed = self._smoothed * _SMOOTHING + seconds * (1 - _SMOOTHING) if self._smoothed else seconds
+        self._save_seconds, self._saving = max(self._save_seconds, saving - self._saving), saving
         self._send("training", step, position, loss, seconds, snapshot_step, saving, stalled)
         if self._rank == 0 and (step % self._config.log_every_steps == 0 or step == self._config.steps):
             print(
@@ -106,6 +108,7 @@ class Reporter:
             stalled_seconds=stalled,
             mfu=speed * self.token_flops / self.peak_flops if self.peak_flops else 0.0,
             timeline=dict(self._timeline),
+            save_seconds=self._save_seconds,
             restored_step=self.restored_step,
             restored_from=self.restored_from,
         )

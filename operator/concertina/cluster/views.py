@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from concertina.api.parse import SpecError, parse_spec
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
+from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.pod import ATTEMPT, AVOIDS, INDEX, JOB_UID, TRAINER_CONTAINER
 from concertina.cluster.resources import Raw
 from concertina.plan.types import JobView, NodeView, PodView
@@ -49,12 +50,17 @@ def pod_view(obj: Raw) -> OwnedPod:
         exit_reason=reason,
         exit_message=message,
         priority=(obj.get("spec") or {}).get("priority") or 0,
+        grace=_grace(obj),
+        deletion_at=_seconds(metadata.get("deletionTimestamp")),
+        disruption=_disruption(status),
     )
     return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), metadata["namespace"], view)
 
 
-def node_view(obj: Raw) -> NodeView:
-    taints = (obj.get("spec") or {}).get("taints") or ()
+def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeView:
+    """`notice_taints`: those that announce a node's end, as key or key=value."""
+    spec = obj.get("spec") or {}
+    taints = spec.get("taints") or ()
     conditions = (obj.get("status") or {}).get("conditions") or ()
     ready: Raw = next((condition for condition in conditions if condition["type"] == "Ready"), {})
     is_ready = ready.get("status") == "True"
@@ -63,6 +69,8 @@ def node_view(obj: Raw) -> NodeView:
         ready=is_ready,
         not_ready_since=0.0 if is_ready else _seconds(ready.get("lastTransitionTime")),
         out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
+        notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
+        cordoned=bool(spec.get("unschedulable")),
     )
 
 
@@ -136,6 +144,24 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
 
 def _containers(status: Raw) -> list[Raw]:
     return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+
+
+def _names(taint: Raw) -> tuple[str, str]:
+    return taint["key"], f"{taint['key']}={taint.get('value') or ''}"
+
+
+def _grace(obj: Raw) -> float:
+    """Of the deletion under way (an eviction or a person may have shortened it), else what the pod asks for."""
+    given = obj["metadata"].get("deletionGracePeriodSeconds")
+    asked = (obj.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return float(given if given is not None else 30 if asked is None else asked)
+
+
+def _disruption(status: Raw) -> str:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return condition.get("reason") or "DisruptionTarget"
+    return ""
 
 
 def _number(text: str | None) -> int:

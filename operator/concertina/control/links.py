@@ -80,13 +80,15 @@ class Links:
         link = job.links.setdefault(replica, _Link())
         kind = CALLS[type(message)]
         now, before = self._clock(), getattr(link.view, kind)
-        if before is not None and (before.round, before.claim) == (message.round, message.claim):
+        durable = isinstance(message, protocol.Drain) and message.durable
+        known = before is not None and (before.round, before.claim) == (message.round, message.claim)
+        if before is not None and known and (before.durable or not durable):
             if not before.error:
                 return False
             if now < before.done_at + RETRY_SECONDS:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return False
-        under_way = Call(message.round, message.claim, sent_at=now)
+        under_way = Call(message.round, message.claim, sent_at=now, durable=durable)
         link.view = _with_call(link.view, kind, under_way)
         task = asyncio.create_task(self._call(job, link, kind, under_way, address, message))
         job.calls.add(task)

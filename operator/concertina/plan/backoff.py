@@ -4,6 +4,7 @@ operator that comes new waits as long as the one before."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ OUTSIDE = frozenset(
 )
 """Ways for a pod to end that its own container did not cause. The last two: its node lost power and is back, and all
 that the kubelet still knows is that the container no longer runs."""
+NOTICED = 128 + signal.SIGTERM
+"""How agents exit after a SIGTERM, and they alone: what a worker exits with is not what its agent does."""
 APART = 120.0
 """Seconds between failures that have nothing to do with each other, though no step is known to lie between them."""
 FREE = 2
@@ -76,7 +79,9 @@ def _index(replica: str) -> int:
 
 
 def ended_by_itself(pod: PodView) -> bool:
-    return pod.phase in ("Failed", "Succeeded") and not pod.deleting and pod.exit_reason not in OUTSIDE
+    """Not after a notice: one that ended as it was told to has not failed."""
+    noticed = pod.deleting or bool(pod.disruption) or pod.exit_code == NOTICED
+    return pod.phase in ("Failed", "Succeeded") and not noticed and pod.exit_reason not in OUTSIDE
 
 
 def entry_of(look: Look, pod: PodView) -> Restart:

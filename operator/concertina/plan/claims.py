@@ -9,6 +9,7 @@ from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
 from concertina.plan import constants, membership, pods, sizes
 from concertina.plan.commits import commit
 from concertina.plan.decision import Decision, Phase
+from concertina.plan.handover import Together, together
 from concertina.plan.look import Look
 from concertina.plan.types import Action, Call, Event, Send
 from concertina_agent import protocol
@@ -41,16 +42,30 @@ class Cause:
 
 
 def candidates(look: Look) -> tuple[str, ...]:
-    """Whom a Prepare goes to, in order of replica index: members, unless known to be lost, and those ready."""
+    """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready."""
     return tuple(
         name
-        for name, pod in look.live.items()
-        if pod.index in look.slots
-        and pod.ip
-        and pod.phase == "Running"
-        and (name in look.ready or _member_still(look, name))
-        and not _known_lost(look, name)
+        for index, name in sorted(look.seats.items())
+        if index in look.slots and _can_answer(look, name) and (name in look.ready or _member_still(look, name))
     )
+
+
+def leavers(look: Look) -> tuple[str, ...]:
+    """Members with an urgent notice that are asked as well, since a neighbour goes with them: what only they hold has
+    to be handed over. (A member's snapshots are copied to the next one.)"""
+    names = list(look.members) if look.spec.bundled else []
+    going = [name not in look.live or look.leaves(name) for name in names]
+    return tuple(
+        name
+        for i, name in enumerate(names)
+        if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
+        if name in look.pods and look.leaves(name) and _can_answer(look, name) and _member_still(look, name)
+    )
+
+
+def _can_answer(look: Look, name: str) -> bool:
+    pod = look.pods[name]
+    return bool(pod.ip) and pod.phase == "Running" and not _known_lost(look, name)
 
 
 def _member_still(look: Look, name: str) -> bool:
@@ -84,7 +99,7 @@ def claim(look: Look, cause: Cause, restart: Restart | None = None) -> Decision 
         cause.sentence,
         world=look.world.model_copy(update={"claim": made}),
         restart=restart,
-        actions=_prepares(look, made, names),
+        actions=_prepares(look, made, names + leavers(look)),
         events=(event,),
         recheck=constants.RETRY,
     )
@@ -148,14 +163,21 @@ def proceed(look: Look) -> Decision | None:
     replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
     patience = _patience(look, names, calls, replies)
     chosen = membership.choose(replies, look.members, look.spec) if patience is None else ()
+    joined: Together | None = None
+    if chosen:
+        leaving = () if made.from_storage else leavers(look)
+        joined = together(
+            look, {name: replies[name] for name in chosen}, {name: _call(look, name, made) for name in leaving}
+        )
     if _overtaken(calls, made) or (not chosen and _hopeless(look, made, names, calls)):
         again = claim(look, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
         if again:
             return replace(again, events=())  # told already
     if not calls and not look.members and len(names) < sizes.most(look.spec) and not _late(look, made):
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
-    if chosen:
-        return commit(look, made, {name: replies[name] for name in chosen})
+    if joined and joined.wait is None:
+        return commit(look, made, joined.replies)
+    patience = joined.wait if joined else patience
     return _asking(look, made, names, replies, patience)
 
 
@@ -178,7 +200,7 @@ def _asking(
         phase,
         made.reason or "Claimed",
         message,
-        actions=_prepares(look, made, names),
+        actions=_prepares(look, made, names + leavers(look)),
         recheck=min(constants.RETRY, patience or constants.RETRY),
         watch_all=late,
     )
@@ -221,5 +243,5 @@ def _patience(
     return left if left > 0 else None
 
 
-PLANNED = frozenset({"FirstRound", "Growing", "Shrinking", "ReplicaLeaving", "Drained", "Resumed"})
+PLANNED = frozenset({"FirstRound", "Growing", "Shrinking", "ReplicaLeaving", "ReplicaMoving", "Drained", "Resumed"})
 """Reasons of claims before which nothing failed."""

@@ -20,12 +20,9 @@ from concertina_agent.protocol import Prepared
 
 def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision:
     """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet."""
-    storages = [_storage(look, name, reply) for name, reply in replies.items()]
-    source = restore.choose(
-        {} if made.from_storage else replies, storages, look.status, look.observed.job.uid, look.spec
-    )
-    if isinstance(source, restore.Unknown):
-        return storage_unknown(source)
+    origin = source(look, replies, from_storage=made.from_storage)
+    if isinstance(origin, restore.Unknown):
+        return storage_unknown(origin)
     members = _members(look, replies)
     workers = sum(member.workers for member in members)
     world = World(
@@ -36,25 +33,33 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision
         workers=workers,
         lead=members[0].replica,
         members=members,
-        base=Base(round=made.round, step=source.step, source=source.source),
+        base=Base(round=made.round, step=origin.step, source=origin.source),
         since=rfc3339(look.now),
     )
-    origin = {
+    words = {
         "Fresh": "from the beginning",
-        "Memory": f"from the snapshot of step {source.step}",
-        "Storage": f"from the checkpoint of step {source.step}",
-    }[source.source]
-    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {origin}"
+        "Memory": f"from the snapshot of step {origin.step}",
+        "Storage": f"from the checkpoint of step {origin.step}",
+    }[origin.source]
+    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {words}"
     return Decision(
         Phase.RECOVERING if look.status.rounds else Phase.STARTING,
         made.reason,
         message,
         world=world,
-        replayed=max(0, look.step - source.step) if look.spec.bundled else 0,
-        actions=_assigns(look, world, replies, source),
+        replayed=max(0, look.step - origin.step) if look.spec.bundled else 0,
+        actions=_assigns(look, world, replies, origin),
         events=(Event("Normal", "RoundCommitted", message),),
         recheck=constants.ACKNOWLEDGE,
     )
+
+
+def source(
+    look: Look, replies: Mapping[str, Prepared], from_storage: bool = False
+) -> protocol.Restore | restore.Unknown:
+    """Where a round of these would go on from."""
+    storages = [_storage(look, name, reply) for name, reply in replies.items()]
+    return restore.choose({} if from_storage else replies, storages, look.status, look.observed.job.uid, look.spec)
 
 
 def storage_unknown(why: restore.Unknown) -> Decision:

@@ -26,6 +26,11 @@ DRAIN = 30.0
 """For a round to stop after a step."""
 DRAIN_DURABLE = 300.0
 """The same, with a checkpoint written."""
+SAVE = 1.0
+"""For a drained round's last snapshot, where nobody has measured one yet."""
+SETTLED = 30.0
+"""A replica outside of the round with a notice is replaced only this long after it was made: where pods tolerate the
+taint, the next one may come to such a node again."""
 CREATE_RETRY = 5.0
 """Between attempts to create pods that the API server refused (quota, admission)."""
 FIRST_START = 30.0

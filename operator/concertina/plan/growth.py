@@ -19,7 +19,7 @@ REASON = "Growing"
 
 def joining(look: Look) -> tuple[str, ...]:
     """Who would join: ready, not a member, and not there to stand by."""
-    return tuple(sorted(look.ready - look.members.keys() - set(look.spares)))
+    return tuple(sorted(look.ready.intersection(look.seats.values()) - look.members.keys() - set(look.spares)))
 
 
 def cause(look: Look, report: protocol.Report) -> Cause | None:
@@ -27,7 +27,7 @@ def cause(look: Look, report: protocol.Report) -> Cause | None:
     names = joining(look)
     if not names or sizes.fitting(len(claims.candidates(look)), look.spec) <= len(look.members):
         return None
-    if report.state != "drained" and not (report.state == "running" and left(look) <= 0 and _trains(look, report)):
+    if report.state != "drained" and not (report.state == "running" and left(look) <= 0 and trains(look, report)):
         return None
     who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {', '.join(names[:5])} join"
     return Cause(REASON, who, planned=True)
@@ -81,7 +81,7 @@ def _lost(look: Look, decision: Decision) -> str:
     gone = [name for name in growth.joined if name not in look.live or name == failed]
     if gone:
         return f"replica {gone[0]}, which joined in round {growth.round}, was lost {lasted:.0f} s later"
-    if decision.restart and look.report and not _trains(look, look.report):
+    if decision.restart and look.report and not trains(look, look.report):
         return f"round {growth.round}, in which {len(growth.joined)} joined, failed before its first step"
     return ""
 
@@ -92,7 +92,8 @@ def _failed(look: Look, why: str) -> Growth:
     return Growth(failures=old.failures + 1 if close else 1, at=rfc3339(look.now), message=why[:1000])
 
 
-def _trains(look: Look, report: protocol.Report) -> bool:
+def trains(look: Look, report: protocol.Report) -> bool:
+    """Whether the round has got under way."""
     return not look.spec.bundled or (report.progress is not None and report.progress.first_step_at > 0)
 
 

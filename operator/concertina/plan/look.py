@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
-from concertina.plan import constants, sizes
+from concertina.plan import constants, notices, sizes
 from concertina.plan.cached import cached
 from concertina.plan.types import AgentView, Call, NodeView, Observed, PodView
 from concertina_agent import protocol
@@ -59,6 +59,34 @@ class Look:
         return {name: pod for name, pod in self.pods.items() if name not in self.deaths}
 
     @cached
+    def notices(self) -> Mapping[str, notices.Notice]:
+        """Replicas that will go, by pod name, while they are still there."""
+        told = self.report.members if self.report else {}
+        seen = {
+            pod.name: notices.of(notices.Sight(pod, self.node(pod), told.get(pod.name), self.now))
+            for pod in self.observed.pods
+        }
+        return {name: notice for name, notice in seen.items() if notice}
+
+    def leaves(self, name: str) -> bool:
+        """Whether the replica should leave at once."""
+        return name in self.notices and self.notices[name].urgent
+
+    @cached
+    def seats(self) -> Mapping[int, str]:
+        """The replica of each index that may be in the next round: a member, if it can stay, else the newest; one on a
+        cordoned node until another is ready."""
+        by_index: dict[int, list[str]] = {}
+        for name, pod in self.live.items():
+            if not self.leaves(name):
+                by_index.setdefault(pod.index, []).append(name)
+        return {index: max(names, key=self._claim_to_seat) for index, names in by_index.items()}
+
+    def _claim_to_seat(self, name: str) -> tuple[bool, bool, bool, int]:
+        member, stays = name in self.members, name not in self.notices
+        return (stays and name in self.ready) or member, stays, member, self.pods[name].attempt
+
+    @cached
     def slots(self) -> frozenset[int]:
         """The replica indexes that are wanted, those of spares included: those of members first, of other live pods,
         then the lowest free."""
@@ -71,7 +99,7 @@ class Look:
     @cached
     def surplus(self) -> tuple[str, ...]:
         """Members beyond the largest size that is wanted: the last ones by index."""
-        alive = (name for name in self.live if name in self.members)
+        alive = (name for _, name in sorted(self.seats.items()) if name in self.members)
         return tuple(alive)[sizes.most(self.spec) :]
 
     @cached
@@ -79,7 +107,7 @@ class Look:
         """Live replicas that a full world has no place for, but that are wanted."""
         if not self.spec.spares:
             return ()
-        wanted = [name for name, pod in self.live.items() if pod.index in self.slots]
+        wanted = [name for index, name in self.seats.items() if index in self.slots]
         wanted.sort(key=lambda name: (name not in self.members, name not in self.ready, self.pods[name].index))
         return tuple(wanted[sizes.most(self.spec) :])
 

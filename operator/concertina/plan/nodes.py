@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from concertina.api.status import AvoidedNode, Restart, rfc3339, unix_seconds
 from concertina.plan import sizes
 from concertina.plan.look import Look
-from concertina.plan.types import PodView
+from concertina.plan.types import NodeView, PodView
 
 VERDICTS: Mapping[str, int] = {
     "NodeLost": 1,
@@ -99,8 +99,12 @@ def spare(look: Look) -> int:
         if pod.node:
             replicas[pod.node] = replicas.get(pod.node, 0) + 1
     needed = -(-sizes.most(look.spec) // max(replicas.values(), default=1))
-    usable = sum(node.ready and not node.out_of_service for node in look.observed.nodes.values())
+    usable = sum(_serves(node) for node in look.observed.nodes.values())
     return max(0, usable - needed)
+
+
+def _serves(node: NodeView) -> bool:
+    return node.ready and not (node.out_of_service or node.notice or node.cordoned)
 
 
 def _forgiven_early(look: Look, entry: AvoidedNode) -> AvoidedNode:

@@ -30,16 +30,39 @@ def _wanted(look: Look) -> PodPlan:
     wanted = look.slots
     attempts = _bumped(look, wanted)
     current = {(pod.index, pod.attempt) for pod in look.observed.pods}
-    missing = [index for index in sorted(wanted) if (index, _attempt(attempts, index)) not in current]
+    missing = [
+        index
+        for index in sorted(wanted)
+        if (index, _attempt(attempts, index)) not in current and not _filled(look, index)
+    ]
     before = look.status.attempts
-    dead = [pod for pod in look.observed.pods if pod.name in look.deaths and pod.attempt == _attempt(before, pod.index)]
+    dead = [pod for pod in look.observed.pods if _goes(look, pod) and pod.attempt == _attempt(before, pod.index)]
     replaced = tuple(pod for pod in dead if _attempt(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(look, missing, attempts)
-    events = tuple(
-        Event("Warning", "ReplicaReplaced", f"replica {pod.name} {look.deaths[pod.name]}; a new pod takes its place")
-        for pod in replaced
-    )
+    events = tuple(_replaced(look, pod) for pod in replaced)
     return PodPlan((*creates, *_deletes(look, wanted, attempts)), attempts, replaced, events, recheck)
+
+
+def _replaced(look: Look, pod: PodView) -> Event:
+    notice = look.notices.get(pod.name)
+    why = notice.message if notice else look.deaths[pod.name]
+    return Event(
+        "Normal" if notice else "Warning", "ReplicaReplaced", f"replica {pod.name} {why}; a new pod takes its place"
+    )
+
+
+def _goes(look: Look, pod: PodView) -> bool:
+    """Whether it needs a successor: dead, or a member with a notice, or one that is not needed yet and must leave. (A
+    successor with a notice of its own is not succeeded at once: pods may tolerate what announces the end of nodes.)"""
+    if pod.name in look.deaths or pod.name not in look.notices:
+        return pod.name in look.deaths
+    return pod.name in look.members or (look.leaves(pod.name) and look.now - pod.created >= constants.SETTLED)
+
+
+def _filled(look: Look, index: int) -> bool:
+    """Whether a replica of this index stays, though a newer attempt was asked for when it had a notice."""
+    name = look.seats.get(index)
+    return name is not None and name not in look.notices
 
 
 def _attempt(attempts: tuple[int, ...], index: int) -> int:
@@ -55,7 +78,7 @@ def _bumped(look: Look, wanted: frozenset[int]) -> tuple[int, ...]:
             attempts[int(index)] = max(attempts.get(int(index), 0), int(attempt) + 1)
     for pod in look.observed.pods:
         if pod.index in wanted:
-            least = pod.attempt + 1 if pod.name in look.deaths else pod.attempt
+            least = pod.attempt + 1 if _goes(look, pod) else pod.attempt
             attempts[pod.index] = max(attempts.get(pod.index, 0), least)
     return _packed(attempts)
 
@@ -79,7 +102,7 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
     if not due:
         return (), recheck
     never = nodes.forbidden(look)
-    avoid = tuple(sorted(set(nodes.avoided(look)) - set(never)))
+    avoid = tuple(sorted((_ending(look) | set(nodes.avoided(look))) - set(never)))
     secret: tuple[Action, ...] = () if observed.secret_made else (CreateSecret(),)
     standing = len(look.slots) - len(missing)
     creates = (
@@ -88,6 +111,12 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
         if index in due
     )
     return (*secret, *creates), recheck
+
+
+def _ending(look: Look) -> set[str]:
+    """Nodes that replicas leave: a pod that tolerates their taints might go there again."""
+    nodes = (look.node(look.pods[name]) for name in look.notices)
+    return {node.name for node in nodes if node.notice or node.cordoned}
 
 
 def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> tuple[Action, ...]:
@@ -99,13 +128,22 @@ def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> t
             if pod.phase in ("Failed", "Succeeded") and not pod.deleting and pod.attempt >= newest - 1:
                 continue
             actions += delete(look, pod, look.deaths[pod.name])
-        elif look.committed and pod.name in look.members:
+        elif pod.name in look.members and (look.committed or pod.name in look.notices):
             continue  # only after a round without it
         elif pod.index not in wanted:
             actions += delete(look, pod, "is more than spec.replicas")
+        elif look.seats.get(pod.index) == pod.name:
+            continue
         elif pod.attempt < newest:
-            actions += delete(look, pod, "has a successor")
+            actions += delete(look, pod, _replaced_because(look, pod.name))
+        elif _filled(look, pod.index):
+            actions += delete(look, pod, f"is not needed: {look.seats[pod.index]} stays")
     return tuple(actions)
+
+
+def _replaced_because(look: Look, name: str) -> str:
+    notice = look.notices.get(name)
+    return notice.message if notice else "has a successor"
 
 
 def delete(look: Look, pod: PodView, reason: str) -> list[Action]:

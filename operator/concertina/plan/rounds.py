@@ -109,6 +109,8 @@ def first_failure(report: protocol.Report) -> protocol.Failure | None:
 def _member_gone(look: Look) -> Cause | None:
     for member in look.world.members:
         pod = look.pods.get(member.replica)
+        if _has_left(look, member.replica):
+            continue
         if pod is None or pod.uid != member.uid:
             return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
         if pod.phase in ("Failed", "Succeeded"):
@@ -116,6 +118,12 @@ def _member_gone(look: Look) -> Cause | None:
         if look.node(pod).out_of_service:
             return Cause("NodeLost", f"replica {pod.name} {look.deaths.get(pod.name, 'lost its node')}", pod.name)
     return None
+
+
+def _has_left(look: Look, replica: str) -> bool:
+    """Whether its part in the round was over, after a drain: it may go before the others are through."""
+    told = look.report.members.get(replica) if look.report else None
+    return told is not None and told.state == "drained"
 
 
 def _lead_lost(look: Look) -> Cause | None:
@@ -211,5 +219,6 @@ def running(look: Look) -> Decision | None:
         size += f"; {sizes.rounding(look.spec)}"
     if why := growth.sentence(look):
         size += f"; {why}"
+    size += "".join(f"; replica {name} {notice.message}" for name, notice in list(look.notices.items())[:3])
     size += "".join(f"; {held.sentence}" for held in list(backoff.next_pods(look).values())[:3])
     return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=look.lead_in_doubt)

@@ -58,6 +58,12 @@ class PodView:
     exit_message: str = ""
     priority: int = 0
     """As admission resolved its priority class."""
+    grace: float = 30.0
+    """Seconds from its deletion to SIGKILL: of the deletion under way, or as its spec says."""
+    deletion_at: float = 0.0
+    """When the grace of the deletion under way is over; 0 without one."""
+    disruption: str = ""
+    """The reason of its condition DisruptionTarget: EvictionByEvictionAPI, PreemptionByScheduler and so on."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,9 @@ class NodeView:
     ready: bool
     not_ready_since: float = 0.0
     out_of_service: bool = False
+    notice: str = ""
+    """The taint that announces the node's end, as key or key=value."""
+    cordoned: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,8 @@ class Call:
     done_at: float = 0.0
     reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
     error: str = ""
+    durable: bool = False
+    """Of a Drain: it asked for a checkpoint in storage."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,8 @@ class DeleteJob:
 @dataclass(frozen=True)
 class Send:
     """A call to one agent. One of the same kind, round and claim that is under way or answered is not sent twice; one
-    that failed (Call.error) is sent again. The Call stands in the AgentView from the moment it is sent."""
+    that failed (Call.error) is sent again, and so is a Drain that is durable now. The Call stands in the AgentView from
+    the moment it is sent."""
 
     replica: str
     address: str

@@ -1,0 +1,80 @@
+"""Notices: what announces that a replica will go, how long it has, and whether it should leave at once.
+
+An urgent notice (its pod is being deleted or disrupted, its node is to end, its agent was told to stop) makes the
+replica leave at the next step that all agree on; no later round takes it in. A cordon is no end: the replica works on
+until its successor, asked for at once, is ready elsewhere. A notice that is taken back before that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from concertina.plan.types import NodeView, PodView
+from concertina_agent.protocol import MemberState
+
+
+@dataclass(frozen=True)
+class Notice:
+    message: str
+    """In words that follow 'replica x'."""
+    left: float
+    """Seconds that it has for leaving, as far as is known."""
+    urgent: bool = True
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One replica, as far as it concerns its end."""
+
+    pod: PodView
+    node: NodeView
+    told: MemberState | None
+    """What its agent tells the lead."""
+    now: float
+
+
+def of(sight: Sight) -> Notice | None:
+    """The most urgent one."""
+    if sight.pod.phase not in ("Pending", "Running"):
+        return None
+    return next((notice for check in CHECKS if (notice := check(sight))), None)
+
+
+def _deleted(sight: Sight) -> Notice | None:
+    pod = sight.pod
+    if not pod.deleting:
+        return None
+    # At least half of the grace: the API server's clock may be ahead of ours.
+    left = max(pod.grace / 2, min(pod.grace, pod.deletion_at - sight.now))
+    return Notice(f"is being deleted{_why(pod)}", left)
+
+
+def _disrupted(sight: Sight) -> Notice | None:
+    return Notice(f"is about to be deleted{_why(sight.pod)}", sight.pod.grace) if sight.pod.disruption else None
+
+
+def _why(pod: PodView) -> str:
+    return f" ({pod.disruption})" if pod.disruption else ""
+
+
+def _node_ends(sight: Sight) -> Notice | None:
+    node = sight.node
+    if not node.notice:
+        return None
+    return Notice(f"is on node {node.name}, whose end is announced by the taint {node.notice}", sight.pod.grace)
+
+
+def _told(sight: Sight) -> Notice | None:
+    grace = sight.told.notice if sight.told else 0.0
+    return Notice(f"was told to stop within {grace:g} s", grace) if grace else None
+
+
+def _cordoned(sight: Sight) -> Notice | None:
+    node = sight.node
+    if not node.cordoned:
+        return None
+    return Notice(f"is on node {node.name}, which is cordoned", sight.pod.grace, urgent=False)
+
+
+CHECKS: tuple[Callable[[Sight], Notice | None], ...] = (_deleted, _disrupted, _node_ends, _told, _cordoned)

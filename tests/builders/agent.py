@@ -1,0 +1,80 @@
+"""One AgentCore and a clock, for tests of its rules."""
+
+from __future__ import annotations
+
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+from concertina_agent.rounds import AgentCore
+
+UID = "u"
+NAMES = ("a", "b", "c")
+
+
+def member(name: str, rank: int, workers: int = 1) -> p.Member:
+    return p.Member(name, f"{name}-1", f"{name}:1", rank, workers)
+
+
+def assignment(*names: str, round: int = 1, restore: p.Restore | None = None) -> p.Assign:
+    members = tuple(member(name, rank) for rank, name in enumerate(names))
+    return p.Assign(UID, round, f"claim-{round}", members, "a:9", restore or p.Restore("Fresh"))
+
+
+def prepare(round: int = 1, claim: str = "", names: tuple[str, ...] = NAMES) -> p.Prepare:
+    return p.Prepare(UID, round, claim or f"claim-{round}", tuple(p.Candidate(name, f"{name}:1") for name in names))
+
+
+def snapshot(round: int, step: int, shards: int = 3) -> p.SnapshotId:
+    return p.SnapshotId(round, step, "layout", shards)
+
+
+class Driver:
+    """One core and a clock."""
+
+    def __init__(self, name: str = "a", *, bundled: bool = True, **known) -> None:
+        self.core = AgentCore(name, UID, f"{name}-1", 1, bundled=bundled, **known)
+        self.now, self._requests = 100.0, 0
+
+    def tell(self, event: e.Event) -> list[e.Effect]:
+        return self.core.handle(event, self.now, 1000.0)
+
+    def ask(self, message: e.Request) -> list[e.Effect]:
+        self._requests += 1
+        return self.tell(e.Asked(self._requests, message))
+
+    def answer(self, message: e.Request) -> object:
+        """The immediate reply, if there is one."""
+        return next((effect.message for effect in self.ask(message) if isinstance(effect, e.Reply)), None)
+
+    def prepared(self, round: int = 1, held: tuple[p.Held, ...] | None = None) -> p.Prepared:
+        message = prepare(round)
+        self.ask(message)
+        self.tell(e.StoreBound(round, message.claim, "here:9"))
+        self.tell(e.Reached(message, NAMES))
+        effects = self.tell(e.WorkersGone(round, held))
+        return next(effect.message for effect in effects if isinstance(effect, e.Reply))
+
+    def begun(self, *names: str, round: int = 1, restore: p.Restore | None = None) -> list[e.Effect]:
+        self.prepared(round)
+        return self.ask(assignment(*names, round=round, restore=restore))
+
+    def say(self, message: w.Message, rank: int = 0, round: int = 1) -> list[e.Effect]:
+        return self.tell(e.WorkerSaid(round, rank, message))
+
+    def ended(self, code: int, *lines: str, rank: int = 0, round: int = 1) -> list[e.Effect]:
+        return self.tell(e.WorkerExited(round, rank, code, lines))
+
+    def member_says(self, name: str, state: str, round: int = 1, **more) -> list[e.Effect]:
+        return self.tell(e.MemberSaid(p.MemberState(name, f"{name}-1", round, f"claim-{round}", state, **more)))
+
+    @property
+    def report(self) -> p.Report:
+        return self.core.report()
+
+
+def kinds(effects: list[e.Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects]
+
+
+def exits(effects: list[e.Effect]) -> list[int]:
+    return [effect.code for effect in effects if isinstance(effect, e.Exit)]

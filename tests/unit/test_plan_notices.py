@@ -1,0 +1,243 @@
+"""What announces that a replica will go, and what the plan makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.plan.plan import plan
+from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan
+from concertina_agent import protocol
+
+TAINT = "aws-node-termination-handler/spot-itn"
+
+
+def on_node(seen: Observed, *numbers: int, **fields: Any) -> Observed:
+    """Those nodes are as the fields say."""
+    nodes = {f"node-{n}": NodeView(f"node-{n}", ready=True, **fields) for n in numbers}
+    return replace(seen, nodes={**seen.nodes, **nodes})
+
+
+def pods(seen: Observed, *indexes: int, **fields: Any) -> Observed:
+    """Those pods are as the fields say."""
+    return replace(seen, pods=tuple(replace(pod, **fields) if pod.index in indexes else pod for pod in seen.pods))
+
+
+def lead(seen: Observed, **fields: Any) -> Observed:
+    return replace(seen, agents={**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], **fields)})
+
+
+def told(seen: Observed, name: str, **fields: Any) -> Observed:
+    """The lead says that of a member."""
+    state = protocol.MemberState(name, f"i-{name}", 1, "claim-a", "draining", **fields)
+    return lead(seen, report=jobs.lead_report(members={name: state}))
+
+
+def drains(made: Plan) -> list[protocol.Drain]:
+    return list(jobs.sends(made, protocol.Drain).values())
+
+
+def created(made: Plan) -> list[CreatePod]:
+    return [action for action in made.actions if isinstance(action, CreatePod)]
+
+
+def deleted(made: Plan) -> list[str]:
+    return [action.name for action in made.actions if isinstance(action, DeletePod)]
+
+
+RUNNING = jobs.running(jobs.spec())
+URGENT = {
+    "deleted": (pods(RUNNING, 1, deleting=True, deletion_at=T0 + 50), "is being deleted", 0),
+    "preempted": (
+        pods(RUNNING, 1, deleting=True, deletion_at=T0 + 50, disruption="PreemptionByScheduler"),
+        "is being deleted (PreemptionByScheduler)",
+        0,
+    ),
+    "disrupted": (pods(RUNNING, 1, disruption="EvictionByEvictionAPI"), "(EvictionByEvictionAPI)", 0),
+    "node ends": (on_node(RUNNING, 1, notice=TAINT), f"on node node-1, whose end is announced by the taint {TAINT}", 1),
+    "told": (told(RUNNING, "demo-1-0", notice=20.0), "was told to stop within 20 s", 0),
+}
+
+
+@pytest.mark.parametrize(("seen", "words", "avoided"), URGENT.values(), ids=list(URGENT))
+def test_an_urgent_notice_drains_the_round_and_asks_for_a_successor(seen: Observed, words: str, avoided: int) -> None:
+    made = plan(seen, T0 + 20)
+    (drain,) = drains(made)
+    assert "demo-1-0" in drain.reason
+    assert words in drain.reason
+    assert (drain.durable, drain.round) == (False, 1)
+    (create,) = created(made)
+    assert (create.index, create.attempt) == (1, 1)
+    assert create.avoid_nodes == (("node-1",) if avoided else ())
+    assert deleted(made) == []
+    assert made.status.restarts.total == 0
+
+
+def test_after_the_drain_the_round_goes_on_without_it_and_its_pod_is_deleted() -> None:
+    seen = on_node(RUNNING, 1, notice=TAINT)
+    made = plan(seen, T0 + 20)
+    seen = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    made = plan(seen, T0 + 21)
+    prepares = jobs.sends(made, protocol.Prepare)
+    assert sorted(prepares) == ["demo-0-0", "demo-2-0"]
+    assert deleted(made) == [], "it may be needed until the next round has its members"
+    agents = dict(seen.agents)
+    for name, message in prepares.items():
+        agents[name] = jobs.called(agents[name], message, T0 + 21, done_at=T0 + 21, reply=jobs.prepared(name, message))
+    seen = jobs.then(seen, made, agents=agents)
+    made = plan(seen, T0 + 21.1)
+    assert [member.replica for member in made.status.world.members] == ["demo-0-0", "demo-2-0"]
+    made = plan(jobs.then(seen, made), T0 + 21.2)
+    assert deleted(made) == ["demo-1-0"]
+    assert made.status.restarts.total == 0
+
+
+def test_several_notices_are_one_drain() -> None:
+    spec = jobs.spec(replicas=4)
+    seen = on_node(pods(jobs.running(spec, 4), 2, deleting=True, deletion_at=T0 + 50), 1, notice=TAINT)
+    made = plan(seen, T0 + 20)
+    (drain,) = drains(made)
+    assert "and 1 more will go" in drain.reason
+    assert [(create.index, create.attempt) for create in created(made)] == [(1, 1), (2, 1)]
+
+
+def test_a_notice_that_is_taken_back_changes_nothing() -> None:
+    cordoned = on_node(RUNNING, 1, cordoned=True)
+    made = plan(cordoned, T0 + 20)
+    assert [(create.index, create.attempt) for create in created(made)] == [(1, 1)]
+    successor = jobs.pod(1, 1, node="node-3", ip="127.0.0.9", phase="Pending")
+    back = jobs.then(RUNNING, made, pods=(*RUNNING.pods[:2], successor, RUNNING.pods[2]))
+    made = plan(back, T0 + 21)
+    assert drains(made) == []
+    assert created(made) == []
+    assert deleted(made) == ["demo-1-1"]
+    made = plan(jobs.then(RUNNING, made), T0 + 22)
+    assert made.actions == ()
+
+
+def test_a_replica_on_a_cordoned_node_works_on_until_its_successor_is_ready() -> None:
+    seen = on_node(RUNNING, 1, cordoned=True)
+    made = plan(seen, T0 + 20)
+    assert drains(made) == []
+    assert created(made) == [CreatePod(1, 1, ("node-1",))]
+    assert "which is cordoned" in made.status.condition("Running").message
+    successor = jobs.pod(1, 1, node="node-3", ip="127.0.0.9")
+    pods_then = (*seen.pods[:2], successor, seen.pods[2])
+    seen = jobs.then(seen, made, pods=pods_then)
+    made = plan(seen, T0 + 21)
+    assert (drains(made), created(made), deleted(made)) == ([], [], []), "the successor is not ready yet"
+    seen = jobs.then(seen, made, agents={**seen.agents, "demo-1-1": jobs.agent("demo-1-1", ready_at=T0 + 21)})
+    made = plan(seen, T0 + 21.5)
+    (drain,) = drains(made)
+    assert "what takes its place is ready" in drain.reason
+    seen = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    made = plan(seen, T0 + 22)
+    assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-1", "demo-2-0"]
+    assert deleted(made) == []
+
+
+def test_a_successor_that_comes_to_a_node_with_a_notice_does_not_chase_another() -> None:
+    """Where the template tolerates everything."""
+    seen = on_node(RUNNING, 1, cordoned=True)
+    made = plan(seen, T0 + 20)
+    successor = jobs.pod(1, 1, node="node-1", ip="127.0.0.9", created=T0 + 20)
+    seen = jobs.then(seen, made, pods=(*seen.pods[:2], successor, seen.pods[2]))
+    seen = replace(seen, agents={**seen.agents, "demo-1-1": jobs.agent("demo-1-1")})
+    made = plan(seen, T0 + 21)
+    assert (drains(made), created(made)) == ([], [])
+    ending = on_node(seen, 1, notice=TAINT)
+    assert created(plan(ending, T0 + 22)) == []
+
+
+@pytest.mark.parametrize(
+    ("grace", "save", "left"), [(30.0, 0.0, 29.0), (10.0, 4.0, 6.0), (2.0, 4.0, 1.0), (3600.0, 0.0, 30.0)]
+)
+def test_the_deadline_is_the_smallest_grace_less_a_save(grace: float, save: float, left: float) -> None:
+    progress = protocol.Progress(40, 100, 2.5, 1.0, 0.1, 1280, "training", T0 + 10, T0 + 6, save_seconds=save)
+    seen = lead(
+        pods(jobs.running(jobs.spec(replicas=4), 4), 1, grace=grace), report=jobs.lead_report(progress=progress)
+    )
+    seen = pods(on_node(seen, 0, 1, notice=TAINT), 0, grace=3600.0)
+    (drain,) = drains(plan(seen, T0 + 20))
+    assert drain.grace_seconds == left
+
+
+def test_a_clock_that_is_ahead_does_not_take_the_grace_away() -> None:
+    late = pods(RUNNING, 1, deleting=True, grace=20.0, deletion_at=T0 - 300)
+    (drain,) = drains(plan(late, T0 + 20))
+    assert drain.grace_seconds == 9.0
+
+
+@pytest.mark.parametrize(("leaving", "durable"), [((1,), False), ((1, 2), True), ((0, 1, 2), True)])
+def test_the_state_is_saved_where_those_who_stay_cannot_go_on(leaving: tuple[int, ...], durable: bool) -> None:
+    seen = pods(RUNNING, *leaving, deleting=True, deletion_at=T0 + 50)
+    (drain,) = drains(plan(seen, T0 + 20))
+    assert drain.durable == durable
+
+
+def test_a_drain_becomes_durable_when_the_rest_must_go_too() -> None:
+    seen = RUNNING
+    one = pods(seen, 1, deleting=True, deletion_at=T0 + 50)
+    (drain,) = drains(plan(one, T0 + 20))
+    asked = lead(one, drain=jobs.called(one.agents["demo-0-0"], drain, T0 + 20, done_at=T0 + 20).drain)
+    assert drains(plan(asked, T0 + 20.1)) == [], "once is enough"
+    every = pods(asked, 0, 1, 2, deleting=True, deletion_at=T0 + 50)
+    (again,) = drains(plan(every, T0 + 21))
+    assert again.durable
+
+
+def test_neighbours_that_leave_together_hand_over_what_only_they_hold() -> None:
+    """Four of which two leave: what the first of them held is on the second alone."""
+    seen = jobs.running(jobs.spec(replicas=4), 4)
+    seen = lead(on_node(seen, 1, 2, notice=TAINT), report=jobs.lead_report(state="drained"))
+    made = plan(seen, T0 + 20)
+    prepares = jobs.sends(made, protocol.Prepare)
+    assert sorted(prepares) == ["demo-0-0", "demo-1-0", "demo-2-0", "demo-3-0"]
+    id = protocol.SnapshotId(1, 40, "layout", 4)
+    order = [member.replica for member in seen.job.status.world.members]
+    holds = {name: (protocol.Held(id, tuple(sorted((i, (i - 1) % 4)))),) for i, name in enumerate(order)}
+
+    def answered(*names: str) -> Plan:
+        agents = dict(seen.agents)
+        for name, message in prepares.items():
+            reply = jobs.prepared(name, message, snapshots=holds[name])
+            done = {"done_at": T0 + 20, "reply": reply} if name in names else {}
+            agents[name] = jobs.called(agents[name], message, T0 + 20, **done)
+        return plan(jobs.then(seen, made, agents=agents), T0 + 20.1)
+
+    waits = answered("demo-0-0", "demo-3-0")
+    assert not waits.status.world.claim.committed, "the newest state may be with those who leave"
+    commits = answered(*prepares)
+    members = [member.replica for member in commits.status.world.members]
+    assert len(members) == 3, "one of them holds all that is missing"
+    assert {message.restore.step for message in jobs.sends(commits, protocol.Assign).values()} == {40}
+    assert commits.status.steps_replayed == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "counted"),
+    [
+        ({"exit_code": 1}, 1),
+        ({"exit_code": 143}, 0),
+        ({"exit_code": 1, "disruption": "TerminationByKubelet"}, 0),
+        ({"exit_code": 1, "exit_reason": "Terminated"}, 0),
+        ({"exit_code": 0, "deleting": True}, 0),
+    ],
+)
+def test_an_exit_after_a_notice_is_no_failure(fields: dict[str, Any], counted: int) -> None:
+    made = plan(pods(RUNNING, 1, phase="Failed", **fields), T0 + 20)
+    assert made.status.restarts.in_window == counted
+
+
+def test_a_member_that_left_after_the_drain_does_not_break_the_round() -> None:
+    """The others may still be writing the checkpoint."""
+    left = protocol.MemberState("demo-1-0", "i-demo-1-0", 1, "claim-a", "drained", step=41)
+    report = jobs.lead_report(state="draining", members={"demo-1-0": left})
+    seen = lead(replace(RUNNING, pods=(RUNNING.pods[0], RUNNING.pods[2])), report=report)
+    made = plan(seen, T0 + 20)
+    assert not jobs.sends(made, protocol.Prepare)
+    assert made.status.restarts.total == 0
