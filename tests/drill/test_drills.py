@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builders.operator import until
+from concertina.cli.demo.stage import Stage
 from concertina.cli.drill.scenarios import SCENARIOS
 
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
@@ -16,3 +25,51 @@ PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenari
 def test_the_drill_passes(drill: Callable[[str], Any], scenario: str) -> None:
     verdict = drill(scenario)
     assert verdict["passed"], verdict["reasons"]
+
+
+def test_ctrl_c_heals_what_was_hurt(stage: Stage, job: str) -> None:
+    command = [sys.executable, "-m", "concertina.cli", "drill", job, "--scenario", "stop-node"]
+    environment = os.environ | {"KUBECONFIG": str(stage.cluster.kubeconfig)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as playing:
+        assert playing.stderr is not None
+        (node,) = next(found for line in playing.stderr if (found := re.findall(r"stopped node (\S+)", line)))
+        process = stage.cluster.running()[node]
+        assert process is not None
+        assert state(process.pid) == "T"
+        playing.send_signal(signal.SIGINT)
+        assert playing.wait(timeout=120) == 130
+    assert state(process.pid) != "T"
+    until(lambda: stage.job(job)["status"]["world"]["size"] == "3/3", lambda: json.dumps(stage.job(job)["status"]))
+
+
+def state(pid: int) -> str:
+    """R, S, T (stopped), ... as in /proc."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def refusal(scenario: str, kubeconfig: str, *options: str) -> str:
+    command = [sys.executable, "-m", "concertina.cli", "drill", "some-job", "--scenario", scenario, *options]
+    environment = os.environ | {"KUBECONFIG": kubeconfig}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_what_is_not_a_local_cluster_is_left_alone(tmp_path: Path) -> None:
+    """Nothing listens there: it is refused before anything is asked."""
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "c", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(kubeconfig))
+    assert "Add --yes" in refusal("kill-worker", str(tmp_path / "config"))
+    assert "CONCERTINA_DRILL_NODE_KILL" in refusal("kill-node", str(tmp_path / "config"), "--yes")
+
+
+def test_what_the_local_cluster_cannot_do_is_said(stage: Stage) -> None:
+    assert "on real kubelets" in refusal("partition", str(stage.cluster.kubeconfig))

@@ -27,18 +27,25 @@ class ByCommand:
     heal: str
     what: str
     watched: bool = True
+    seconds: float = 0.0
+    """How long it lasts at least."""
 
     def __call__(self, site: Site) -> AbstractAsyncContextManager[Blow]:
         return self._play(site)
 
+    def commands(self) -> tuple[str, str]:
+        """To hurt and to heal. Raises Complaint where one is not given."""
+        return _command(self.hurt), _command(self.heal)
+
     @asynccontextmanager
     async def _play(self, site: Site) -> AsyncIterator[Blow]:
-        hurt, heal = _command(self.hurt), _command(self.heal)
+        hurt, heal = self.commands()
         node = await site.victim_node() if "{node}" in hurt else ""
         at = time.time()
         try:
             await _run(hurt, node)
             yield Blow(at, self.what.format(node=node), self.watched)
+            await asyncio.sleep(max(0.0, at + self.seconds - time.time()))
         finally:
             await _run(heal, node)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
-from concertina.cli.drill.site import Blow, Fault, Site
+from concertina.cli.drill.site import Blow, Site
 from concertina.cluster.errors import ApiError
 from concertina.cluster.resources import PODS
 
@@ -65,15 +64,3 @@ async def delete_operator(site: Site) -> AsyncIterator[Blow]:
     at = time.time()
     await site.client.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], grace=0)
     yield Blow(at, f"deleted the operator's pod {pod['metadata']['name']}, without grace")
-
-
-def lasting(seconds: float, fault: Fault) -> Callable[[Site], AbstractAsyncContextManager[Blow]]:
-    """The same fault, healed after so many seconds at the earliest."""
-
-    @asynccontextmanager
-    async def longer(site: Site) -> AsyncIterator[Blow]:
-        async with fault(site) as blow:
-            yield blow
-            await asyncio.sleep(max(0.0, blow.at + seconds - time.time()))
-
-    return longer

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from concertina.cli.connection import Complaint
-from concertina.cli.drill.site import Blow, Site, environment_of
+from concertina.cli.drill.site import OUTAGE, Blow, Site, environment_of
 from concertina.local import processes
 
 API_SERVER = "kube-apiserver"
@@ -74,6 +74,7 @@ async def kill_apiserver(site: Site) -> AsyncIterator[Blow]:
     try:
         await asyncio.to_thread(site.cluster.kill_component, API_SERVER)
         yield Blow(at, "SIGKILL to the API server", watched=False)
+        await _last(at)
     finally:
         await asyncio.to_thread(site.cluster.start_component, API_SERVER)
         await asyncio.to_thread(site.cluster.wait_api)
@@ -89,5 +90,11 @@ async def kill_storage(site: Site) -> AsyncIterator[Blow]:
     try:
         await asyncio.to_thread(server.kill)
         yield Blow(at, "SIGKILL to the S3 server")
+        await _last(at)
     finally:
         await asyncio.to_thread(server.start)
+
+
+async def _last(since: float) -> None:
+    """Until the outage has lasted."""
+    await asyncio.sleep(max(0.0, since + OUTAGE - time.time()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from concertina.cli.connection import Complaint
 from concertina.cli.drill import faults, inside, local_faults
 from concertina.cli.drill.commands import ByCommand
-from concertina.cli.drill.site import Fault, Site
+from concertina.cli.drill.site import OUTAGE, Fault, Site
 from concertina.cli.drill.verdict import Expect
 
 
@@ -25,11 +25,11 @@ class Scenario:
         found = self.local if site.local else self.elsewhere
         if isinstance(found, str):
             raise Complaint(found)
+        if isinstance(found, ByCommand):
+            found.commands()
         return found
 
 
-OUTAGE = 5.0
-"""Seconds that the API server or the storage is away."""
 CRASH = Expect(seconds=30.0, counted=True)
 LOST_NODE = Expect(seconds=30.0, counted=False)
 UNTOUCHED = Expect(seconds=60.0, new_round=False, replayed=0, counted=False)
@@ -78,14 +78,14 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "apiserver-restart": Scenario(
         f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",
-        faults.lasting(OUTAGE, local_faults.kill_apiserver),
-        faults.lasting(OUTAGE, ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", False)),
+        local_faults.kill_apiserver,
+        ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", watched=False, seconds=OUTAGE),
         UNTOUCHED,
     ),
     "storage-outage": Scenario(
         f"durable storage is away for {OUTAGE:g} s; training goes on, a checkpoint follows",
-        faults.lasting(OUTAGE, local_faults.kill_storage),
-        faults.lasting(OUTAGE, ByCommand("STORAGE_STOP", "STORAGE_START", "stopped the storage")),
+        local_faults.kill_storage,
+        ByCommand("STORAGE_STOP", "STORAGE_START", "stopped the storage", seconds=OUTAGE),
         Expect(seconds=60.0, new_round=False, replayed=0, counted=False, checkpoint=True),
     ),
 }  # fmt: skip

@@ -18,6 +18,8 @@ from concertina.local.cluster import LocalCluster
 
 OPERATORS = "app.kubernetes.io/name=concertina-operator"
 LEASE = "concertina-operator"
+OUTAGE = 5.0
+"""Seconds that the API server or the storage is away, at least."""
 SKEW = 30
 """Seconds by which a node's clock may differ from the operator's for its log to be found quickly."""
 
