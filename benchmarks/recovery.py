@@ -1,9 +1,10 @@
-"""Seconds from a SIGKILL to the first step of the new world, on the local cluster, beside torchrun in the same run.
+"""Seconds from a blow to the first step of the new world, on the local cluster, beside torchrun in the same run.
 
     python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--scenarios ...] [--json FILE] [--only ...]
 
 Rows: what dies (`worker`: one training process; `member`: process 1 of a replica other than the lead; `lead`: process 1
-of the lead, which hosts the store; `node`: all processes of a node) under
+of the lead, which hosts the store; `node`: all processes of a node), what is stopped (SIGSTOP: connections stay open),
+`notice` (the pod is deleted with its grace), `join` (from a successor's being warm to the first step with it), under
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own (Python and torch start anew);
 - torchrun: the same script under three torchrun agents, as it comes and tuned.
@@ -25,12 +26,14 @@ from typing import TypeVar
 
 import recovery_torchrun
 import report
+from recovery_blows import BLOWS
 from recovery_concertina import PARTS, Bench, Recovery, bundled, own_command
 from rich.console import Console
 
 from concertina.cli.demo import stage as stages
 
-SCENARIOS = ("worker", "member", "lead", "node")
+SCENARIOS = (*BLOWS, "join")
+SCRIPT_SCENARIOS = ("worker", "member", "lead", "node")
 LIMIT = 100.0
 CONSOLE = Console(stderr=True)
 T = TypeVar("T")
@@ -78,20 +81,24 @@ def measure_concertina(
                 pass
             if options.only != "script":
                 with Bench(stage, "bundled", bundled()) as bench:
-                    for row, recovery in each("concertina", options.scenarios, options.runs, bench.recover):
+                    for row, recovery in each("concertina", options.scenarios, options.runs, measured(bench)):
                         totals[row].append(recovery.total)
                         recoveries[row].append(recovery)
             if options.only != "concertina":
                 with Bench(stage, "script", own_command(trace)) as bench:
                     for row, seconds in each(
                         "concertina, script",
-                        options.scenarios,
+                        [name for name in options.scenarios if name in SCRIPT_SCENARIOS],
                         options.peer_runs,
                         lambda what: bench.recover_traced(what, trace),
                     ):
                         totals[row].append(seconds)
     finally:
         shutil.rmtree(trace, ignore_errors=True)
+
+
+def measured(bench: Bench) -> Callable[[str], Recovery]:
+    return lambda scenario: bench.join() if scenario == "join" else bench.recover(scenario)
 
 
 def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:

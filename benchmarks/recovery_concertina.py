@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import recovery_torchrun
+from recovery_blows import BLOWS, Victims
 
 from concertina.cli.demo import stage as stages
 from concertina.cli.demo.stage import Stage, until
@@ -46,7 +48,7 @@ def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {
             "replicas": 3,
-            "elastic": {"minReplicas": 2, "growAfterSeconds": 1},
+            "elastic": {"minReplicas": 2, "growAfterSeconds": 0},
             "failurePolicy": {"maxRestarts": 1000},
             "template": {
                 "spec": {
@@ -85,7 +87,7 @@ class Bench:
 
     def __init__(self, stage: Stage, name: str, manifest: dict[str, Any]) -> None:
         self._stage, self._name, self._manifest = stage, name, manifest
-        self._tails: dict[str, list[str]] = {}
+        self._stopped: list[int] = []
 
     def __enter__(self) -> Bench:
         self._stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(self._manifest))
@@ -102,6 +104,26 @@ class Bench:
         recovery = self._read(killed_at, at_work, before)
         self._heal()
         return recovery
+
+    def join(self) -> Recovery:
+        """Kill a member; then, from its successor's being ready to the first step of the world with it."""
+        before = self._steady()
+        known = {member["replica"] for member in before["world"]["members"]}
+        self._hurt("member", before)
+        until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
+        replayed = self._status().get("stepsReplayed", 0)
+        after = until("the successor at work", GROW_LIMIT, lambda: self._with_others(known))
+        joined = next(m["replica"] for m in after["world"]["members"] if m["replica"] not in known)
+        round_number = after["world"]["round"]
+        at_work = until("its first step", RECOVERY_LIMIT, lambda: self._at_work_since(round_number - 1))
+        warm = [json.loads(line)["t"] for line in self._log(joined).splitlines() if '"event":"warm"' in line]
+        replayed = self._status().get("stepsReplayed", 0) - replayed
+        return Recovery(float(at_work[4]) - warm[-1], replayed, self._parts(at_work, warm[-1]))
+
+    def _with_others(self, known: set[str]) -> dict[str, Any] | None:
+        status = self._status()
+        members = {member["replica"] for member in status["world"]["members"]}
+        return status if len(members) == 3 and members != known else None
 
     def recover_traced(self, scenario: str, trace: Path) -> float:
         """The same for the script, whose steps stand in `trace`."""
@@ -132,25 +154,15 @@ class Bench:
         return dict(until("three replicas at work", GROW_LIMIT, steady))
 
     def _hurt(self, scenario: str, status: dict[str, Any]) -> float:
-        """SIGKILL; returns when, in Unix seconds."""
-        members = {member["replica"]: member["node"] for member in status["world"]["members"]}
-        lead, spared = status["world"]["lead"], self._stage.operator_node()
-        other = next(name for name in members if name != lead)
-        if scenario == "node":
-            node = next(node for node in members.values() if node != spared)
-            killed_at = time.time()
-            self._stage.cluster.kill_node(node)
-            return killed_at
-        if scenario == "worker":
-            pid = worker_of(other, self._stage.cluster.kubectl("logs", other, "-c", "trainer"))
-        else:
-            pid = agent_of(lead if scenario == "lead" else other)
-        killed_at = time.time()
-        os.kill(pid, signal.SIGKILL)
-        return killed_at
+        """Deal the blow; returns when, in Unix seconds."""
+        return BLOWS[scenario](Victims(self._stage, status, self._stopped))
 
     def _heal(self) -> None:
-        """Boot what does not run."""
+        """Boot what does not run, continue what was stopped."""
+        for pid in self._stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped.clear()
         cluster = self._stage.cluster
         for name, process in cluster.running().items():
             if name in cluster.nodes() and process is None:
@@ -174,50 +186,26 @@ class Bench:
             return ""
 
     def _read(self, killed_at: float, at_work: re.Match[str], before: dict[str, Any]) -> Recovery:
+        replayed = self._status().get("stepsReplayed", 0) - before.get("stepsReplayed", 0)
+        return Recovery(float(at_work[4]) - killed_at, replayed, self._parts(at_work, killed_at))
+
+    def _parts(self, at_work: re.Match[str], since: float) -> dict[str, float]:
         words = at_work[3].split()
         parts = {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
         round_number, at = int(at_work[1]), float(at_work[4])
         marks = self._operator_marks(round_number)
-        parts["detect and decide"] = marks["claimed"] - killed_at
+        parts["detect and decide"] = marks["claimed"] - since
         parts["prepare"] = marks["committed"] - marks["claimed"]
         started = sum(parts[name] for name in ("start", "group", "build", "restore", "first_step"))
         parts["assign"] = max(0.0, at - marks["committed"] - started)
-        replayed = self._status().get("stepsReplayed", 0) - before.get("stepsReplayed", 0)
-        return Recovery(at - killed_at, replayed, parts)
+        return parts
 
     def _operator_marks(self, round_number: int) -> dict[str, float]:
         """When the operator claimed and committed the round, in Unix seconds."""
-        log = self._stage.cluster.kubectl("-n", stages.SYSTEM, "logs", "deployment/concertina", "--tail=400")
+        log = self._stage.cluster.kubectl("-n", stages.SYSTEM, "logs", "deployment/concertina", "--tail=2000")
         marks = {}
         for line in log.splitlines():
             entry = json.loads(line) if line.startswith("{") else {}
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
                 marks[entry["event"]] = float(entry["t"])
         return marks
-
-
-def processes_of(replica: str) -> dict[int, str]:
-    """Command lines of all processes of a replica on this machine, by pid."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"CONCERTINA_REPLICA={replica}\0".encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-    return found
-
-
-def agent_of(replica: str) -> int:
-    """Pid of process 1 of a replica."""
-    return next(pid for pid, command in processes_of(replica).items() if "agent.pyz run" in command)
-
-
-def worker_of(replica: str, log: str) -> int:
-    """Pid, on this machine, of the worker that the agent started last."""
-    inside = [json.loads(line)["pid"] for line in log.splitlines() if '"event":"worker_started"' in line][-1]
-    for pid in processes_of(replica):
-        status = Path(f"/proc/{pid}/status").read_text()
-        if re.search(rf"^NSpid:.*\t{inside}$", status, re.M):
-            return pid
-    raise LookupError(f"no process of {replica} has pid {inside} in its namespace")

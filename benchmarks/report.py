@@ -17,7 +17,7 @@ Samples = Mapping[str, Sequence[float]]
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int | None]:
-    """runs, median, worst and best; None where a figure is infinite (a run that never got there)."""
+    """runs, median, p99, worst and best; None where a figure is infinite (a run that never got there)."""
 
     def finite(value: float) -> float | None:
         return None if value == float("inf") else round(value, 4)
@@ -26,6 +26,7 @@ def summary(values: Sequence[float]) -> dict[str, float | int | None]:
     return {
         "runs": len(ordered),
         "median": finite(statistics.median(ordered)),
+        "p99": finite(ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]),
         "worst": finite(ordered[-1]),
         "best": finite(ordered[0]),
     }
@@ -33,12 +34,12 @@ def summary(values: Sequence[float]) -> dict[str, float | int | None]:
 
 def show(title: str, samples: Samples, unit: str = "s") -> None:
     """Print one row a name; `never` stands where the limit of a run was reached."""
-    table = Table("", "runs", f"median {unit}", f"best {unit}", f"worst {unit}", title=title)
+    table = Table("", "runs", f"median {unit}", f"best {unit}", f"p99 {unit}", f"worst {unit}", title=title)
     for name, values in samples.items():
         if not values:
             continue
         row = summary(values)
-        cells = ["never" if row[key] is None else f"{row[key]:.3g}" for key in ("median", "best", "worst")]
+        cells = ["never" if row[key] is None else f"{row[key]:.3g}" for key in ("median", "best", "p99", "worst")]
         table.add_row(name, str(row["runs"]), *cells)
     Console(width=120).print(table)
 

@@ -118,7 +118,9 @@ class Agent:
     async def _warm_up(self) -> None:
         if self._parent is not None:
             self._parent.start()
-            self.emit(e.Warm(await asyncio.shield(self._parent.warm)))
+            error = await asyncio.shield(self._parent.warm)
+            log("warm", error=error)
+            self.emit(e.Warm(error))
             if self._settings.checkpoints and not self._parent.warm.result():
                 await self._uploads.keep_running(self._parent, self._settings, self._channel.path)
         else:

@@ -1,0 +1,140 @@
+"""What `recovery.py` does to a job: a row a scenario. Each blow returns when it was dealt, in Unix seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concertina.cli.demo.stage import SYSTEM, Stage
+from concertina.local import processes
+
+
+@dataclass
+class Victims:
+    """Whom a blow may hit, by the job's status, and what has to be continued (SIGCONT) afterwards."""
+
+    stage: Stage
+    status: dict[str, Any]
+    stopped: list[int]
+
+    @property
+    def lead(self) -> str:
+        return str(self.status["world"]["lead"])
+
+    @property
+    def member(self) -> str:
+        """Not the lead; where there is a choice nobody who joined last, whose loss would make growing wait longer."""
+        joined = self.status.get("growth", {}).get("joined", [])
+        names = [each["replica"] for each in self.status["world"]["members"] if each["replica"] != self.lead]
+        return str(next((name for name in names if name not in joined), names[0]))
+
+    @property
+    def node(self) -> str:
+        """Of a member; not the operator's."""
+        spared = self.stage.operator_node()
+        joined = self.status.get("growth", {}).get("joined", [])
+        nodes = {each["replica"]: each["node"] for each in self.status["world"]["members"] if each["node"] != spared}
+        return str(next((node for name, node in nodes.items() if name not in joined), next(iter(nodes.values()))))
+
+    def worker(self, replica: str) -> int:
+        return worker_of(replica, self.stage.cluster.kubectl("logs", replica, "-c", "trainer"))
+
+
+def kill_worker(victims: Victims) -> float:
+    return _signal(victims.worker(victims.member), signal.SIGKILL)
+
+
+def kill_member(victims: Victims) -> float:
+    return _signal(agent_of(victims.member), signal.SIGKILL)
+
+
+def kill_lead(victims: Victims) -> float:
+    return _signal(agent_of(victims.lead), signal.SIGKILL)
+
+
+def kill_node(victims: Victims) -> float:
+    at = time.time()
+    victims.stage.cluster.kill_node(victims.node)
+    return at
+
+
+def stop_agent(victims: Victims) -> float:
+    """Silent: its connections stay open."""
+    pid = agent_of(victims.member)
+    victims.stopped.append(pid)
+    return _signal(pid, signal.SIGSTOP)
+
+
+def stop_worker(victims: Victims) -> float:
+    pid = victims.worker(victims.member)
+    victims.stopped.append(pid)
+    return _signal(pid, signal.SIGSTOP)
+
+
+def notice(victims: Victims) -> float:
+    """The pod is deleted, with its grace."""
+    at = time.time()
+    victims.stage.cluster.kubectl("delete", "pod", victims.member, "--wait=false")
+    return at
+
+
+def operator_too(victims: Victims) -> float:
+    """The operator dies at the same moment; its container is started again."""
+    pods = victims.stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    pid = agent_of(victims.member)
+    operator = processes.container({"POD_NAME": pods[0]["metadata"]["name"]})
+    if operator is not None:
+        operator.signal(signal.SIGKILL)
+    return _signal(pid, signal.SIGKILL)
+
+
+BLOWS: dict[str, Callable[[Victims], float]] = {
+    "worker": kill_worker,
+    "member": kill_member,
+    "lead": kill_lead,
+    "node": kill_node,
+    "stopped agent": stop_agent,
+    "stopped worker": stop_worker,
+    "notice": notice,
+    "member and operator": operator_too,
+}
+
+
+def _signal(pid: int, number: int) -> float:
+    at = time.time()
+    os.kill(pid, number)
+    return at
+
+
+def processes_of(replica: str) -> dict[int, str]:
+    """Command lines of all processes of a replica on this machine, by pid."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"CONCERTINA_REPLICA={replica}\0".encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+def agent_of(replica: str) -> int:
+    """Pid of process 1 of a replica."""
+    return next(pid for pid, command in processes_of(replica).items() if "agent.pyz run" in command)
+
+
+def worker_of(replica: str, log: str) -> int:
+    """Pid, on this machine, of the worker that the agent started last."""
+    inside = [json.loads(line)["pid"] for line in log.splitlines() if '"event":"worker_started"' in line][-1]
+    for pid in processes_of(replica):
+        status = Path(f"/proc/{pid}/status").read_text()
+        if re.search(rf"^NSpid:.*\t{inside}$", status, re.M):
+            return pid
+    raise LookupError(f"no process of {replica} has pid {inside} in its namespace")

@@ -1,0 +1,219 @@
+"""Random drills against several jobs at once, for a while; then: was every position trained once, is anything left?
+
+    python benchmarks/soak.py [--minutes 10] [--jobs 2] [--replicas 2] [--every 30] [--seed 0] [--json F] [--plot F]
+
+The drills are those of `concertina drill`, drawn from the seed. At the end each job is suspended, which makes a
+durable checkpoint; its logs must tell of the steps 1 ... n without a gap (`soak_ledger`), n being the step of that
+checkpoint. Exit status 1 where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import report
+import soak_ledger
+from recovery_concertina import bundled
+from rich.console import Console
+from soak_watch import Logs, Memory, left_behind
+
+from concertina.cli.connection import Complaint, Target
+from concertina.cli.demo import stage as stages
+from concertina.cli.demo.stage import Stage, until
+from concertina.cli.drill.play import play
+from concertina.cli.drill.scenarios import SCENARIOS
+from concertina.cli.drill.site import Site
+from concertina.cli.drill.watch import Late
+from concertina.cluster.errors import ApiError
+from concertina.local import cluster
+from concertina.local.errors import LocalClusterError
+
+CONSOLE = Console(stderr=True)
+SHARED = frozenset({"kill-node", "stop-node", "operator-kill", "apiserver-restart", "storage-outage"})
+"""Drills of what all jobs stand on: one at a time."""
+PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
+IDEAL_SECONDS = 1.0
+"""What a recovery takes at best; the best goodput possible is what is left of the time after one for each failure."""
+SLOPE = 20.0
+"""MiB an hour: more is a leak (the run must be longer than ten minutes to tell)."""
+
+
+@dataclass
+class Played:
+    at: float
+    job: str
+    scenario: str
+    passed: bool
+    first_step: float | None
+    words: str
+
+
+@dataclass
+class Outcome:
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+async def drill_on(target: Target, name: str, options: argparse.Namespace, over: float, shared: asyncio.Lock,
+                   played: list[Played]) -> None:  # fmt: skip
+    """Drills against one job until the time is up."""
+    chance = random.Random(f"{options.seed} {name}")
+    async with target.connect() as (client, namespace):
+        site = Site(client, namespace, name, cluster.serving(client.access.server))
+        while True:
+            await asyncio.sleep(chance.expovariate(1 / options.every))
+            scenario = chance.choice(options.scenarios)
+            if time.time() > over:
+                return
+            async with shared if scenario in SHARED else nullcontext():
+                result = await one(site, scenario)
+            played.append(result)
+            CONSOLE.log(f"{name}, {scenario}: {'PASS' if result.passed else 'FAIL'} {result.words}")
+
+
+async def one(site: Site, scenario: str) -> Played:
+    """One drill. With several jobs drilled at once its own promises need not hold; what counts is judged at the end."""
+    at, found = time.time(), SCENARIOS[scenario]
+    try:
+        verdict = await play(site, scenario, found, found.fault(site), lambda _: None)
+    except (Late, Complaint, ApiError, LocalClusterError) as error:
+        return Played(at, site.name, scenario, False, None, str(error)[:300])
+    words = verdict.done if verdict.passed else "; ".join(verdict.reasons)
+    return Played(at, site.name, scenario, verdict.passed, verdict.seen.seconds.first_step, words[:300])
+
+
+def manifest(name: str, replicas: int) -> dict[str, Any]:
+    """The job of the recovery benchmark, with a bucket folder of its own."""
+    job = bundled()
+    job["metadata"]["name"] = name
+    job["spec"] |= {"replicas": replicas, "elastic": {"minReplicas": 1, "growAfterSeconds": 1}}
+    job["spec"]["checkpoint"]["uri"] = f"s3://{stages.BUCKET}/{name}"
+    return job
+
+
+def training(stage: Stage, name: str) -> bool:
+    conditions = stage.job(name).get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["reason"] == "Training" for each in conditions)
+
+
+def suspended(stage: Stage, name: str) -> bool:
+    conditions = stage.job(name).get("status", {}).get("conditions", [])
+    return any(each["type"] == "Suspended" and each["status"] == "True" for each in conditions)
+
+
+def settle(stage: Stage, logs: Logs, names: list[str], outcome: Outcome, played: list[Played], seconds: float) -> None:
+    """Suspend every job and judge its positions and its goodput."""
+    for name in names:
+        stage.cluster.kubectl("patch", "trainingjob", name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    for name in names:
+        until(f"{name} suspended", 240, lambda name=name: suspended(stage, name))
+        status = stage.job(name)["status"]
+        final = status.get("lastCheckpoint", {}).get("step", 0)
+        verdict = soak_ledger.judge(soak_ledger.rounds(logs.lines(name)), final)
+        hurt = sum(each.job == name for each in played)
+        outcome.jobs[name] = {
+            "steps": final,
+            "rounds": status["rounds"],
+            "replayed": verdict.replayed,
+            "unheard": verdict.unheard,
+            "worst_loss_difference": round(verdict.worst_difference, 6),
+            "drills": hurt,
+            "goodput": status.get("goodput", {}),
+            "best_possible_percent": round(100 * (1 - min(1.0, hurt * IDEAL_SECONDS / seconds)), 2),
+        }
+        outcome.wrong += [f"{name}: {sentence}" for sentence in verdict.wrong]
+        if verdict.worst_difference > 0.01:
+            outcome.wrong.append(f"{name}: a step trained again has another loss, by {verdict.worst_difference:.2%}")
+
+
+def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
+    names = [f"soak-{number}" for number in range(options.jobs)]
+    outcome, played = Outcome(), list[Played]()
+    nodes = options.jobs * options.replicas
+    with stages.standing(f"soak-{os.getpid()}", nodes, lambda _: nullcontext(CONSOLE.log)) as stage:
+        for _ in stages.build_data(stage.storage):
+            pass
+        memory, logs = Memory(stage), Logs(stage, names)
+        try:
+            for name in names:
+                stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(name, options.replicas)))
+            for name in names:
+                until(f"{name} at work", 240, lambda name=name: training(stage, name))
+            begun = time.time()
+            target, shared = Target(stage.cluster.record.kubeconfig, None, "default"), asyncio.Lock()
+
+            async def all_jobs() -> None:
+                over = begun + 60 * options.minutes
+                await asyncio.gather(*(drill_on(target, name, options, over, shared, played) for name in names))
+
+            asyncio.run(all_jobs())
+            settle(stage, logs, names, outcome, played, time.time() - begun)
+            uids = [stage.job(name)["metadata"]["uid"] for name in names]
+            for name in names:
+                stage.cluster.kubectl("delete", "trainingjob", name, "--wait=true", "--timeout=60s")
+            outcome.wrong += [f"left behind: {what}" for what in left_behind(stage, uids)]
+        finally:
+            logs.close()
+            memory.close()
+    if memory.slope() > SLOPE and options.minutes > 10:
+        outcome.wrong.append(f"the operator's memory grows by {memory.slope():.0f} MiB an hour")
+    return outcome, played, memory
+
+
+def plot(path: Path, played: list[Played], memory: Memory) -> None:
+    """The operator's memory over time, with the drills."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 3.5))
+    start = min((points[0][0] for points in memory.series.values()), default=0.0)
+    for points in memory.series.values():
+        axes.plot([(at - start) / 60 for at, _ in points], [size for _, size in points], color="tab:blue")
+    for each in played:
+        axes.axvline((each.at - start) / 60, color="tab:gray" if each.passed else "tab:red", alpha=0.4, linewidth=1)
+    axes.set(xlabel="minutes (a line: a drill, red where its own promise did not hold)", ylabel="operator, MiB", ylim=0)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--replicas", type=int, default=2, help="of each job; one on a node")
+    parser.add_argument("--every", type=float, default=30, help="mean seconds between a job's drills")
+    parser.add_argument("--scenarios", nargs="+", choices=PLAYED, default=PLAYED)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    outcome, played, memory = soak(options)
+    rows = {name: [p.first_step for p in played if p.scenario == name and p.first_step] for name in options.scenarios}
+    report.show("soak: from the blow to the next step", rows)
+    for name, facts in outcome.jobs.items():
+        print(f"{name}: {facts}")
+    sizes = [size for points in memory.series.values() for _, size in points]
+    operator = {"worst_mib": max(sizes, default=0.0), "mib_an_hour": round(memory.slope(), 2)}
+    print(f"operator: {operator}")
+    facts = {"minutes": options.minutes, "seed": options.seed, "wrong": outcome.wrong, "jobs": outcome.jobs}
+    drills = [vars(each) for each in played]
+    report.write(options.json, "soak", rows, **facts, operator=operator, drills=drills)
+    if options.plot:
+        plot(options.plot, played, memory)
+    print("\n".join(outcome.wrong) or f"all well after {len(played)} drills: every position once, nothing left behind")
+    raise SystemExit(bool(outcome.wrong))
+
+
+if __name__ == "__main__":
+    main()

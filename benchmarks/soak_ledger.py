@@ -1,0 +1,81 @@
+"""Which steps a job has trained, from the lines of its trainers' logs. Pure.
+
+A round says where it starts (`round 3 is at work: step 13, state from snapshot of step 12; ...`), then each of its
+steps (`step 13/1000000  loss 5.5437 ...`). A step consumes the positions [(step - 1) * batch, step * batch), so the
+steps that lead to the final state, round after round, must be 1, 2, ... without a gap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), state from (.*?); seconds")
+STEP = re.compile(r"step (\d+)/\d+ +loss ([\d.]+)")
+
+
+@dataclass
+class Round:
+    number: int
+    base: int
+    """The step that its state is of; 0 for the seed."""
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    """(step, loss), in order of the log."""
+
+    @property
+    def last(self) -> int:
+        return self.steps[-1][0] if self.steps else self.base
+
+
+@dataclass(frozen=True)
+class Verdict:
+    wrong: tuple[str, ...]
+    """What speaks against exact positions, a sentence each."""
+    trained: int
+    """The last step."""
+    replayed: int
+    """Steps that were trained again."""
+    unheard: int
+    """Steps that a later round builds on and no log line told of: the last lines of a pod that was killed."""
+    worst_difference: float
+    """Between losses of a step trained twice, as a part of the loss: it saw the same samples."""
+
+
+def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
+    """All rounds that the logs (one a container) tell of, in order of their numbers."""
+    found: dict[int, Round] = {}
+    for lines in logs:
+        current: Round | None = None
+        for line in lines:
+            if at_work := AT_WORK.search(line):
+                words = at_work[3]
+                base = 0 if words == "the seed" else int(words.rpartition(" ")[2])
+                current = found.setdefault(int(at_work[1]), Round(int(at_work[1]), base))
+            elif current is not None and (step := STEP.search(line)):
+                current.steps.append((int(step[1]), float(step[2])))
+    return [found[number] for number in sorted(found)]
+
+
+def judge(found: list[Round], final: int) -> Verdict:
+    """`final`: the step of the durable checkpoint at the end."""
+    wrong, replayed, unheard, last = [], 0, 0, 0
+    losses: dict[int, list[float]] = defaultdict(list)
+    for each in found:
+        steps = [step for step, _ in each.steps]
+        if steps != list(range(each.base + 1, each.base + 1 + len(steps))):
+            wrong.append(f"round {each.number} is based on step {each.base} and trained {_brief(steps)}")
+        replayed += max(0, last - each.base)
+        unheard += max(0, each.base - last)
+        last = each.last
+        for step, loss in each.steps:
+            losses[step].append(loss)
+    if last != final:
+        wrong.append(f"the last step in the logs is {last}, the last checkpoint is of step {final}")
+    again = [(max(values) - min(values)) / max(values) for values in losses.values() if len(values) > 1]
+    return Verdict(tuple(wrong), final, replayed, unheard, max(again, default=0.0))
+
+
+def _brief(steps: list[int]) -> str:
+    return f"{steps[:3]} ... {steps[-3:]}" if len(steps) > 6 else str(steps)

@@ -1,0 +1,145 @@
+"""What the soak sees from outside: logs of all pods, memory of the operator, what is left behind at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from concertina.cli.demo.stage import SYSTEM, Stage
+from concertina.local import processes
+
+PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # MiB
+LOOK_EVERY = 2.0
+
+
+class Logs:
+    """The whole log of every pod a job ever had, kept while the pod lives: it goes with the pod."""
+
+    def __init__(self, stage: Stage, names: list[str]) -> None:
+        self._stage, self._names = stage, names
+        self._files: dict[str, dict[str, Path]] = defaultdict(dict)
+        self._following: list[subprocess.Popen[bytes]] = []
+        self._folder = stage.cluster.record.directory / "soak-logs"
+        self._folder.mkdir()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread.start()
+
+    def lines(self, job: str) -> list[list[str]]:
+        """Of each container, as far as it has been read; a stream that broke and was opened again begins anew."""
+        return [path.read_text(errors="replace").splitlines() for path in self._files[job].values() if path.exists()]
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for process in self._following:
+            process.kill()
+            process.wait()
+
+    def _look_on(self) -> None:
+        streams: dict[str, subprocess.Popen[bytes]] = {}
+        while not self._over.wait(0.3):
+            for job in self._names:
+                try:
+                    pods = self._stage.pods(job)
+                except Exception:
+                    continue
+                for pod in pods:
+                    uid = pod["metadata"]["uid"]
+                    stream = streams.get(uid)
+                    if pod["status"].get("phase") == "Running" and (stream is None or stream.poll() is not None):
+                        streams[uid] = self._follow(job, uid, pod["metadata"]["name"])
+
+    def _follow(self, job: str, uid: str, name: str) -> subprocess.Popen[bytes]:
+        record = self._stage.cluster.record
+        command = [record.kubectl, "--kubeconfig", str(record.kubeconfig), "logs", "-f", name, "-c", "trainer"]
+        path = self._folder / f"{uid}-{len(self._following)}"
+        before = self._files[job].get(uid)
+        with path.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
+        self._following.append(process)
+        if before is None or before.stat().st_size == 0:
+            self._files[job][uid] = path
+        else:  # what was read before the stream broke is kept until the new one has come as far
+            threading.Thread(target=self._replace, args=(job, uid, before, path), daemon=True).start()
+        return process
+
+    def _replace(self, job: str, uid: str, before: Path, path: Path) -> None:
+        while not self._over.wait(0.2):
+            if path.stat().st_size >= before.stat().st_size:
+                self._files[job][uid] = path
+                return
+
+
+class Memory:
+    """The operator's resident memory over time, by process."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.series: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        """Pid to (Unix seconds, MiB)."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def slope(self, settle: float = 60.0) -> float:
+        """MiB an hour of the operator process that lived longest, its first seconds left out; 0 where it was short."""
+        longest = max(self.series.values(), key=lambda points: points[-1][0] - points[0][0], default=[])
+        points = [(at, size) for at, size in longest if at >= longest[0][0] + settle]
+        if len(points) < 10:
+            return 0.0
+        mean_at = sum(at for at, _ in points) / len(points)
+        mean_size = sum(size for _, size in points) / len(points)
+        spread = sum((at - mean_at) ** 2 for at, _ in points)
+        return 3600 * sum((at - mean_at) * (size - mean_size) for at, size in points) / spread
+
+    def _look_on(self) -> None:
+        while not self._over.wait(LOOK_EVERY):
+            try:
+                pods = self._stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+            except Exception:
+                continue
+            for pod in pods:
+                found = processes.container({"POD_NAME": pod["metadata"]["name"]})
+                if found is not None:
+                    self._note(found.pid)
+
+    def _note(self, pid: int) -> None:
+        try:
+            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except OSError:
+            return
+        self.series[pid].append((time.time(), round(resident * PAGE, 2)))
+
+
+def left_behind(stage: Stage, uids: list[str]) -> list[str]:
+    """Pods, Secrets and processes of jobs that are deleted, a line each; a while is given for them to go."""
+    give_up = time.monotonic() + 60
+    while (found := _left(stage, uids)) and time.monotonic() < give_up:
+        time.sleep(1)
+    return found
+
+
+def _left(stage: Stage, uids: list[str]) -> list[str]:
+    found = []
+    for kind in ("pods", "secrets"):
+        for item in stage.cluster.api.call("GET", f"/api/v1/namespaces/default/{kind}")["items"]:
+            if item["metadata"].get("ownerReferences"):
+                found.append(f"{kind[:-1]} {item['metadata']['name']}")
+    marks = [f"CONCERTINA_UID={uid}\0".encode() for uid in uids]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if any(mark in environment for mark in marks):
+            found.append(f"process {folder.name}")
+    return found
