@@ -7,7 +7,8 @@ of the lead, which hosts the store; `node`: all processes of a node), what is st
 `notice` (the pod is deleted with its grace), `join` (from a successor's being warm to the first step with it), under
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own (Python and torch start anew);
-- torchrun: the same script under three torchrun agents, as it comes and tuned.
+- torchrun: the same script under three torchrun agents, as it comes and tuned;
+- torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import collections
 import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+import recovery_torchft
 import recovery_torchrun
 import report
 from recovery_blows import BLOWS
@@ -47,14 +50,16 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which torchrun counts as never")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS, help="what dies")
-    parser.add_argument("--only", choices=["concertina", "script", "torchrun"])
+    parser.add_argument("--only", choices=["concertina", "script", "torchrun", "torchft"])
     options = parser.parse_args()
     totals: dict[str, list[float]] = collections.defaultdict(list)
     recoveries: dict[str, list[Recovery]] = collections.defaultdict(list)
-    if options.only != "torchrun":
+    if options.only in (None, "concertina", "script"):
         measure_concertina(options, totals, recoveries)
     if options.only in (None, "torchrun"):
         measure_torchrun(options, totals)
+    if options.only in (None, "torchft"):
+        measure_torchft(options, totals)
     report.show("SIGKILL to the first step of the new world", totals)
     parts = {row: split(found) for row, found in recoveries.items()}
     for row, found in parts.items():
@@ -122,6 +127,19 @@ def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]
                 totals[f"{title}: {scenario}"].append(seconds)
                 if seconds == float("inf"):
                     break
+
+
+def measure_torchft(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
+    """The rows of torchft, where its package can be had and runs."""
+    for scenario in (s for s in recovery_torchft.SCENARIOS if s in options.scenarios):
+        for run in range(options.peer_runs):
+            try:
+                seconds = recovery_torchft.measure(scenario, options.limit)
+            except (subprocess.CalledProcessError, TimeoutError) as error:
+                CONSOLE.log(f"torchft {recovery_torchft.VERSION} does not run here: {error}")
+                return
+            CONSOLE.log(f"torchft, {scenario}, run {run + 1} of {options.peer_runs}: {seconds:.2f} s")
+            totals[f"torchft {recovery_torchft.VERSION}: {scenario}"].append(seconds)
 
 
 if __name__ == "__main__":

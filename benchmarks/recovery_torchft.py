@@ -1,0 +1,109 @@
+"""The other peer of `recovery.py`: three torchft replica groups of one process each, and a lighthouse.
+
+torchft is no dependency of this project: it is installed once into a folder of its own (see `install`), beside the
+torch of this environment. Alone: python benchmarks/recovery_torchft.py --runs 3 --scenario member
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recovery_torchrun import Step, kill_tree, steps, wait_for_world
+
+VERSION = "0.2.0"
+SCRIPT = Path(__file__).parent / "scripts" / "torchft_ddp.py"
+FOLDER = Path(__file__).parents[1] / "build" / f"torchft-{VERSION}"
+SCENARIOS = ("member", "lead", "stopped worker")
+"""`lead`: the replica group that was started first (there is no lead; the lighthouse is not hurt)."""
+LIGHTHOUSE = """
+import time
+from torchft.coordination import LighthouseServer
+server = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=200, quorum_tick_ms=50,
+                          heartbeat_timeout_ms=1000)
+print(server.address(), flush=True)
+time.sleep(100000)
+"""
+
+
+def install() -> Path:
+    """The folder with torchft and what it needs but torch; made on first use."""
+    if not FOLDER.exists():
+        FOLDER.parent.mkdir(exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(FOLDER)]
+        needs = ["opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"]
+        subprocess.run([*pip, *needs], check=True)
+        subprocess.run([*pip, "--upgrade", "--no-deps", f"torchft=={VERSION}"], check=True)
+    return FOLDER
+
+
+@contextmanager
+def torchft(count: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A lighthouse and `count` replica groups, each in a session of its own; all are killed at the end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(install())}
+    lighthouse = subprocess.Popen(
+        [sys.executable, "-c", LIGHTHOUSE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    groups: list[subprocess.Popen[bytes]] = []
+    try:
+        assert lighthouse.stdout is not None
+        environment["TORCHFT_LIGHTHOUSE"] = lighthouse.stdout.readline().decode().strip()
+        for number in range(count):
+            command = [sys.executable, str(SCRIPT), "--trace", str(folder), "--replica", f"group-{number}-"]
+            with (folder / f"group-{number}.log").open("wb") as out:
+                groups.append(
+                    subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+                )
+        yield groups
+    finally:
+        for process in (*groups, lighthouse):
+            kill_tree(process.pid)
+            process.wait()
+
+
+def measure(scenario: str, limit: float) -> float:
+    """Seconds from the blow to the end of the first step that a survivor commits without the victim; inf where there is
+    none within `limit`."""
+    folder = Path(tempfile.mkdtemp(prefix="recovery-torchft-"))
+    try:
+        with torchft(3, folder) as groups:
+            wait_for_world(folder, 3, 90 + limit)
+            victim = groups[0 if scenario == "lead" else 1].pid
+            hurt_at = time.time()
+            os.kill(victim, signal.SIGSTOP if scenario.startswith("stopped") else signal.SIGKILL)
+            while time.time() < hurt_at + limit:
+                after = [step for step in steps(folder) if _without(step, victim, hurt_at)]
+                if after:
+                    return after[0].at - hurt_at
+                time.sleep(0.05)
+            return float("inf")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _without(step: Step, victim: int, since: float) -> bool:
+    return step.at > since and step.pid != victim and step.world < 3
+
+
+def main() -> None:
+    """One scenario, from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", choices=SCENARIOS, default="member")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=60)
+    options = parser.parse_args()
+    for _ in range(options.runs):
+        print(f"{options.scenario}: {measure(options.scenario, options.limit):.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
