@@ -6,41 +6,10 @@ import copy
 import json
 from typing import Any
 
-from concertina.cluster.pod import Images, pod_manifest, secret_manifest, secret_name
-from concertina.cluster.resources import Raw
+from builders.manifests import UID, container, environment, job, made
+from concertina.cluster.pod import secret_manifest, secret_name
 from concertina.cluster.views import job_view
 from concertina.plan.types import CreatePod
-
-UID = "0f1e2d3c-aaaa-bbbb-cccc-000000000000"
-
-
-SECOND = CreatePod(index=1, attempt=2)
-
-
-def job(spec: dict[str, Any], name: str = "j") -> Raw:
-    metadata = {
-        "name": name,
-        "namespace": "n",
-        "uid": UID,
-        "generation": 1,
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }
-    return {"metadata": metadata, "spec": spec}
-
-
-def made(manifest: Raw, create: CreatePod = SECOND) -> Raw:
-    view = job_view(manifest)
-    assert view.spec is not None, view.spec_error
-    return pod_manifest(view, view.spec, create, Images("registry/agent:1"))
-
-
-def container(pod: Raw, name: str = "trainer") -> Raw:
-    return next(c for c in pod["spec"]["containers"] if c["name"] == name)
-
-
-def environment(pod: Raw) -> dict[str, Any]:
-    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container(pod)["env"]}
-
 
 OWN: dict[str, Any] = {
     "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"], "args": ["a.py"]}]}}
@@ -143,7 +112,8 @@ def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     pod = made(job(spec))
     template = before["template"]["spec"]
     assert spec == before
-    assert pod["metadata"]["annotations"] == {"kubectl.kubernetes.io/default-container": "trainer", "note": "b"}
+    assert pod["metadata"]["annotations"]["note"] == "b"
+    assert pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] == "trainer"
     assert pod["metadata"]["labels"]["team"] == "a"
     for field in ("nodeSelector", "tolerations", "restartPolicy", "topologySpreadConstraints"):
         assert pod["spec"][field] == template[field]
@@ -159,7 +129,8 @@ def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     assert agent["command"] == ["concertina-agent", "install", "/concertina"]
     assert agent["image"] == "registry/agent:1"
     # What admits the trainer admits it too, and it takes no GPU.
-    assert agent["securityContext"] == {"runAsNonRoot": True}
+    assert agent["securityContext"]["runAsNonRoot"] is True
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert agent["resources"] == {"limits": {"memory": "1Gi"}, "requests": {"cpu": "1"}}
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import shutil
 import ssl
 import sys
 import tempfile
@@ -27,6 +29,10 @@ from concertina_agent.log import log
 
 PYZ = "agent.pyz"
 SCRIPT_PACKAGE = "trainingjob"
+ENTRY = "zipapp_main.py"
+"""Is the zipapp's __main__ too."""
+TERMINATION_LOG = Path("/dev/termination-log")
+"""What is written there stands in the pod's status."""
 
 
 def install(destination: Path) -> Path:
@@ -36,7 +42,8 @@ def install(destination: Path) -> Path:
         tree, built = Path(scratch, "tree"), Path(scratch, PYZ)
         for package in ("concertina_agent", SCRIPT_PACKAGE):
             _copy_package(package, tree / package)
-        zipapp.create_archive(tree, built, interpreter="/usr/bin/env python3", main="concertina_agent.main:main")
+        shutil.copy(tree / "concertina_agent" / ENTRY, tree / "__main__.py")
+        zipapp.create_archive(tree, built, interpreter="/usr/bin/env python3")
         built.chmod(0o755)
         built.replace(destination / PYZ)
     return destination / PYZ
@@ -67,7 +74,10 @@ def run(command: tuple[str, ...], package: str) -> int:
     try:
         return asyncio.run(life())
     except (settings.SettingsError, OSError, ssl.SSLError) as error:
-        log("agent_failed", error=f"{type(error).__name__}: {error}")
+        sentence = f"{type(error).__name__}: {error}"
+        log("agent_failed", error=sentence)
+        with contextlib.suppress(OSError):
+            TERMINATION_LOG.write_text(sentence)
         return 2
 
 

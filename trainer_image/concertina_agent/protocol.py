@@ -43,6 +43,8 @@ from concertina_agent.typed_json import ProtocolError, from_json
 VERSION = 1
 PORT = 29400
 """The agent's TCP port, where the pod does not say otherwise (CONCERTINA_PORT)."""
+EXIT_OLD_PYTHON = 69
+"""Of an agent that was started by a Python older than 3.9."""
 MAX_LINE = 4 * 1024 * 1024
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 3.0

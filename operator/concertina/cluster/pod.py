@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from concertina.api import API_VERSION, KIND, TRAINER
 from concertina.api.spec import JobSpec
+from concertina.cluster import pod_needs
 from concertina.cluster.resources import Raw
 from concertina.plan.types import CreatePod, JobView
-from concertina_agent import protocol
 
 TRAINER_CONTAINER = TRAINER
 JOB = "concertina.dev/job"
@@ -28,7 +28,9 @@ IDENTITY_PATH = "/etc/concertina"
 AVOIDS = "concertina.dev/avoids"
 """Annotation: the nodes that the pod must not run on, by a rule of ours (not of the template)."""
 INIT_CONTAINER = "concertina-agent"
-AGENT = ("python3", f"{VOLUME_PATH}/agent.pyz", "run")
+AGENT = (f"{VOLUME_PATH}/agent.pyz", "run")
+PYTHON = "CONCERTINA_PYTHON"
+"""A variable of the template's container: the Python that runs the agent, where that is not python3 on the PATH."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,21 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     metadata, pod = dict(template.get("metadata") or {}), dict(template["spec"])
     name = pod_name(job.name, create.index, create.attempt)
     identity = {**labels(job), INDEX: str(create.index), ATTEMPT: str(create.attempt)}
+    port = pod_needs.port(job, pod, create)
+    trainer = next(c for c in pod["containers"] if c["name"] == TRAINER)
+    annotations = {DEFAULT_CONTAINER: TRAINER, **pod_needs.mesh(port)}
     metadata = {
-        "annotations": {DEFAULT_CONTAINER: TRAINER, **(metadata.get("annotations") or {})},
+        "annotations": {**annotations, **(metadata.get("annotations") or {})},
         "name": name,
         "labels": {**(metadata.get("labels") or {}), **identity},
         "ownerReferences": [owner(job)],
     }
-    trainer = next(c for c in pod["containers"] if c["name"] == TRAINER)
-    pod["containers"] = [_trainer(c, job, spec) if c is trainer else c for c in pod["containers"]]
+    volumes = _volumes(job, spec, pod, trainer)
+    changed = _trainer(trainer, job, spec, port, volumes)
+    changed["ports"] = pod_needs.declared(trainer, port, bool(pod.get("hostNetwork")))
+    pod["containers"] = [changed if c is trainer else c for c in pod["containers"]]
     pod["initContainers"] = [_installer(trainer, images), *(pod.get("initContainers") or ())]
-    pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, spec)]
+    pod["volumes"] = [*(pod.get("volumes") or ()), *volumes]
     pod.setdefault("restartPolicy", "Never")
     pod.setdefault("topologySpreadConstraints", [_spread(job)])
     if create.avoid_nodes or create.never_nodes:
@@ -93,10 +100,23 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
-def _trainer(container: Raw, job: JobView, spec: JobSpec) -> Raw:
+MOUNTS: dict[str, Raw] = {
+    VOLUME: {"mountPath": VOLUME_PATH},
+    IDENTITY: {"mountPath": IDENTITY_PATH, "readOnly": True},
+    pod_needs.SHM: {"mountPath": pod_needs.SHM_PATH},
+}
+
+
+def python(container: Raw) -> str:
+    """What starts Python in the container: images without a shell may have it anywhere."""
+    named = (entry.get("value") for entry in container.get("env") or () if entry["name"] == PYTHON)
+    return next(named, None) or "python3"
+
+
+def _trainer(container: Raw, job: JobView, spec: JobSpec, port: int, volumes: list[Raw]) -> Raw:
     own = [*(container.get("command") or ()), *(container.get("args") or ())]
-    command = [*AGENT, "--bundled"] if spec.bundled else [*AGENT, "--", *own]
-    environment = _environment(job, spec)
+    command = [python(container), *AGENT, *(["--bundled"] if spec.bundled else ["--", *own])]
+    environment = _environment(job, spec, port)
     names = {entry["name"] for entry in environment}
     env_from = list(container.get("envFrom") or ())
     if spec.checkpoint and spec.checkpoint.secret_name:
@@ -107,20 +127,19 @@ def _trainer(container: Raw, job: JobView, spec: JobSpec) -> Raw:
         "env": [*environment, *(e for e in container.get("env") or () if e["name"] not in names)],
         "volumeMounts": [
             *(container.get("volumeMounts") or ()),
-            {"name": VOLUME, "mountPath": VOLUME_PATH},
-            {"name": IDENTITY, "mountPath": IDENTITY_PATH, "readOnly": True},
+            *({"name": volume["name"], **MOUNTS[volume["name"]]} for volume in volumes),
         ],
     }
     return {**changed, "envFrom": env_from} if env_from else changed
 
 
-def _environment(job: JobView, spec: JobSpec) -> list[Raw]:
+def _environment(job: JobView, spec: JobSpec, port: int) -> list[Raw]:
     config = spec.trainer.model_dump_json(by_alias=True) if spec.trainer else "{}"
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
     values = {
         "CONCERTINA_JOB": f"{job.namespace}/{job.name}",
         "CONCERTINA_UID": job.uid,
-        "CONCERTINA_PORT": str(protocol.PORT),
+        "CONCERTINA_PORT": str(port),
         "CONCERTINA_WORKERS": str(spec.workers),
         "CONCERTINA_GRACE_SECONDS": str(spec.template.manifest()["spec"].get("terminationGracePeriodSeconds", 30)),
         # Kubernetes would expand $(NAME) in them.
@@ -138,16 +157,25 @@ def _environment(job: JobView, spec: JobSpec) -> list[Raw]:
     ]
 
 
+USER = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions", "seccompProfile", "appArmorProfile")
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
 def _installer(trainer: Raw, images: Images) -> Raw:
-    """Copies the agent into the pod. With the trainer's resources and security: what admits one admits both."""
+    """Copies the agent into the pod. With the trainer's resources (a quota may ask for them), as its user, and with no
+    rights at all: what admits the trainer admits this."""
     container: Raw = {
         "name": INIT_CONTAINER,
         "image": images.agent,
         "command": ["concertina-agent", "install", VOLUME_PATH],
         "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
     }
-    if trainer.get("securityContext"):
-        container["securityContext"] = trainer["securityContext"]
+    theirs = trainer.get("securityContext") or {}
+    container["securityContext"] = {**{key: theirs[key] for key in USER if key in theirs}, **CONFINED}
     resources = {
         kind: {name: amount for name, amount in (amounts or {}).items() if name in ("cpu", "memory")}
         for kind, amounts in (trainer.get("resources") or {}).items()
@@ -158,13 +186,17 @@ def _installer(trainer: Raw, images: Images) -> Raw:
     return container
 
 
-def _volumes(job: JobView, spec: JobSpec) -> list[Raw]:
-    # Without a sizeLimit the kubelet's is the memory that the pod's containers may use, which snapshots count towards.
-    memory: Raw = {"medium": "Memory"} if spec.bundled else {}
-    return [
-        {"name": VOLUME, "emptyDir": memory},
+def _volumes(job: JobView, spec: JobSpec, pod: Raw, trainer: Raw) -> list[Raw]:
+    state: Raw = {"medium": "Memory"} if spec.bundled else {}
+    if spec.bundled and (memory := pod_needs.memory_of(trainer)):
+        # Snapshots count towards the container's memory. What doesn't fit is "no space left", not a kill.
+        state["sizeLimit"] = str(memory * 9 // 10)
+    volumes = (
+        {"name": VOLUME, "emptyDir": state},
         {"name": IDENTITY, "secret": {"secretName": secret_name(job)}},
-    ]
+        pod_needs.shared_memory(pod, trainer),
+    )
+    return [volume for volume in volumes if volume is not None]
 
 
 def _spread(job: JobView) -> Raw:

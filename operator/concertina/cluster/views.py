@@ -12,8 +12,10 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.pod import ATTEMPT, AVOIDS, INDEX, JOB_UID, TRAINER_CONTAINER
+from concertina.cluster.pod_needs import PORT_NAME
 from concertina.cluster.resources import Raw
 from concertina.plan.types import JobView, NodeView, PodView
+from concertina_agent.protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")
 """Reasons for waiting that every pod passes through."""
@@ -33,15 +35,18 @@ def pod_view(obj: Raw) -> OwnedPod:
     labels = metadata.get("labels") or {}
     waiting, waiting_message = _waiting(status)
     code, reason, message = _exit(status)
+    spec: Raw = obj.get("spec") or {}
+    phase = status.get("phase") or "Pending"
+    lingers = phase == "Running" and spec.get("restartPolicy") == "Never" and _trainer_ended(status)
     view = PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         index=_number(labels.get(INDEX)),
         attempt=_number(labels.get(ATTEMPT)),
         created=unix_seconds(metadata["creationTimestamp"]),
-        phase=status.get("phase") or "Pending",
+        phase=("Failed" if code else "Succeeded") if lingers else phase,
         deleting="deletionTimestamp" in metadata,
-        node=(obj.get("spec") or {}).get("nodeName") or "",
+        node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
         waiting=waiting,
         waiting_message=waiting_message,
@@ -49,10 +54,12 @@ def pod_view(obj: Raw) -> OwnedPod:
         exit_code=code,
         exit_reason=reason,
         exit_message=message,
-        priority=(obj.get("spec") or {}).get("priority") or 0,
         grace=_grace(obj),
         deletion_at=_seconds(metadata.get("deletionTimestamp")),
         disruption=_disruption(status),
+        priority=spec.get("priority") or 0,
+        lingers=lingers,
+        port=_port(spec),
     )
     return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), metadata["namespace"], view)
 
@@ -140,6 +147,17 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
             reason = pod_reason or ended.get("reason") or ""
             return ended["exitCode"], reason, (ended.get("message") or pod_message).strip()
     return None, pod_reason, pod_message
+
+
+def _trainer_ended(status: Raw) -> bool:
+    """Sidecars of a template may never end by themselves."""
+    states = status.get("containerStatuses") or ()
+    return any(each["name"] == TRAINER_CONTAINER and "terminated" in (each.get("state") or {}) for each in states)
+
+
+def _port(spec: Raw) -> int:
+    declared = (port for container in spec.get("containers") or () for port in container.get("ports") or ())
+    return next((port["containerPort"] for port in declared if port.get("name") == PORT_NAME), PORT)
 
 
 def _containers(status: Raw) -> list[Raw]:

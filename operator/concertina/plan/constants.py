@@ -39,3 +39,5 @@ LINGER = 10.0
 """From the job's end to the deletion of pods that still run: who follows their logs gets the end of them."""
 STEADY = 60.0
 """A look at a job to which nothing happens."""
+SLOW_START = 30.0
+"""For a pod that has a node and says nothing, before people are told where to look."""

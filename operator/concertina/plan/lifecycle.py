@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concertina.api.status import unix_seconds
-from concertina.plan import claims, commits, constants, drains, pods, restore, rounds, sizes
+from concertina.plan import claims, commits, constants, drains, pods, restore, rounds, sizes, startup
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -11,7 +11,6 @@ from concertina.plan.types import DeleteJob
 from concertina_agent.protocol import Prepared
 
 ENDED = {"Complete": Phase.COMPLETE, "Failed": Phase.FAILED}
-IMAGE_TROUBLE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
 
 def ended(look: Look) -> Decision | None:
@@ -174,10 +173,8 @@ def _first_start_left(look: Look) -> float:
 
 def _start_trouble(look: Look) -> Decision | None:
     """What keeps every replica from starting until a person mends it; then the job goes on by itself."""
-    live = look.live.values()
-    images = [pod for pod in live if pod.waiting in IMAGE_TROUBLE]
-    if live and len(images) == len(live):
-        return _stalled("ImageUnavailable", pods.shortage(look), Pods.WANTED)
+    if stuck := startup.waiting(look):
+        return stuck
     broken = [
         view.report.startup_error
         for name in look.live

@@ -251,7 +251,8 @@ class Look:
         )  # fmt: skip
 
     def address(self, replica: str) -> str:
-        return f"{self.pods[replica].ip}:{protocol.PORT}"
+        pod = self.pods[replica]
+        return f"{pod.ip}:{pod.port}"
 
     @property
     def step(self) -> int:

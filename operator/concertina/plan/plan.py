@@ -26,6 +26,7 @@ from concertina.plan import (
     lifecycle,
     nodes,
     rounds,
+    startup,
     stragglers,
 )
 from concertina.plan.claims import last_claim, proceed
@@ -45,6 +46,7 @@ POLICIES: tuple[Policy, ...] = (
     lifecycle.uri_in_use,
     lifecycle.no_size,
     lifecycle.suspend,
+    startup.refused,
     gang.release,
     proceed,
     rounds.recover,

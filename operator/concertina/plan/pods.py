@@ -125,7 +125,7 @@ def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> t
     for pod in look.observed.pods:
         newest = _attempt(attempts, pod.index)
         if pod.name in look.deaths:
-            if pod.phase in ("Failed", "Succeeded") and not pod.deleting and pod.attempt >= newest - 1:
+            if _has_ended(pod) and not pod.deleting and pod.attempt >= newest - 1:
                 continue
             actions += delete(look, pod, look.deaths[pod.name])
         elif pod.name in look.members and (look.committed or pod.name in look.notices):
@@ -144,6 +144,11 @@ def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> t
 def _replaced_because(look: Look, name: str) -> str:
     notice = look.notices.get(name)
     return notice.message if notice else "has a successor"
+
+
+def _has_ended(pod: PodView) -> bool:
+    """With all its containers."""
+    return pod.phase in ("Succeeded", "Failed") and not pod.lingers
 
 
 def delete(look: Look, pod: PodView, reason: str) -> list[Action]:
@@ -166,7 +171,7 @@ def _none(look: Look) -> PodPlan:
 
 def _ended(look: Look) -> PodPlan:
     """Those that have ended stay, for their logs; those that run are deleted, after time to read theirs."""
-    running = [pod for pod in look.observed.pods if pod.phase not in ("Succeeded", "Failed")]
+    running = [pod for pod in look.observed.pods if not _has_ended(pod)]
     left = look.ended_at + constants.LINGER - look.now
     if not running or left > 0:
         return PodPlan((), look.status.attempts, recheck=left if running else None)
@@ -202,4 +207,6 @@ def _waiting(look: Look, pod: PodView) -> str:
         return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
     if pod.phase == "Running":
         return "its agent is warming up" if view.connected else "its agent does not answer yet"
+    if pod.node and look.now - pod.created >= constants.SLOW_START:
+        return f"no container so far, perhaps for want of a volume: kubectl describe pod {pod.name} says more"
     return "starts"

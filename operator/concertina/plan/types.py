@@ -64,6 +64,10 @@ class PodView:
     """When the grace of the deletion under way is over; 0 without one."""
     disruption: str = ""
     """The reason of its condition DisruptionTarget: EvictionByEvictionAPI, PreemptionByScheduler and so on."""
+    lingers: bool = False
+    """Its trainer has ended (which `phase` says), but other containers run on: it holds its resources until deleted."""
+    port: int = protocol.PORT
+    """Where its agent listens."""
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,8 @@ class Pod:
             await asyncio.sleep(_RETRY)
 
     def _take_address(self) -> str:
-        if self.object["spec"].get("hostNetwork"):
-            return self.node.config.address
-        address = self.node.addresses.take()
+        shares = self.object["spec"].get("hostNetwork")
+        address = self.node.config.address if shares else self.node.addresses.take()
         self.object["status"] = {"podIP": address, "hostIP": self.node.config.address}
         mounts.write_hosts(self.folder, self.object, address)
         return address

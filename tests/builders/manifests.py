@@ -1,0 +1,40 @@
+"""Manifests of pods as the operator makes them from a TrainingJob, for tests without an API server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from concertina.cluster.pod import Images, pod_manifest
+from concertina.cluster.resources import Raw
+from concertina.cluster.views import job_view
+from concertina.plan.types import CreatePod
+
+UID = "0f1e2d3c-aaaa-bbbb-cccc-000000000000"
+
+
+SECOND = CreatePod(index=1, attempt=2)
+
+
+def job(spec: dict[str, Any], name: str = "j") -> Raw:
+    metadata = {
+        "name": name,
+        "namespace": "n",
+        "uid": UID,
+        "generation": 1,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    return {"metadata": metadata, "spec": spec}
+
+
+def made(manifest: Raw, create: CreatePod = SECOND) -> Raw:
+    view = job_view(manifest)
+    assert view.spec is not None, view.spec_error
+    return pod_manifest(view, view.spec, create, Images("registry/agent:1"))
+
+
+def container(pod: Raw, name: str = "trainer") -> Raw:
+    return next(c for c in pod["spec"]["containers"] if c["name"] == name)
+
+
+def environment(pod: Raw) -> dict[str, Any]:
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container(pod)["env"]}

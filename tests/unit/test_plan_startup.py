@@ -1,0 +1,87 @@
+"""Images and settings that no pod can start with: said in a sentence, and tried again only where that can help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.plan.plan import plan
+from concertina.plan.types import CreatePod, DeletePod, Plan
+
+NO_PYTHON = {"exit_code": 128, "exit_reason": "StartError"}
+NOT_FOUND = 'exec: "python3": executable file not found in $PATH: unknown'
+
+
+def condition(made: Plan, type: str) -> tuple[str, str, str]:
+    found = made.status.condition(type)
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+def pods(**fields: Any) -> tuple[Any, ...]:
+    return tuple(jobs.pod(index, **fields) for index in range(3))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "hint"),
+    [
+        ({**NO_PYTHON, "exit_message": NOT_FOUND}, "NoPython", "CONCERTINA_PYTHON"),
+        ({"exit_code": 69, "exit_message": "the agent needs Python 3.9 or newer"}, "PythonTooOld", "Python 3.9"),
+    ],
+)
+def test_an_image_that_cannot_run_the_agent_is_refused_in_a_sentence(
+    fields: dict[str, Any], reason: str, hint: str
+) -> None:
+    seen = jobs.observed(jobs.job(jobs.command_spec()), pods(phase="Failed", **fields))
+    made = plan(seen, T0 + 5)
+    status, why, message = condition(made, "Stalled")
+    assert (status, why) == ("True", reason)
+    assert hint in message
+    assert "spec.suspend" in message
+    assert made.actions == (), "the next pod would fare no better"
+    suspended = replace(seen, job=jobs.job(jobs.command_spec(suspend=True)))
+    assert {type(action) for action in plan(suspended, T0 + 6).actions} == {DeletePod}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**NO_PYTHON, "exit_message": "nvidia-container-cli: device error"},
+        {"exit_code": 69, "exit_message": ""},
+        {"exit_code": 1, "exit_message": NOT_FOUND},
+    ],
+    ids=["the node's fault", "a script's own 69", "a script that says so"],
+)
+def test_other_ends_are_tried_again(fields: dict[str, Any]) -> None:
+    made = plan(jobs.observed(jobs.job(jobs.command_spec()), pods(phase="Failed", **fields)), T0 + 5)
+    assert CreatePod in {type(action) for action in made.actions}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason"),
+    [("ErrImagePull", "ImageUnavailable"), ("CreateContainerConfigError", "ContainerConfigError")],
+)
+def test_what_a_person_must_mend_is_said_with_kubernetes_own_words(waiting: str, reason: str) -> None:
+    stuck = pods(phase="Pending", waiting=waiting, waiting_message='secret "token" not found')
+    made = plan(jobs.observed(jobs.job(jobs.command_spec()), stuck), T0 + 5)
+    status, why, message = condition(made, "Stalled")
+    assert (status, why) == ("True", reason)
+    assert 'secret "token" not found' in message
+
+
+def test_a_pod_that_says_nothing_for_long_gets_a_hint() -> None:
+    made = plan(jobs.observed(jobs.job(jobs.command_spec()), pods(phase="Pending")), T0 + 60)
+    assert "kubectl describe pod demo-0-0" in condition(made, "Running")[2]
+
+
+def test_what_lingers_beside_a_sidecar_is_deleted_before_its_successor_needs_the_room() -> None:
+    dead = jobs.pod(0, phase="Failed", exit_code=1, lingers=True)
+    made = plan(jobs.observed(jobs.job(jobs.command_spec()), (dead, jobs.pod(1), jobs.pod(2))), T0 + 5)
+    assert [action.name for action in made.actions if isinstance(action, DeletePod)] == ["demo-0-0"]
+    without = replace(dead, lingers=False)
+    made = plan(jobs.observed(jobs.job(jobs.command_spec()), (without, jobs.pod(1), jobs.pod(2))), T0 + 5)
+    assert not [action for action in made.actions if isinstance(action, DeletePod)]
