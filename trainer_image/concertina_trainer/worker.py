@@ -95,7 +95,7 @@ def run(channel: WorkerEnd) -> Done:
     if restored.config != config.digest() and world.rank == 0:
         print(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
     reporter.restored_step, reporter.restored_from = restored.id.step, start.restore.source
-    reporter.token_flops = parallel.token_flops(config.model)
+    reporter.token_flops = parallel.token_flops(config.model, model)
     reporter.peak_flops = parallel.peak_flops(world)
     now = Facts(
         SnapshotId(int(os.environ["CONCERTINA_ROUND"]), restored.id.step, state.digest, world.size),
