@@ -15,7 +15,7 @@ from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 JOB = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
 OWN = yaml.safe_load((ROOT / "examples" / "own-command.yaml").read_text())
 CONTAINER = "spec.template.spec.containers.0"

@@ -1,4 +1,9 @@
-"""The variables that a worker is started with: torchrun's, mpirun's and srun's names for the same facts. Pure."""
+"""The variables that a worker is started with: torchrun's, mpirun's and srun's names for the same facts. Pure.
+
+Of mpirun's and srun's names only those that count: who am I, of how many. Those that speak of a scheduler
+(SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are left alone: scripts take them as leave to call scontrol, to
+requeue, or to start MPI, and there is none. Frameworks that know all three prefer torchrun's.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,8 @@ def worker_environment(
         "SLURM_LOCALID": local_rank,
         "SLURM_NODEID": me,
         "SLURM_NNODES": len(assign.members),
+        "SLURM_JOB_NUM_NODES": len(assign.members),
+        "SLURM_NTASKS_PER_NODE": member.workers,
         "CONCERTINA_ROUND": assign.round,
     }
     words = {
