@@ -129,6 +129,11 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             f"{status.rounds} rounds, {status.steps_replayed} steps replayed"
         ),
     )
+    if answers := [f"{use.rung} {use.in_window}" for use in restarts.rungs if use.in_window]:
+        yield "", f"in the window, answered by {', '.join(answers)}"
+    for node in status.avoided_nodes:
+        if (left := unix_seconds(node.until) - time.time()) > 0:
+            yield "Avoids", f"node {node.node} for {duration(left)} more: {node.reason}"
     if status.goodput.at:
         yield "Goodput", _goodput(status.goodput)
 

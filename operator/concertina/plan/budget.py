@@ -52,9 +52,11 @@ def _last(look: Look) -> str:
     return running.message if running and running.message else f"{last.replica}: {last.reason}" if last else "unknown"
 
 
-def counted(look: Look, answered: Restart | None, replaced: tuple[PodView, ...]) -> Restarts:
-    """status.restarts after this pass: the failure answered, and pods that ended by themselves (counted once each, when
-    their index moves on to the next attempt)."""
+def counted(
+    look: Look, answered: Restart | None, replaced: tuple[PodView, ...] = (), stuck: tuple[Restart, ...] = ()
+) -> Restarts:
+    """status.restarts after this pass: the failure answered, pods that ended by themselves (counted once each, when
+    their index moves on to the next attempt), and replicas that don't get to start."""
     entries, new = list(look.recent), 0
     if answered and not _told(look, answered):
         entries, new = [*entries, answered], 1
@@ -65,6 +67,7 @@ def counted(look: Look, answered: Restart | None, replaced: tuple[PodView, ...])
             entries.append(backoff.entry_of(look, pod).model_copy(update={"rung": ladder.WITHOUT_MEMBER}))
         elif known is not None and (learnt := _learnt(look, pod)):
             entries[known] = entries[known].model_copy(update=learnt)
+    entries, new = [*entries, *stuck], new + len(stuck)
     if entries == list(look.status.restarts.recent) and not new:
         return look.status.restarts
     kept = _bounded(entries)

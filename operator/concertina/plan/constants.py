@@ -16,6 +16,8 @@ UNREACHABLE = SILENCE_SECONDS
 """A replica outside of the round whose stream is lost for longer is replaced."""
 AGENT_START = 120.0
 """From a running container to an agent that listens."""
+AGENT_GIVE_UP = AGENT_START + 15.0
+"""The same where nobody can say that it is this replica's fault (`starts`)."""
 FIND_AGAIN = 5.0
 """For an operator that finds the claim of a first round to find its candidates too."""
 RETRY = 0.5

@@ -128,7 +128,7 @@ class Look:
         if node.out_of_service:
             return f"was on node {pod.node}, which is out of service"
         if pod.name in self.condemned:
-            return "failed again and again"
+            return f"is given up ({self.condemned[pod.name]})"
         if pod.waiting == "Unschedulable" and not self.avoided.issuperset(pod.avoids):
             return "found no place, and may use a node again that it had to avoid"
         view = self.agent(pod.name)
@@ -145,7 +145,7 @@ class Look:
 
     def _contact(self, replica: str) -> float:
         """For a first contact: members once answered; others may still be starting their agent."""
-        return constants.FIRST_CONTACT if replica in self.members else constants.AGENT_START
+        return constants.FIRST_CONTACT if replica in self.members else constants.AGENT_GIVE_UP
 
     @cached
     def blind(self) -> bool:
@@ -153,9 +153,9 @@ class Look:
         return not any(view.connected for view in self.observed.agents.values())
 
     @cached
-    def condemned(self) -> frozenset[str]:
-        """Replicas whose failure was answered by replacing their pod."""
-        return frozenset(entry.replica for entry in self.recent if entry.rung == REPLACE_POD)
+    def condemned(self) -> Mapping[str, str]:
+        """Replicas whose failure was answered by replacing their pod, with its reason."""
+        return {entry.replica: entry.reason for entry in self.recent if entry.rung == REPLACE_POD}
 
     @cached
     def avoided(self) -> frozenset[str]:

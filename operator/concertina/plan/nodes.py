@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from concertina.api.status import AvoidedNode, Restart, rfc3339, unix_seconds
+from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix_seconds
 from concertina.plan import sizes
 from concertina.plan.look import Look
-from concertina.plan.types import NodeView, PodView
+from concertina.plan.types import Event, NodeView, PodView
 
 VERDICTS: Mapping[str, int] = {
     "NodeLost": 1,
@@ -76,6 +76,18 @@ def _weight(entry: Restart, entries: Iterable[Restart]) -> int:
         return 0
     alike = (other for other in entries if (other.reason, other.error) == (entry.reason, entry.error))
     return int(all(other.node == entry.node for other in alike))
+
+
+def told(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+    """An event for each node that is avoided from now on."""
+    if before.avoided_nodes is after.avoided_nodes:
+        return ()
+    known = {(entry.node, entry.times) for entry in before.avoided_nodes}
+    return tuple(
+        Event("Warning", "NodeAvoided", f"new pods keep off node {entry.node} until {entry.until}: {entry.reason}")
+        for entry in after.avoided_nodes
+        if (entry.node, entry.times) not in known
+    )
 
 
 # --- where new pods may go

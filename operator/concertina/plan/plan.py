@@ -26,6 +26,7 @@ from concertina.plan import (
     lifecycle,
     nodes,
     rounds,
+    starts,
     startup,
     stragglers,
 )
@@ -74,7 +75,7 @@ def plan(observed: Observed, now: float) -> Plan:
         status,
         (*pods.actions, *decision.actions),
         _watch(look, decision),
-        (*decision.events, *pods.events, *_transition(look, decision)),
+        (*decision.events, *pods.events, *nodes.told(look.status, status), *_transition(look, decision)),
         min(rechecks, default=None),
     )
 
@@ -100,7 +101,8 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     if done and not old.completion_time:
         world = world.model_copy(update={"claim": last_claim(look, decision.reason)})
     committed = world.round > old.world.round
-    restarts = budget.counted(look, decision.restart, pods.replaced)
+    stuck = starts.stuck(look) if decision.pods is Pods.WANTED else ()
+    restarts = budget.counted(look, decision.restart, pods.replaced, stuck)
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,

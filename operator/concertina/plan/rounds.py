@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from concertina.api.status import Restart
-from concertina.plan import backoff, budget, claims, constants, growth, hangs, ladder, pods, same_failure, sizes
+from concertina.plan import backoff, budget, claims, constants, growth, hangs, ladder, pods, same_failure, sizes, starts
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -220,5 +220,7 @@ def running(look: Look) -> Decision | None:
     if why := growth.sentence(look):
         size += f"; {why}"
     size += "".join(f"; replica {name} {notice.message}" for name, notice in list(look.notices.items())[:3])
-    size += "".join(f"; {held.sentence}" for held in list(backoff.next_pods(look).values())[:3])
+    if total < sizes.most(look.spec):
+        absent = [*(held.sentence for held in backoff.next_pods(look).values()), *starts.missing(look)]
+        size += "".join(f"; {sentence}" for sentence in absent[:3])
     return Decision(Phase.TRAINING, "Training", size, recheck=recheck(look), watch_all=look.lead_in_doubt)

@@ -1,0 +1,109 @@
+"""Replicas that don't get to start where others do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.plan.plan import plan
+from concertina.plan.types import AgentView, CreatePod, DeletePod, NodeView, Observed, Plan
+
+PULL: dict[str, Any] = {"phase": "Pending", "ip": "", "waiting": "ImagePullBackOff", "waiting_message": "no such tag"}
+SILENT: dict[str, Any] = {"connected": False, "report": None, "ready_at": 0.0, "wanted_at": T0 + 20}
+BROKEN: dict[str, Any] = {
+    "ready_at": 0.0,
+    "report": jobs.report("demo-2-0", ready=False, startup_error="torch can't be imported: no module named torch"),
+}
+
+
+def two_train(pod: dict[str, Any], view: dict[str, Any] | None, nodes: int = 6) -> Observed:
+    """Replica 2 is there, and not in the round."""
+    seen = jobs.running(jobs.spec(), 2)
+    agents = dict(seen.agents)
+    if view is not None:
+        agents["demo-2-0"] = jobs.agent("demo-2-0", **view)
+    there = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(nodes)}
+    return replace(seen, pods=(*seen.pods, jobs.pod(2, **pod)), agents=agents, nodes=there)
+
+
+def answered(seen: Observed, now: float) -> tuple[Plan, Plan]:
+    """The pass that sees it, and the next one."""
+    made = plan(seen, now)
+    return made, plan(jobs.then(seen, made), now + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("pod", "view", "after", "reason"),
+    [
+        (PULL, None, 50, ""),
+        (PULL, None, 61, "ImageUnavailable"),
+        ({}, SILENT, 130, ""),
+        ({}, SILENT, 141, "AgentNeverStarted"),
+        ({}, BROKEN, 21, "AgentCannotStart"),
+        ({"phase": "Pending", "ip": "", "waiting": "ContainerCreating"}, None, 3000, ""),
+    ],
+    ids=["an image, not for long", "an image", "an agent, not for long", "an agent", "broken", "slow, no more"],
+)
+def test_a_replica_that_does_not_get_to_start_is_replaced_elsewhere(
+    pod: dict[str, Any], view: dict[str, Any] | None, after: float, reason: str
+) -> None:
+    made, then = answered(two_train(pod, view), T0 + after)
+    assert [each.reason for each in made.status.restarts.recent] == ([reason] if reason else [])
+    assert made.status.restarts.in_window == 0, "it is not the job's failure"
+    creates = [action for action in then.actions if isinstance(action, CreatePod)]
+    deletes = [action.name for action in then.actions if isinstance(action, DeletePod)]
+    if not reason:
+        assert (creates, deletes) == ([], [])
+        return
+    assert deletes == ["demo-2-0"]
+    assert [(create.index, create.attempt) for create in creates] == [(2, 1)]
+    assert creates[0].never_nodes == ("node-2",)
+    assert [event.reason for event in made.events if event.reason == "NodeAvoided"] == ["NodeAvoided"]
+    assert made.status.condition("Ready").reason == "Training"
+
+
+@pytest.mark.parametrize(("pod", "view", "replaced"), [(PULL, None, False), ({}, BROKEN, False), ({}, SILENT, True)])
+def test_without_a_node_to_spare_only_what_a_new_pod_can_mend_is_replaced(
+    pod: dict[str, Any], view: dict[str, Any] | None, replaced: bool
+) -> None:
+    made, then = answered(two_train(pod, view, nodes=3), T0 + 200)
+    assert bool([action for action in then.actions if isinstance(action, DeletePod)]) == replaced
+    assert made.status.condition("Ready").reason == "Training"
+
+
+def test_where_nobody_has_started_no_replica_is_to_blame() -> None:
+    pods = tuple(jobs.pod(index, **PULL) for index in range(3))
+    seen = jobs.observed(jobs.job(jobs.spec()), pods)
+    there = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(9)}
+    made, then = answered(replace(seen, nodes=there), T0 + 200)
+    assert made.status.restarts.recent == ()
+    assert not [action for action in then.actions if isinstance(action, DeletePod)]
+    assert made.status.condition("Stalled").reason == "ImageUnavailable"
+
+
+def test_an_operator_that_reaches_nobody_blames_no_replica() -> None:
+    seen = two_train({}, SILENT)
+    agents = {name: replace(view, connected=False, wanted_at=T0 + 20) for name, view in seen.agents.items()}
+    assert plan(replace(seen, agents=agents), T0 + 141).status.restarts.recent == ()
+
+
+def test_it_is_counted_once_and_the_next_one_on_another_node_again() -> None:
+    seen = two_train(PULL, None)
+    made, _ = answered(seen, T0 + 61)
+    gone = jobs.then(seen, made, pods=(*seen.pods[:2], replace(seen.pods[2], deleting=True)))
+    assert len(plan(gone, T0 + 62).status.restarts.recent) == 1
+    second = jobs.pod(2, 1, **PULL, node="node-3", created=T0 + 62)
+    made = plan(jobs.then(gone, made, pods=(*seen.pods[:2], second)), T0 + 123)
+    assert [each.node for each in made.status.restarts.recent] == ["node-2", "node-3"]
+
+
+def test_a_round_that_goes_on_without_a_replica_says_why() -> None:
+    message = plan(two_train(PULL, None), T0 + 20).status.condition("Running").message
+    assert "2 of 3 replicas train" in message
+    assert "demo-2-0 does not start on node node-2: ImagePullBackOff (no such tag)" in message
+    unknown = two_train({"phase": "Pending", "ip": "", "node": ""}, AgentView().__dict__)
+    assert "does not start" not in plan(unknown, T0 + 20).status.condition("Running").message
