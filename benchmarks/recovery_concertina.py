@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ GPU = {"limits": {"nvidia.com/gpu": 1}}
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), .*?seconds: (.*); at ([\d.]+)")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
+SLOW = 5.0
+"""Seconds; what takes longer is explained."""
 SCRIPT = Path(__file__).parent / "scripts" / "elastic_ddp.py"
 
 
@@ -102,6 +105,8 @@ class Bench:
         killed_at = self._hurt(scenario, before)
         at_work = until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         recovery = self._read(killed_at, at_work, before)
+        if recovery.total > SLOW:
+            self._explain(killed_at)
         self._heal()
         return recovery
 
@@ -200,12 +205,21 @@ class Bench:
         parts["assign"] = max(0.0, at - marks["committed"] - started)
         return parts
 
+    def _explain(self, since: float) -> None:
+        """Print what the operator did: a recovery as slow as this is worth a look."""
+        for entry in self._journal():
+            if entry.get("t", 0) >= since and entry.get("event") != "log":
+                words = {key: value for key, value in entry.items() if key not in ("t", "job")}
+                print(f"  +{entry['t'] - since:.2f} s {words}"[:300], file=sys.stderr)
+
+    def _journal(self) -> list[dict[str, Any]]:
+        log = self._stage.cluster.kubectl("-n", stages.SYSTEM, "logs", "deployment/concertina", "--tail=2000")
+        return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+
     def _operator_marks(self, round_number: int) -> dict[str, float]:
         """When the operator claimed and committed the round, in Unix seconds."""
-        log = self._stage.cluster.kubectl("-n", stages.SYSTEM, "logs", "deployment/concertina", "--tail=2000")
         marks = {}
-        for line in log.splitlines():
-            entry = json.loads(line) if line.startswith("{") else {}
+        for entry in self._journal():
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
                 marks[entry["event"]] = float(entry["t"])
         return marks

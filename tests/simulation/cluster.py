@@ -87,6 +87,8 @@ class Cluster:
         self.down_until = self.quota_until = 0.0
         for trouble in (self.broken, self.no_image_until, self.stopped_until):
             trouble.clear()
+        for node in list(self.nodes):
+            self.mark_node(node, notice="", cordoned=False)
 
     # --- the API
 
@@ -182,7 +184,7 @@ class Cluster:
         pod = self.pods.get(name)
         if pod is None or pod.uid != uid or pod.deleting:
             return
-        nodes = [node.name for node in self.nodes.values() if node.ready and self._up(node.name)]
+        nodes = [node.name for node in self.nodes.values() if self._takes_pods(node)]
         nodes = [node for node in nodes if node not in action.never_nodes]
         free = [node for node in nodes if node not in action.avoid_nodes and not self._taken(node)] or nodes
         if not free:
@@ -193,6 +195,9 @@ class Cluster:
         self.hosted[name].node = node
         self._put(changed(pod, node=node, waiting="", waiting_message=""))
         self.clock.after(self.clock.between(0.05, 0.5), self._start, uid, name)
+
+    def _takes_pods(self, node: NodeView) -> bool:
+        return node.ready and not node.cordoned and not node.notice and self._up(node.name)
 
     def _taken(self, node: str) -> bool:
         return any(pod.node == node and pod.phase in ("Pending", "Running") for pod in self.pods.values())
@@ -305,8 +310,12 @@ class Cluster:
 
     def _set_ready(self, node: str, ready: bool) -> None:
         if self.nodes[node].ready != ready:
-            self.nodes[node] = NodeView(node, ready, 0.0 if ready else self.clock.now)
-            self._changed(f"node/{node}")
+            self.mark_node(node, ready=ready, not_ready_since=0.0 if ready else self.clock.now)
+
+    def mark_node(self, node: str, **fields: object) -> None:
+        """What the API server says of a node: taints, cordon, readiness."""
+        self.nodes[node] = changed(self.nodes[node], **fields)
+        self._changed(f"node/{node}")
 
     def _evict(self, node: str) -> None:
         if not self.nodes[node].ready:

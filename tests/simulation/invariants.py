@@ -139,7 +139,8 @@ class Invariants:
             if pod.index != action.index or pod.deleting or pod.phase not in ("Pending", "Running"):
                 continue
             process = world.agents.get(pod.name)
-            blamed = [restart.replica for restart in world.cluster.status.restarts.recent].count(pod.name) > 1
+            failed = [entry for entry in world.cluster.status.restarts.recent if entry.replica == pod.name]
+            blamed = len(failed) > 1 or any(entry.counted and entry.rung == "ReplacePod" for entry in failed)
             if blamed or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue
             raise Violation(f"a second pod for index {action.index} while {pod.name} is well")

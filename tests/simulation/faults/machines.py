@@ -37,6 +37,38 @@ def stop_node(world: World, random: Random) -> None:
     world.cluster.watch_node(node)
 
 
+def spot_notice(world: World, random: Random) -> None:
+    """A taint says that the node goes; mostly it does, after a while, sometimes it was a false alarm."""
+    node, seconds = some(world, random), random.uniform(2, 20)
+    world.tell(f"{node} is tainted: it goes in {seconds:.1f} s")
+    world.trouble(node, NODE_DEATH + seconds)
+    world.cluster.mark_node(node, notice="karpenter.sh/disrupted")
+    world.clock.after(seconds, _goes, world, node, random.random() < 0.7, random.uniform(5, 20))
+
+
+def _goes(world: World, node: str, truly: bool, seconds: float) -> None:
+    if truly and not world.mended:
+        world.cluster.kill_node(node)
+        world.clock.after(seconds, world.cluster.node_back, node)
+    world.clock.after(seconds, _untainted, world, node)
+
+
+def _untainted(world: World, node: str) -> None:
+    world.cluster.mark_node(node, notice="")
+
+
+def cordon(world: World, random: Random) -> None:
+    node, seconds = some(world, random), random.uniform(5, 30)
+    world.tell(f"{node} is cordoned for {seconds:.1f} s")
+    world.trouble(node, seconds)
+    world.cluster.mark_node(node, cordoned=True)
+    world.clock.after(seconds, _uncordoned, world, node)
+
+
+def _uncordoned(world: World, node: str) -> None:
+    world.cluster.mark_node(node, cordoned=False)
+
+
 def no_image(world: World, random: Random) -> None:
     node, seconds = some(world, random), random.uniform(5, 60)
     world.tell(f"{node} can't pull the image for {seconds:.1f} s")

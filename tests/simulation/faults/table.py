@@ -31,6 +31,8 @@ _FAULTS: tuple[Fault, ...] = (
     processes.damage_snapshots,
     machines.kill_node,
     machines.stop_node,
+    machines.spot_notice,
+    machines.cordon,
     machines.no_image,
     partitions.isolate_node,
     partitions.cut_operator,
