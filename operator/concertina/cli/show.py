@@ -102,6 +102,8 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             f"round {world.round}" + (f", lead {world.lead}" if world.lead else "") + _since(world.since)
         ),
     )
+    if standing := status.spares.replicas:
+        yield "Spares", f"{status.spares.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
     if progress := status.progress:
         yield "Progress", _progress(status)
         numbers = {
