@@ -174,3 +174,10 @@ def test_a_worker_is_stopped_when_it_is_so_twice() -> None:
     assert hearts.stopped([1, 2]) == {1}
     assert hearts.stopped([]) == frozenset()
     assert hearts.stopped([2]) == frozenset()
+
+
+def test_a_worker_that_is_stopped_for_moments_is_slow_and_not_stopped() -> None:
+    hearts = Heartbeats()
+    for still, found in ((0.1, set()), (0.3, set()), (0.45, set()), (0.6, {1})):
+        hearts.look([Pulse(1, 7, "computing", still)], [1], now=0.0)
+        assert hearts.stopped([1]) == found

@@ -22,6 +22,8 @@ FIRST_STEP = 900.0
 """The same for a round's first step, which may compile and warm up."""
 LEAST, TIMES = 60.0, 20.0
 """What is not told otherwise hangs after so many seconds, and so many times the usual step."""
+STOPPED_SECONDS = 0.5
+"""How long a stopped worker that tells where it is has stood still."""
 STACKS_SECONDS = 3.0
 """How long the stacks of all workers are waited for."""
 COLLECTIVE = ("torch/distributed/", "torch/_ops.py", "deepspeed/comm", "megatron/core/parallel_state")
@@ -55,9 +57,11 @@ class Heartbeats:
         self.pulses = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in pulses)
 
     def stopped(self, ranks: Iterable[int]) -> frozenset[int]:
-        """Those that were stopped (SIGSTOP) at the last look and are still: not who is stopped for a moment."""
+        """Those that were stopped (SIGSTOP) at the last look, are still, and have not moved in between: one that is
+        stopped for moments, again and again, is slow."""
+        moved = {pulse.rank for pulse in self.pulses if pulse.phase and pulse.still < STOPPED_SECONDS}
         before, self._stopped = self._stopped, frozenset(ranks)
-        return before & self._stopped
+        return (before & self._stopped) - moved
 
     def hung(self, hung: bool) -> bool:
         """The lead says whether the round hangs; true where stacks are to be collected now."""

@@ -27,7 +27,8 @@ limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 words = [open(path).read().strip() for path in limits if os.path.exists(path)]
 limit = int(words[0]) if words and words[0].isdigit() else 1 << 62
 if limit > 1 << 40:
-    sys.exit("NOLIMIT")
+    print("unlimited")
+    sys.exit()
 with open(f"/proc/{worker}/oom_score_adj", "w") as score:
     score.write("1000")
 eaten = []
@@ -36,36 +37,32 @@ while alive() and len(eaten) << 22 < limit:
 print("killed" if not alive() else "survived")
 """
 
-# Shares one CPU with the worker and leaves it little: nothing is stopped, everything takes longer.
+# Stops the worker for moments: two thirds of the time it stands still.
 _MARK = "concertina-drill-straggle"
 _SLOW = """
-import os, sys, time
-worker, seconds = int(sys.argv[1]), float(sys.argv[2])
-cpu = max(os.sched_getaffinity(worker))
-for thread in map(int, os.listdir(f"/proc/{worker}/task")):
-    os.sched_setaffinity(thread, {cpu})
-    os.setpriority(os.PRIO_PROCESS, thread, 19)
-os.sched_setaffinity(0, {cpu})
-os.setpriority(os.PRIO_PROCESS, 0, 10)
-end = time.monotonic() + seconds
-while time.monotonic() < end and os.path.exists(f"/proc/{worker}"):
-    for _ in range(100000):
-        pass
+import os, signal, sys, time
+worker, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+try:
+    while time.monotonic() < end:
+        os.kill(worker, signal.SIGSTOP)
+        time.sleep(0.1)
+        os.kill(worker, signal.SIGCONT)
+        time.sleep(0.05)
+except ProcessLookupError:
+    pass
 """
 
-
-# The end of _SLOW's process, and all CPUs for the worker again.
+# The end of _SLOW's process; the worker goes on.
 _RELEASE = """
 import os, signal, sys
-worker, mark = sys.argv[1], sys.argv[2].encode()
-for pid in filter(str.isdigit, os.listdir("/proc")):
+worker, mark = int(sys.argv[1]), sys.argv[2].encode()
+for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
     try:
-        if int(pid) != os.getpid() and mark in open(f"/proc/{pid}/cmdline", "rb").read():
-            os.kill(int(pid), signal.SIGKILL)
+        if pid != os.getpid() and mark in open(f"/proc/{pid}/cmdline", "rb").read():
+            os.kill(pid, signal.SIGKILL)
     except OSError:
         pass
-for thread in map(int, os.listdir(f"/proc/{worker}/task")):
-    os.sched_setaffinity(thread, range(os.cpu_count()))
+os.kill(worker, signal.SIGCONT)
 """
 
 
@@ -77,12 +74,10 @@ async def out_of_memory(site: Site) -> AsyncIterator[Blow]:
     at = time.time()
     try:
         said = await site.run_python(member.replica, _EAT, pid, seconds=60.0)
-    except ApiError as error:
-        if "NOLIMIT" in str(error):
-            raise Complaint(
-                "The container trainer has no memory limit: set resources.limits.memory to play this."
-            ) from error
-        said = "killed"  # and what ate, and all that could tell of it
+    except ApiError:  # what ate was killed too: what follows shows whether the worker was
+        said = "killed"
+    if said == "unlimited":
+        raise Complaint("The container trainer has no memory limit: set resources.limits.memory to play this.")
     if said != "killed":
         raise Complaint(f"The worker of {member.replica} outlived its container's memory limit.")
     yield Blow(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
@@ -90,15 +85,18 @@ async def out_of_memory(site: Site) -> AsyncIterator[Blow]:
 
 @asynccontextmanager
 async def straggle(site: Site) -> AsyncIterator[Blow]:
-    """A worker gets a small share of one CPU."""
+    """A worker is stopped for moments, again and again: all wait for it in every step."""
     member = await site.victim()
     pid = await site.worker(member)
     at = time.time()
-    slowing = asyncio.create_task(
-        site.run_python(member.replica, _SLOW, pid, str(STRAGGLE_SECONDS), _MARK, seconds=STRAGGLE_SECONDS + 30)
-    )
+    arguments = (pid, str(STRAGGLE_SECONDS), _MARK)
+    slowing = asyncio.create_task(site.run_python(member.replica, _SLOW, *arguments, seconds=STRAGGLE_SECONDS + 30))
+    await asyncio.wait({slowing}, timeout=2.0)
+    if slowing.done():
+        raise Complaint(f"The worker of {member.replica} can't be slowed: {slowing.exception() or slowing.result()}")
     try:
-        yield Blow(at, f"left the worker of {member.replica} on {member.node} a small share of one CPU")
+        done = f"slowed the worker of {member.replica} on {member.node}: it stands still for two thirds of the time"
+        yield Blow(at, done, replica=member.replica)
     finally:
         with suppress(ApiError):  # its worker, or its pod, is gone
             await site.run_python(member.replica, _RELEASE, pid, _MARK)

@@ -60,6 +60,7 @@ class Drilled:
         self._start: Start | None = None
         self._first: float | None = None
         self._first_status = before
+        self._named: float | None = None
         self._whole: float | None = None
         self._checkpoint: float | None = None
         self._missing = ""
@@ -68,7 +69,9 @@ class Drilled:
         """Until the first step after the blow, or until it is overdue."""
         self._blow = blow
         try:
-            if expect.new_round:
+            if expect.named:
+                await self._straggler(expect.seconds)
+            elif expect.new_round:
                 await self._new_round(expect.seconds)
             elif blow.watched:
                 await self._same_round(expect.seconds)
@@ -80,7 +83,7 @@ class Drilled:
         healed = time.time()
         watch, rounds = self._watch, self._before.world.round
         try:
-            if not expect.new_round and self._first is None and not self._missing:
+            if expect.new_round is False and self._first is None and not self._missing:
                 at = await watch.until("news of the job", FRESH, lambda: self._progress_since(healed))
                 self._first = at - healed
             wanted = self._before.world.replicas
@@ -124,6 +127,15 @@ class Drilled:
         await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._blow.at + 1))
         self._first = time.time() - self._blow.at
 
+    async def _straggler(self, seconds: float) -> None:
+        """Until the victim stands in status.stragglers."""
+
+        def named() -> bool:
+            return any(mark.replica == self._blow.replica for mark in self._watch.status.stragglers)
+
+        await self._watch.until(f"{self._blow.replica} in status.stragglers", seconds, named)
+        self._named = self._watch.seen_at - self._blow.at
+
     def _claimed_after(self) -> bool:
         return self._watch.status.world.round > self._before.world.round
 
@@ -151,6 +163,7 @@ class Drilled:
                 claimed=self._since(claim.at if claim else None),
                 committed=self._since(first.world.since),
                 first_step=self._first,
+                named=self._named,
                 whole=self._whole,
                 checkpoint=self._checkpoint,
             ),

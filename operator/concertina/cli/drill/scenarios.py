@@ -72,6 +72,11 @@ SCENARIOS: dict[str, Scenario] = {
         "a worker stands still, its connections stay open",
         faults.hang, faults.hang, Expect(seconds=120.0, counted=True, reasons=("WorkerStopped", "Hang")),
     ),
+    "straggle": Scenario(
+        "a worker is slow (stopped for moments, again and again), and the others wait for it in every step",
+        inside.straggle, inside.straggle,
+        Expect(seconds=100.0, new_round=None, replayed=0, counted=False, named=True),
+    ),
     "operator-kill": Scenario(
         "the operator is killed; the job must not notice",
         local_faults.kill_operator, faults.delete_operator, UNTOUCHED,

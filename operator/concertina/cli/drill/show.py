@@ -30,6 +30,7 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, str]]:
         "operator claimed a round": seen.seconds.claimed if seen.rounds else None,
         "members committed": seen.seconds.committed if seen.rounds else None,
         "first step" if seen.rounds else "next step or word of it": seen.seconds.first_step,
+        "straggler named": seen.seconds.named,
         "all replicas at work": seen.seconds.whole,
         "checkpoint": seen.seconds.checkpoint,
     }

@@ -32,6 +32,8 @@ class Blow:
     text: str
     watched: bool = True
     """Whether the job can be watched while it lasts: not where the API server is what was taken away."""
+    replica: str = ""
+    """The victim, where it is one replica."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ class Expect:
 
     seconds: float
     """Most seconds from the blow to the first step after it."""
-    new_round: bool = True
-    """Whether a new round is needed; without one the same pods go on."""
+    new_round: bool | None = True
+    """Whether a new round is needed; with False the same pods go on, with None either may be."""
     replayed: int | None = None
     """Most steps that are trained again."""
     counted: bool | None = None
@@ -22,6 +22,8 @@ class Expect:
     """Words of which one is said in the cause."""
     checkpoint: bool = False
     """Whether a checkpoint made after the healing is waited for."""
+    named: bool = False
+    """Whether the victim is to be named as a straggler, instead of a first step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Seconds:
     """The members of the new round were committed."""
     first_step: float | None = None
     """The end of the first step after the blow."""
+    named: float | None = None
+    """The status named the victim as a straggler."""
     whole: float | None = None
     """As many replicas as before at work again, the healing of the fault included."""
     checkpoint: float | None = None
@@ -119,15 +123,17 @@ def _broken(expect: Expect, seen: Seen) -> Iterator[str]:
     if seen.missing:
         yield seen.missing
         return
-    first = seen.seconds.first_step
+    first, what = seen.seconds.first_step, "the first step was"
+    if expect.named:
+        first, what = seen.seconds.named, "the straggler's name was"
     if first is None or first > expect.seconds:
         when = "not seen" if first is None else f"seen after {first:.2f} s"
-        yield f"the first step was {when}, promised are {expect.seconds:g} s"
+        yield f"{what} {when}, promised are {expect.seconds:g} s"
     if expect.new_round and not seen.rounds:
         yield "no new round was started"
-    if not expect.new_round and seen.rounds_in_all:
+    if expect.new_round is False and seen.rounds_in_all:
         yield f"{seen.rounds_in_all} new rounds were started, and none was needed: {seen.cause}"
-    if not expect.new_round and not seen.same_pods:
+    if expect.new_round is False and not seen.same_pods:
         yield "pods of the job were replaced, and none had to be"
     if expect.replayed is not None and seen.replayed > expect.replayed:
         yield f"{seen.replayed} steps were trained again, at most {expect.replayed} are promised"
