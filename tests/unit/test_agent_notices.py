@@ -6,11 +6,17 @@ from builders.agent import Driver, exits, kinds, snapshot
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
+from concertina_agent.agent_state import PREPARED_SECONDS
 from concertina_agent.drains import EXIT_NOTICED
 
 
 def drain(durable: bool = False, grace: float = 30) -> p.Drain:
     return p.Drain("u", 1, "claim-1", "", durable, grace)
+
+
+def leaving(*names: str) -> e.LeadSaid:
+    """The lead's beat."""
+    return e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining", leaving=names))
 
 
 def test_a_notice_without_workers_is_followed_at_once():
@@ -25,8 +31,44 @@ def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
     driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
     driver.tell(e.LeadSaid(1, "claim-1", drain()))
     driver.say(w.Done("drained", 6), rank=1)
+    driver.ended(0, rank=1)
+    assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == [], "the lead has not said who else leaves"
+    assert exits(driver.tell(leaving("b"))) == [EXIT_NOTICED]
+
+
+@pytest.mark.parametrize(
+    ("others", "durable", "leaves"),
+    [
+        (("b",), False, True),
+        (("b", "d"), False, True),
+        (("a", "b"), False, False),
+        (("b", "c"), False, False),
+        (("b", "c"), True, False),
+        (("a", "b", "c", "d"), False, True),
+        (("a", "b", "c", "d"), True, False),
+    ],
+)
+def test_who_leaves_beside_another_stays_for_what_only_they_hold(others, durable, leaves):
+    """Of a, b, c and d, whose snapshots go to the next one. Where all leave it is up to the operator."""
+    driver = Driver("b")
+    driver.begun("a", "b", "c", "d")
+    driver.tell(e.Noticed(30))
+    driver.tell(e.LeadSaid(1, "claim-1", drain(durable)))
+    driver.say(w.Done("drained", 6), rank=1)
+    driver.ended(0, rank=1)
+    assert exits(driver.tell(leaving(*others))) == ([EXIT_NOTICED] if leaves else [])
+    driver.now += 30
+    assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
+
+
+def test_a_lead_that_has_gone_says_no_more():
+    driver = Driver("b")
+    driver.begun("a", "b", "c", "d")
+    driver.tell(e.Noticed(30))
+    driver.tell(e.LeadSaid(1, "claim-1", drain()))
+    driver.say(w.Done("drained", 6), rank=1)
     assert exits(driver.ended(0, rank=1)) == []
-    assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == [EXIT_NOTICED]
+    assert exits(driver.tell(e.LeadGone(1, "claim-1"))) == [EXIT_NOTICED]
 
 
 def test_the_grace_ends_a_notice_that_nobody_answers():
@@ -119,7 +161,7 @@ def test_a_replica_that_is_prepared_stays_for_what_it_holds():
     driver = Driver("b")
     driver.prepared(1, held)
     assert exits(driver.tell(e.Noticed(20))) == []
-    driver.now += 20
+    driver.now += PREPARED_SECONDS
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
 
 

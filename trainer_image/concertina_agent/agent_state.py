@@ -12,6 +12,8 @@ from concertina_agent.holdings import Holdings
 from concertina_agent.lead import OVER
 from concertina_agent.membership import Membership, Notice, Preparation
 
+PREPARED_SECONDS = 5.0
+"""A replica that has to go and was asked to prepare is told its rank by then, if it is needed."""
 ENDS = ("drained", "succeeded")
 """Of a lead they are said only when they are true of its whole round."""
 
@@ -54,6 +56,7 @@ class AgentState:
             step=r.workers.step,
             failure=r.failure,
             notice=self._notice.grace if self._notice else 0.0,
+            leaving=self._leaving(),
             snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
             durable_parts=self._durability.parts,
             pulses=r.hearts.pulses,
@@ -118,19 +121,39 @@ class AgentState:
             return True
         return self._durability.has(self.uid, r.workers.step, complete=own == "succeeded")
 
-    def _at_rest(self) -> bool:
+    def _at_rest(self, now: float) -> bool:
         """Nothing would be lost if this agent went now.
 
-        One that is prepared may hold what the others lack, and a round to come asks for it. The same goes for one of a
-        world that leaves as a whole without storage: successors may come within its grace."""
+        What it holds may be needed by a round to come: that of one that is prepared; and that of one whose neighbour in
+        the ring of copies leaves too, unless it is in storage."""
         r = self._round
         if r is None:
-            return self._preparation is None or not self.held
-        if r.drain is not None and r.drain.durable and self._durability.storage is None:
+            prepared = self._preparation
+            return prepared is None or not self.held or now >= prepared.at + PREPARED_SECONDS
+        if self._bundled and r.failure is None and self._is_last_holder(r):
             return False
         copied = r.failure is not None or r.peer_has_all(self._holdings)
         led = r.lead is None or not self._bundled or self._reported_state() in OVER
         return r.workers.all_over() and self._durability.all_shipped and copied and led
+
+    def _leaving(self) -> tuple[str, ...]:
+        """As far as known here: the lead itself, or what its beats say."""
+        r = self._round
+        if r is None:
+            return ()
+        return tuple(member.replica for member in r.lead.noticed()) if r.lead is not None else r.leaving
+
+    def _is_last_holder(self, r: Membership) -> bool:
+        """Also where the lead has not said yet who leaves besides this one: notices come in groups."""
+        names = [member.replica for member in r.assign.members]
+        leaving, durable = set(self._leaving()), r.drain is not None and r.drain.durable
+        if durable and self._durability.storage is not None:
+            return False
+        if leaving.issuperset(names):
+            return durable
+        if self.replica not in leaving:
+            return not r.lead_gone
+        return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def _current(self, round: int) -> Optional[Membership]:
         """The round in progress here, if it is this one."""

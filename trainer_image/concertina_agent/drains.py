@@ -104,5 +104,5 @@ class Draining(AgentState):
 
     def _leave_if_noticed(self) -> None:
         notice = self._notice
-        if notice is not None and (self._at_rest() or self._now >= notice.until):
+        if notice is not None and (self._at_rest(self._now) or self._now >= notice.until):
             self._effects.append(e.Exit(0 if self._reported_state() == "succeeded" else EXIT_NOTICED))

@@ -54,7 +54,7 @@ class Lead:
             return False  # a lost member stays lost: its round is over
         self.watchdog.heard(state.replica, state.pulses, now)
         # What goes on to the operator is what it needs.
-        state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False)
+        state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False, leaving=())
         self.members[state.replica] = state
         if state.failure is not None:
             self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)

@@ -21,6 +21,7 @@ class Preparation:
 
     prepare: p.Prepare
     waiting: list[int]
+    at: float = 0.0
     gone: bool = False
     store: str = ""
     reachable: Optional[tuple[str, ...]] = None
@@ -68,6 +69,9 @@ class Membership:
     """Of a command of one's own, in a drain."""
     succeeded_at: Optional[float] = None
     """When the whole round was known to have succeeded, its last checkpoint included."""
+    leaving: tuple[str, ...] = ()
+    """Members that have to go, as the lead says."""
+    lead_gone: bool = False
     last: dict[int, Committed] = dataclasses.field(default_factory=dict)
     """Own shard -> its newest snapshot of this round."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)

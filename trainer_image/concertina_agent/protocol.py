@@ -184,7 +184,7 @@ class Assign:
 @dataclasses.dataclass(frozen=True)
 class Drain:
     """Operator to the lead: stop after the same step. `durable`: a checkpoint must be in storage before `drained`; in a
-    job without storage, who has to go then stays for its whole grace, as successors may come for what it holds."""
+    job without storage, a world that leaves as a whole then stays for its grace: successors may come for its state."""
 
     uid: str
     round: int
@@ -422,6 +422,8 @@ class MemberState:
     failure: Optional[Failure] = None
     notice: float = 0.0
     """Seconds of grace that it was given with a SIGTERM; 0 where it may stay."""
+    leaving: tuple[str, ...] = ()
+    """On the lead: members with such a notice. Who leaves beside another one may be needed for what it holds."""
     snapshot_step: int = -1
     """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()

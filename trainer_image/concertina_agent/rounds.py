@@ -83,7 +83,7 @@ class AgentCore(Draining):
     def _prepare_anew(self, request: int, message: p.Prepare) -> None:
         abandoned = self._preparation.waiting if self._preparation else []
         self.seen = (message.round, message.claim)
-        self._preparation, self._round, self._changed = Preparation(message, [request]), None, True
+        self._preparation, self._round, self._changed = Preparation(message, [request], self._now), None, True
         for waiting in abandoned:
             self._refuse(waiting, self._older(0))
         self._effects += [
@@ -272,6 +272,7 @@ class AgentCore(Draining):
             self._begin_drain(r, event.message)
         elif isinstance(event.message, p.MemberState):
             self._complete_on_peers(r, event.message.snapshot_step)
+            r.leaving = event.message.leaving
             self._collect_stacks(r, event.message.hung)
             if event.message.state == "succeeded" and r.succeeded_at is None:
                 r.succeeded_at = self._now
@@ -286,7 +287,10 @@ class AgentCore(Draining):
 
     def _lead_lost(self, detail: str) -> None:
         r = self._round
-        if r is None or r.lead is not None or self._own_state() in ("succeeded", "drained", "failed"):
+        if r is None or r.lead is not None:
+            return
+        r.lead_gone = True
+        if self._own_state() in ("succeeded", "drained", "failed"):
             return
         lead = r.assign.members[0].replica
         self._fail(p.Failure(self.replica, "LeadLost", f"The lead {lead} {detail}.", step=r.workers.step, at=self._at))

@@ -51,15 +51,16 @@ def candidates(look: Look) -> tuple[str, ...]:
 
 
 def leavers(look: Look) -> tuple[str, ...]:
-    """Members with an urgent notice that are asked as well, since a neighbour goes with them: what only they hold has
-    to be handed over. (A member's snapshots are copied to the next one.)"""
+    """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
+    handed over. (A member's snapshots are copied to the next one.)"""
     names = list(look.members) if look.spec.bundled else []
-    going = [name not in look.live or look.leaves(name) for name in names]
+    seated = set(look.seats.values())
+    going = [name not in seated for name in names]
     return tuple(
         name
         for i, name in enumerate(names)
         if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
-        if name in look.pods and look.leaves(name) and _can_answer(look, name) and _member_still(look, name)
+        if name in look.notices and _can_answer(look, name) and _member_still(look, name)
     )
 
 

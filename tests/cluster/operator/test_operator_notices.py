@@ -1,0 +1,183 @@
+"""Notices on a real control plane, with the bundled trainer: replicas leave before their pods die, no step is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.operator import Jobs, Operator, until
+
+pytestmark = pytest.mark.usefixtures("operator")
+Object = dict[str, Any]
+SERVES = {"taints": None, "unschedulable": None}
+TAINT = "aws-node-termination-handler/spot-itn"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token shards of a short text."""
+    folder = tmp_path_factory.mktemp("data")
+    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", str(folder), __file__]
+    subprocess.run(build, check=True, capture_output=True, timeout=120)
+    return folder
+
+
+def node_names(jobs: Jobs) -> list[str]:
+    return jobs.cluster.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
+
+
+@pytest.fixture
+def nodes(jobs: Jobs) -> Iterator[None]:
+    """Every node serves again after the test."""
+    yield
+    jobs.cluster.kubectl("patch", "nodes", *node_names(jobs), "--type=merge", "-p", json.dumps({"spec": SERVES}))
+
+
+def create(jobs: Jobs, data: Path, replicas: int = 3, pod: Object | None = None, **spec: Any) -> Object:
+    """The job `a`, once it trains; it goes on for as long as the test needs."""
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
+    trainer = {"steps": 1000000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 12}
+    grace = {"terminationGracePeriodSeconds": 30, **(pod or {})}
+    elastic = {"minReplicas": 2, "growAfterSeconds": 0}
+    jobs.create("a", replicas=replicas, pod=grace, trainer=trainer, elastic=elastic, **spec)
+    return trains_without(jobs, replicas)
+
+
+def trains_without(jobs: Jobs, replicas: int, *gone: str, past: int = 0) -> Object:
+    """As soon as so many train that the named ones are not among, and a step of that round is done."""
+    job = jobs.wait(
+        "a",
+        lambda job: (
+            jobs.condition(job, "Ready").get("reason") == "Training"
+            and len(job["status"]["world"].get("members", ())) == replicas
+            and not set(jobs.members(job)) & set(gone)
+            and job["status"]["world"]["round"] > past
+        ),
+    )
+    step = job["status"].get("progress", {}).get("step", 0)
+    return jobs.wait("a", lambda job: job["status"].get("progress", {}).get("step", 0) > step)
+
+
+def unharmed(job: Object) -> None:
+    """No step was lost, and nothing counts as a failure."""
+    status = job["status"]
+    assert status.get("stepsReplayed", 0) == 0, status["world"]
+    assert status["restarts"].get("inWindow", 0) == 0, status["restarts"]
+
+
+def member(job: Object, place: int) -> Object:
+    found: Object = job["status"]["world"]["members"][place]
+    return found
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None:
+    """One after the other, each to another member, the lead among them."""
+    kubectl = jobs.cluster.kubectl
+    job = create(jobs, data)
+    lead = member(job, 0)
+    assert len(node_names(jobs)) == 3
+
+    kubectl("taint", "node", lead["node"], f"{TAINT}=event:NoSchedule")
+    job = trains_without(jobs, 3, lead["replica"])
+    unharmed(job)
+    assert lead["node"] not in [each["node"] for each in job["status"]["world"]["members"]]
+    jobs.wait_gone(f"pod/{lead['replica']}")
+    kubectl("taint", "node", lead["node"], f"{TAINT}-")
+
+    moved = member(job, 1)
+    kubectl("cordon", moved["node"])
+    on_it = [each["replica"] for each in job["status"]["world"]["members"] if each["node"] == moved["node"]]
+    job = trains_without(jobs, 3, *on_it)
+    unharmed(job)
+    # Made before broken: no round was smaller than the one before.
+    assert {event["reason"] for event in jobs.events("a", "ReplicaMoving")} == {"ReplicaMoving"}
+    kubectl("uncordon", moved["node"])
+
+    evicted = member(job, 2)
+    on_it = [each["replica"] for each in job["status"]["world"]["members"] if each["node"] == evicted["node"]]
+    selector = f"--pod-selector=concertina.dev/job-uid={job['metadata']['uid']}"
+    kubectl("drain", evicted["node"], "--force", "--delete-emptydir-data", "--ignore-daemonsets", selector)
+    job = trains_without(jobs, 3, *on_it)
+    unharmed(job)
+    kubectl("uncordon", evicted["node"])
+
+    deleted = member(job, 1)
+    kubectl("delete", "pod", deleted["replica"], "-n", jobs.namespace, "--wait=false")
+    unharmed(trains_without(jobs, 3, deleted["replica"]))
+
+
+def test_a_replica_that_the_scheduler_preempts(jobs: Jobs, data: Path) -> None:
+    """Each replica has one of its node's two GPUs; a pod of a higher priority wants both of one node."""
+    cluster = jobs.cluster
+    container = {
+        "name": "trainer",
+        "image": "concertina/trainer:test",
+        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+    }
+    job = create(jobs, data, pod={"containers": [container]}, workersPerReplica=1)
+    victim = member(job, 1)
+    priority = {"metadata": {"name": jobs.namespace}, "value": 1000000}
+    cluster.api.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+    greedy = {
+        "name": "main",
+        "image": "concertina/trainer:test",
+        "command": ["sleep", "3600"],
+        "resources": {"limits": {"nvidia.com/gpu": "2"}},
+    }
+    spec = {
+        "priorityClassName": jobs.namespace,
+        "nodeSelector": {"kubernetes.io/hostname": victim["node"]},
+        "containers": [greedy],
+        "terminationGracePeriodSeconds": 0,
+    }
+    body = {"metadata": {"name": "greedy"}, "spec": spec}
+    try:
+        cluster.api.call("POST", f"/api/v1/namespaces/{jobs.namespace}/pods", body)
+        job = trains_without(jobs, 3, victim["replica"])
+        unharmed(job)
+        (event, *_) = jobs.events("a", "ReplicaLeaving")
+        assert "PreemptionByScheduler" in event["message"]
+    finally:
+        cluster.api.call("DELETE", f"/apis/scheduling.k8s.io/v1/priorityclasses/{jobs.namespace}")
+
+
+def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, tmp_path: Path) -> None:
+    checkpoint = {"uri": f"file://{tmp_path}/run", "everySeconds": 100000}
+    job = create(jobs, data, checkpoint=checkpoint, pod={"terminationGracePeriodSeconds": 20})
+    assert "lastCheckpoint" not in job["status"]
+    selector = f"concertina.dev/job-uid={job['metadata']['uid']}"
+    old = jobs.members(job)
+    jobs.cluster.kubectl("delete", "pod", "-n", jobs.namespace, "-l", selector, "--wait=false")
+    job = trains_without(jobs, 3, *old)
+    unharmed(job)
+    saved = job["status"]["lastCheckpoint"]
+    base = job["status"]["world"]["base"]
+    assert (base["source"], base["step"]) == ("Storage", saved["step"])
+
+
+def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: Operator) -> None:
+    job = create(jobs, data)
+    lead, leaver = jobs.members(job)[:2]
+    operator.end()
+    try:
+        jobs.cluster.kubectl("delete", "pod", leaver, "-n", jobs.namespace, "--wait=false")
+        until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver))
+        until(lambda: "drained" in jobs.logs(lead), lambda: jobs.logs(lead)[-3000:])
+    finally:
+        operator.start()
+    unharmed(trains_without(jobs, 3, leaver, past=1))
+
+
+def logs_while_there(jobs: Jobs, pod: str) -> str:
+    """The last output of a pod that may be gone by now: then it has left."""
+    try:
+        return jobs.logs(pod)
+    except Exception:
+        return '"event":"agent_exits"'
