@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     pods.create("holder", STAY, gpu, nodeName=three)
     jobs.create("older", replicas=4, pod=on(one, two), suspend=True)
+    time.sleep(1.1)  # the API server's times of creation are whole seconds, and uids decide between equals
     jobs.create("younger", replicas=4, pod=on(two, three))
     jobs.wait("younger", lambda _: placed(jobs, "younger") == 3)
     jobs.patch("older", {"suspend": False})
