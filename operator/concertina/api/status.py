@@ -243,6 +243,12 @@ class JobStatus(Observed):
     attempts: tuple[int, ...] = Field(
         default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
     )
+    container_restarts: tuple[int, ...] = Field(
+        default=(),
+        max_length=10000,
+        description="How often the container of each replica index was started again in its present pod; 0 beyond the "
+        "list's end.",
+    )
     world: World = Field(default=World(), description="The current round and who is in it.")
     spares: Spares = Field(default=Spares(), description="Replicas that stand by.")
     gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")

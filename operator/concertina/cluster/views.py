@@ -60,6 +60,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         priority=spec.get("priority") or 0,
         lingers=lingers,
         port=_port(spec),
+        **_restarts(status),
     )
     return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), metadata["namespace"], view)
 
@@ -158,6 +159,18 @@ def _trainer_ended(status: Raw) -> bool:
 def _port(spec: Raw) -> int:
     declared = (port for container in spec.get("containers") or () for port in container.get("ports") or ())
     return next((port["containerPort"] for port in declared if port.get("name") == PORT_NAME), PORT)
+
+
+def _restarts(status: Raw) -> Raw:
+    """Of the trainer container, in place."""
+    containers: Iterable[Raw] = status.get("containerStatuses") or ()
+    trainer: Raw = next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
+    ended = (trainer.get("lastState") or {}).get("terminated") or {}
+    return {
+        "restarts": trainer.get("restartCount") or 0,
+        "last_exit_code": ended.get("exitCode") or 0,
+        "last_exit_reason": ended.get("reason") or "",
+    }
 
 
 def _containers(status: Raw) -> list[Raw]:

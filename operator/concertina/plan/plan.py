@@ -19,6 +19,7 @@ from concertina.plan import (
     accounting,
     budget,
     conditions,
+    containers,
     drains,
     gang,
     growth,
@@ -75,7 +76,13 @@ def plan(observed: Observed, now: float) -> Plan:
         status,
         (*pods.actions, *decision.actions),
         _watch(look, decision),
-        (*decision.events, *pods.events, *nodes.told(look.status, status), *_transition(look, decision)),
+        (
+            *decision.events,
+            *pods.events,
+            *nodes.told(look.status, status),
+            *containers.events(look),
+            *_transition(look, decision),
+        ),
         min(rechecks, default=None),
     )
 
@@ -101,8 +108,13 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     if done and not old.completion_time:
         world = world.model_copy(update={"claim": last_claim(look, decision.reason)})
     committed = world.round > old.world.round
-    stuck = starts.stuck(look) if decision.pods is Pods.WANTED else ()
-    restarts = budget.counted(look, decision.restart, pods.replaced, stuck)
+        (
+            *decision.events,
+            *pods.events,
+            *nodes.told(look.status, status),
+            *containers.events(look),
+            *_transition(look, decision),
+        ),
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,
@@ -112,6 +124,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "replicas": sum(pod.phase not in ENDED for pod in look.observed.pods) - len(look.spares),
         "selector": f"concertina.dev/job-uid={job.uid}",
         "attempts": pods.attempts,
+        "container_restarts": containers.seen(look, pods.attempts),
         "world": world,
         "spares": _spares(look),
         "gang": gang.after(look, decision),

@@ -56,6 +56,10 @@ class PodView:
     exit_reason: str = ""
     """Of the trainer container, once it has ended: Error, OOMKilled, Evicted ..."""
     exit_message: str = ""
+    restarts: int = 0
+    """How often the trainer container was started again in this pod, and how it had ended before."""
+    last_exit_code: int = 0
+    last_exit_reason: str = ""
     priority: int = 0
     """As admission resolved its priority class."""
     grace: float = 30.0
