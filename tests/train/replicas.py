@@ -43,7 +43,7 @@ class Replica:
         self, name: str, folder: Path, address: str, environment: dict[str, str], arguments: list[str]
     ) -> None:
         self.name, self.folder, self.address = name, folder, address
-        self._environment, self._arguments = environment, arguments
+        self.environment, self._arguments = environment, arguments
         self.program = [sys.executable, "-m", "concertina_agent.main"]
         self.process: subprocess.Popen[bytes] | None = None
         self.report: p.Report | None = None
@@ -53,7 +53,7 @@ class Replica:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.program, "run", *self._arguments],
-                env=self._environment, stdout=log, stderr=log, start_new_session=True,
+                env=self.environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     def restart(self, arguments: list[str]) -> None:

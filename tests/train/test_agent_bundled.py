@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 from pathlib import Path
 
-from replicas import GIVE_UP, UID, Job, gone, newest_complete, running, trained
+from replicas import GIVE_UP, HERE, UID, Job, gone, newest_complete, running, trained
 
 from concertina_agent import protocol as p
 
@@ -184,5 +185,80 @@ def test_a_damaged_snapshot_is_passed_over(folder):
             await job.assign(job.assignment(prepared, restore))
             report = await job.until(job[0], lambda r: r.round == 2 and (r.failures or trained(restore.step + 3)(r)))
             assert not report.failures, "the copy on its peer is as good"
+
+    run(body)
+
+
+def flip(slot: Path) -> None:
+    """One bit of a snapshot, as a bad memory would."""
+    content = bytearray(slot.read_bytes())
+    content[len(content) // 2] ^= 1
+    slot.write_bytes(content)
+
+
+def slots_of(job: Job, id: p.SnapshotId, shard: int) -> list[Path]:
+    """Where a shard of a snapshot lies, the owner's first."""
+    found = []
+    for kind in ("snapshots", "copies"):
+        for replica in job.replicas.values():
+            for mark in (replica.folder / kind / f"round-{id.round}/shard-{shard}").glob("*.json"):
+                if json.loads(mark.read_text())["id"] == vars(id):
+                    found.append(mark.with_suffix(""))
+    return found
+
+
+def test_a_snapshot_of_which_every_copy_is_damaged_is_passed_over_for_an_older_one(folder):
+    """The damage is found when it is read: that round fails, and the next Prepare does not offer it any more."""
+
+    async def body():
+        async with running(folder, 3, TINY, TINY_STEPS="100000") as job:
+            await job.begin(1, job[0], job[1], job[2])
+            await job.until(job[0], lambda r: trained(10)(r) and r.progress.snapshot_step > 2)
+            os.kill(job[0].worker_pids()[0], 9)
+            await job.until(job[0], lambda r: r.failures)
+            prepared = await job.prepare(2, job[0], job[1], job[2])
+            newest = newest_complete(prepared)
+            damaged = slots_of(job, newest.id, 1)
+            assert damaged
+            for slot in damaged:
+                flip(slot)
+            await job.assign(job.assignment(prepared, newest))
+            report = await job.until(job[0], lambda r: r.round == 2 and r.failures)
+            assert "RestoreFailed" in {failure.reason for failure in report.failures}
+            prepared = await job.prepare(3, job[0], job[1], job[2])
+            older = newest_complete(prepared)
+            assert older.step < newest.step
+            await job.assign(job.assignment(prepared, older))
+            await job.until(job[0], lambda r: r.round == 3 and trained(older.step + 5)(r))
+
+    run(body)
+
+
+def test_members_whose_clocks_are_off_by_minutes_train_and_recover(folder):
+    """One is ten minutes ahead, one behind: nothing compares what they say the time is."""
+    faults = str(HERE / "faults")
+
+    async def body():
+        job = Job(folder, 3, TINY, TINY_STEPS="100000")
+        try:
+            for replica, off in zip(job.replicas.values(), ("0", "600", "-600"), strict=True):
+                replica.environment |= {"PYTHONPATH": f"{HERE}:{faults}", "CLOCK_OFF_BY": off}
+                replica.start()
+            await job.ready()
+            message = job.assignment(await job.prepare(1, job[0], job[1], job[2]))
+            await job.assign(p.Assign(**{**vars(message), "limits": p.Limits(hang_seconds=1.0)}))
+            await job.until(job[0], lambda r: trained(10)(r) and r.progress.snapshot_step > 2)
+            assert abs(job[1].events()[0]["t"] - job[2].events()[0]["t"]) > 1000, "the clocks are not off"
+            await asyncio.sleep(p.SILENCE_SECONDS + 1)
+            assert (job[0].report.failures, job[0].report.hang) == ((), None), "clocks were compared"
+            job[1].process.send_signal(signal.SIGSTOP)
+            report = await job.until(job[0], lambda r: r.failures)
+            assert {f.reason for f in report.failures if not f.secondary} == {"MemberLost"}
+            prepared = await job.prepare(2, job[2], job[0])
+            restore = newest_complete(prepared)
+            await job.assign(job.assignment(prepared, restore))
+            await job.until(job[2], lambda r: r.round == 2 and trained(restore.step + 5)(r))
+        finally:
+            await job.stop()
 
     run(body)

@@ -76,15 +76,14 @@ def plan(observed: Observed, now: float) -> Plan:
         status,
         (*pods.actions, *decision.actions),
         _watch(look, decision),
-        (
-            *decision.events,
-            *pods.events,
-            *nodes.told(look.status, status),
-            *containers.events(look),
-            *_transition(look, decision),
-        ),
+        (*decision.events, *pods.events, *_found(look, status), *_transition(look, decision)),
         min(rechecks, default=None),
     )
+
+
+def _found(look: Look, status: JobStatus) -> tuple[Event, ...]:
+    """What is told besides the decision."""
+    return (*nodes.told(look.status, status), *containers.events(look))
 
 
 def _unreadable(observed: Observed, now: float) -> Plan:
@@ -108,13 +107,8 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     if done and not old.completion_time:
         world = world.model_copy(update={"claim": last_claim(look, decision.reason)})
     committed = world.round > old.world.round
-        (
-            *decision.events,
-            *pods.events,
-            *nodes.told(look.status, status),
-            *containers.events(look),
-            *_transition(look, decision),
-        ),
+    stuck = starts.stuck(look) if decision.pods is Pods.WANTED else ()
+    restarts = containers.counted(look, budget.counted(look, decision.restart, pods.replaced, stuck))
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,

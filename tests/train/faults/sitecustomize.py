@@ -68,3 +68,7 @@ class Patching(importlib.abc.MetaPathFinder):
 
 if "FAULT" in os.environ:
     sys.meta_path.insert(0, Patching())
+
+if "CLOCK_OFF_BY" in os.environ:
+    _time = time.time
+    time.time = lambda: _time() + float(os.environ["CLOCK_OFF_BY"])
