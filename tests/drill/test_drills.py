@@ -49,7 +49,8 @@ def state(pid: int) -> str:
 
 def refusal(scenario: str, kubeconfig: str, *options: str) -> str:
     command = [sys.executable, "-m", "concertina.cli", "drill", "some-job", "--scenario", scenario, *options]
-    environment = os.environ | {"KUBECONFIG": kubeconfig}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("CONCERTINA_DRILL_")}
+    environment = own | {"KUBECONFIG": kubeconfig}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stdout == ""

@@ -14,7 +14,8 @@ from concertina.cluster.errors import ApiError
 STRAGGLE_SECONDS = 120.0
 """After so long a slowed worker is let go, whatever becomes of the drill."""
 
-# Eats memory until the kernel has killed the worker, which asks to be the first to go; never more than the limit.
+# Fills a file in memory until the kernel has killed the worker; never more than the limit. What is in a file counts
+# for the container and for no process, and the worker is made the first to go: so the kernel chooses it.
 _EAT = """
 import os, sys
 worker = sys.argv[1]
@@ -31,9 +32,15 @@ if limit > 1 << 40:
     sys.exit()
 with open(f"/proc/{worker}/oom_score_adj", "w") as score:
     score.write("1000")
-eaten = []
-while alive() and len(eaten) << 22 < limit:
-    eaten.append(b"x" * (1 << 22))
+mounted = [line.split()[1:3] for line in open("/proc/mounts")]
+folders = [path for path, kind in mounted if kind == "tmpfs" and os.access(path, os.W_OK)]
+def room(path):
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+file = os.open(max(folders, key=room), os.O_TMPFILE | os.O_WRONLY)
+eaten = 0
+while alive() and eaten < limit:
+    eaten += os.write(file, bytes(1 << 20))
 print("killed" if not alive() else "survived")
 """
 
