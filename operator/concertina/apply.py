@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from concertina.cluster import torchrun
 from concertina.cluster.client import Client
 from concertina.cluster.errors import Conflict, Forbidden, Invalid, NotFound, TestFailed
 from concertina.cluster.events import Events
-from concertina.cluster.pod import Images, pod_manifest, pod_name, secret_manifest
+from concertina.cluster.pod import Images, pod_manifest, secret_manifest
 from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.control.authority import Authority
 from concertina.control.links import Links
 from concertina.journal import decision
-from concertina.plan.types import CreatePod, CreateSecret, DeleteJob, DeletePod, JobView, Plan, Send
+from concertina.plan.types import CreatePod, CreateRendezvous, CreateSecret, DeleteJob, DeletePod, JobView, Plan, Send
 from concertina.world import Job, World
 
 SECRET_SECONDS = 60.0
@@ -86,6 +87,8 @@ class Applier:
             await self._create_secret(job)
         elif isinstance(action, CreatePod):
             await self._create_pod(job, action)
+        elif isinstance(action, CreateRendezvous):
+            await self._create_rendezvous(job, action)
         elif isinstance(action, DeletePod):
             await self._delete_pod(job, action)
         elif isinstance(action, DeleteJob):
@@ -118,8 +121,19 @@ class Applier:
         if job.secret_made_at and time.monotonic() > job.secret_made_at + SECRET_SECONDS:
             job.secret_made_at = time.monotonic()  # before the request, so that a group of pods makes one
             await self._create_secret(job)
-        manifest = pod_manifest(view, view.spec, create, self.images)
-        name = pod_name(view.name, create.index, create.attempt)
+        if create.rendezvous:
+            manifest = torchrun.member_manifest(view, view.spec, create)
+        else:
+            manifest = pod_manifest(view, view.spec, create, self.images)
+        await self._store_pod(job, manifest)
+
+    async def _create_rendezvous(self, job: Job, create: CreateRendezvous) -> None:
+        if job.view.spec is None:
+            raise TypeError("a pod of a job whose spec can't be read")
+        await self._store_pod(job, torchrun.rendezvous_manifest(job.view, job.view.spec, create))
+
+    async def _store_pod(self, job: Job, manifest: Raw) -> None:
+        view, name = job.view, manifest["metadata"]["name"]
         try:
             stored = await self.client.create(PODS, view.namespace, manifest, strict=True)
         except Conflict:

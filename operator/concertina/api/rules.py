@@ -111,6 +111,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         at=".spec",
+        field=".launcher",
+        cel="self.launcher != 'torchrun' || !has(self.trainer)",
+        message="the bundled trainer runs under the agent only: remove launcher, or bring a command of your own that "
+        "is torchrun",
+        holds=lambda spec: spec.launcher != "torchrun" or not spec.bundled,
+    ),
+    Rule(
+        at=".spec",
+        field=".launcher",
+        cel="self.launcher != 'torchrun' || !has(self.elastic) || "
+        "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1",
+        message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
+        "elastic or launcher",
+        holds=lambda spec: spec.launcher != "torchrun" or spec.elastic is None or spec.parallelism.block == 1,
+    ),
+    Rule(
+        at=".spec",
         field=".parallelism",
         cel="!has(self.trainer) || self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1",
         message="the bundled trainer only does data parallelism so far: remove parallelism, or bring a command of "
@@ -139,6 +156,7 @@ RULES: tuple[Rule, ...] = (
     _while_suspended("trainer", optional=True),
     _while_suspended("checkpoint", optional=True),
     _while_suspended("workersPerReplica", optional=False),
+    _while_suspended("launcher", optional=False),
     _while_suspended("parallelism", optional=False),
 )
 

@@ -205,6 +205,11 @@ class JobSpec(Model):
             ],
         },
     )
+    launcher: Literal["agent", "torchrun"] = Field(
+        default="agent",
+        description="What starts the workers. agent: concertina's, whatever the command is. torchrun: the command is "
+        "torchrun itself, and gets its rendezvous from the operator; it recovers as torchrun does (docs/launchers.md).",
+    )
     parallelism: Parallelism = Field(
         default=Parallelism(),
         description="How many ranks only work together: the job runs at sizes that are a whole number of such blocks. "

@@ -90,9 +90,9 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     pod["initContainers"] = [_installer(trainer, images), *(pod.get("initContainers") or ())]
     pod["volumes"] = [*(pod.get("volumes") or ()), *volumes]
     pod.setdefault("restartPolicy", "Never")
-    pod.setdefault("topologySpreadConstraints", [_spread(job)])
+    pod.setdefault("topologySpreadConstraints", [spread(job)])
     if create.avoid_nodes or create.never_nodes:
-        pod["affinity"] = _keeping_off(pod.get("affinity") or {}, create)
+        pod["affinity"] = keeping_off(pod.get("affinity") or {}, create)
     if create.never_nodes:
         metadata["annotations"][AVOIDS] = ",".join(create.never_nodes)
     if create.spare:
@@ -199,7 +199,7 @@ def _volumes(job: JobView, spec: JobSpec, pod: Raw, trainer: Raw) -> list[Raw]:
     return [volume for volume in volumes if volume is not None]
 
 
-def _spread(job: JobView) -> Raw:
+def spread(job: JobView) -> Raw:
     """Replicas on different nodes where possible: copies of snapshots are for the death of a node."""
     return {
         "maxSkew": 1,
@@ -218,7 +218,7 @@ def _apart(affinity: Raw, job: JobView) -> Raw:
     return {**affinity, "podAntiAffinity": of_pods}
 
 
-def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
+def keeping_off(affinity: Raw, create: CreatePod) -> Raw:
     """By a wish where the job can't spare the node, by a rule where it can; beside what the template asks for."""
     of_nodes = dict(affinity.get("nodeAffinity") or {})
     if create.avoid_nodes:

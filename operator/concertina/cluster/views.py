@@ -14,6 +14,7 @@ from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.pod import ATTEMPT, AVOIDS, INDEX, JOB_UID, TRAINER_CONTAINER
 from concertina.cluster.pod_needs import PORT_NAME
 from concertina.cluster.resources import Raw
+from concertina.cluster.torchrun import ROUND
 from concertina.plan.types import JobView, NodeView, PodView
 from concertina_agent.protocol import PORT
 
@@ -60,6 +61,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         priority=spec.get("priority") or 0,
         lingers=lingers,
         port=_port(spec),
+        round=max(0, _number(labels.get(ROUND))),
         **_restarts(status),
     )
     return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), metadata["namespace"], view)

@@ -33,6 +33,8 @@ class Pods(enum.Enum):
     """All deleted."""
     ENDED = "ended"
     """Those that still run are deleted after a while; those that ended stay, for their logs."""
+    TORCHRUN = "torchrun"
+    """As WANTED, with torchrun as the launcher."""
     KEPT = "kept"
     """Left as they are."""
 

@@ -30,6 +30,7 @@ from concertina.plan import (
     starts,
     startup,
     stragglers,
+    torchrun,
 )
 from concertina.plan.claims import last_claim, proceed
 from concertina.plan.decision import Decision, Phase, Pods
@@ -57,6 +58,18 @@ POLICIES: tuple[Policy, ...] = (
     lifecycle.first_round,
 )
 
+TORCHRUN: tuple[Policy, ...] = (
+    lifecycle.ended,
+    torchrun.succeeded,
+    lifecycle.deadline,
+    budget.exhausted,
+    lifecycle.no_size,
+    lifecycle.suspend,
+    startup.refused,
+    torchrun.next_round,
+    torchrun.running,
+)
+
 
 def plan(observed: Observed, now: float) -> Plan:
     """`now` in Unix seconds."""
@@ -66,9 +79,10 @@ def plan(observed: Observed, now: float) -> Plan:
     if job.spec is None:
         return _unreadable(observed, now)
     look = Look(observed, job.spec, now)
-    decision = next(decision for policy in POLICIES if (decision := policy(look)))
+    policies = TORCHRUN if look.spec.launcher == "torchrun" else POLICIES
+    decision = next(decision for policy in policies if (decision := policy(look)))
     decision = stragglers.told(look, hangs.reported(look, decision))
-    pods = plan_pods(look, decision)
+    pods = torchrun.plan_pods(look) if decision.pods is Pods.TORCHRUN else plan_pods(look, decision)
     status = _status(look, decision, pods)
     waits = (decision.recheck, pods.recheck, look.time_left, growth.left(look), gang.left(look))
     rechecks = [wait for wait in waits if wait]
@@ -115,7 +129,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "conditions": conditions.conditions(_storage_trouble(look, decision), old, job.generation, now),
         "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
         "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
-        "replicas": sum(pod.phase not in ENDED for pod in look.observed.pods) - len(look.spares),
+        "replicas": sum(pod.phase not in ENDED for pod in look.observed.pods if pod.index >= 0) - len(look.spares),
         "selector": f"concertina.dev/job-uid={job.uid}",
         "attempts": pods.attempts,
         "container_restarts": containers.seen(look, pods.attempts),

@@ -80,10 +80,10 @@ def _bumped(look: Look, wanted: frozenset[int]) -> tuple[int, ...]:
         if pod.index in wanted:
             least = pod.attempt + 1 if _goes(look, pod) else pod.attempt
             attempts[pod.index] = max(attempts.get(pod.index, 0), least)
-    return _packed(attempts)
+    return packed(attempts)
 
 
-def _packed(attempts: Mapping[int, int]) -> tuple[int, ...]:
+def packed(attempts: Mapping[int, int]) -> tuple[int, ...]:
     """By index, without the zeros at the end."""
     last = max((index for index, attempt in attempts.items() if attempt), default=-1)
     return tuple(attempts.get(index, 0) for index in range(last + 1))
@@ -166,7 +166,7 @@ def _none(look: Look) -> PodPlan:
     attempts = dict(enumerate(look.status.attempts))
     for pod in look.observed.pods:
         attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
-    return PodPlan(tuple(actions), _packed(attempts))
+    return PodPlan(tuple(actions), packed(attempts))
 
 
 def _ended(look: Look) -> PodPlan:
@@ -189,7 +189,7 @@ POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.ENDED: _ended, Pods.KEP
 def shortage(look: Look) -> str:
     """Why there are too few replicas, in a sentence that names a reason for each that isn't ready (the first few)."""
     ready = min(len(look.ready), sizes.most(look.spec))
-    reasons = [f"{pod.name}: {_waiting(look, pod)}" for name, pod in look.live.items() if name not in look.ready]
+    reasons = [f"{pod.name}: {waiting(look, pod)}" for name, pod in look.live.items() if name not in look.ready]
     reasons = [held.sentence for held in backoff.next_pods(look).values()] + reasons
     if look.observed.create_error:
         reasons.insert(0, look.observed.create_error)
@@ -199,7 +199,7 @@ def shortage(look: Look) -> str:
     return text + (f"; {'; '.join(reasons[:3])}" if reasons else "")
 
 
-def _waiting(look: Look, pod: PodView) -> str:
+def waiting(look: Look, pod: PodView) -> str:
     view = look.agent(pod.name)
     if view.report and view.report.startup_error:
         return view.report.startup_error

@@ -72,6 +72,8 @@ class PodView:
     """Its trainer has ended (which `phase` says), but other containers run on: it holds its resources until deleted."""
     port: int = protocol.PORT
     """Where its agent listens."""
+    round: int = 0
+    """The rendezvous that it was made for, with `launcher: torchrun`; the pod that serves its store has index -1."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,17 @@ class CreatePod:
     """By no means there: others have room."""
     spare: bool = False
     """It is to stand by: preferably on a node without any other replica of the job."""
+    rendezvous: str = ""
+    """host:port of torchrun's store, with `launcher: torchrun`."""
+    round: int = 0
+    """The rendezvous it is made for, with `launcher: torchrun`."""
+
+
+@dataclass(frozen=True)
+class CreateRendezvous:
+    """The pod that serves torchrun's store."""
+
+    round: int
 
 
 @dataclass(frozen=True)
@@ -209,7 +222,7 @@ class Send:
     message: protocol.Prepare | protocol.Assign | protocol.Drain
 
 
-Action = CreateSecret | CreatePod | DeletePod | DeleteJob | Send
+Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | DeleteJob | Send
 
 
 @dataclass(frozen=True)
