@@ -31,11 +31,14 @@ CONFIGURATION = "is_host=0,join_timeout=604800,last_call_timeout=1,keep_alive_in
 RESTARTS = "3"
 """Of workers, by torchrun, in each rendezvous: it counts a lost peer too. Then failurePolicy decides."""
 SERVE = """
-import datetime, signal, threading
+import os, signal, socket
 from torch.distributed import TCPStore
 signal.signal(signal.SIGTERM, lambda *_: exit(0))
-store = TCPStore("0.0.0.0", {port}, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(days=365))
-print("torchrun's store listens at port {port}", flush=True)
+host = os.environ["CONCERTINA_POD_IP"]
+listening = socket.create_server((host, {port}), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+listening.listen(2048)
+store = TCPStore(host, {port}, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+print("torchrun's store listens at", host, {port}, flush=True)
 while True:
     signal.pause()
 """
@@ -61,7 +64,12 @@ def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -
         "image": trainer["image"],
         "command": [python(trainer), "-c", script],
         "resources": SMALL,
-        "env": [{"name": "TMPDIR", "value": "/concertina"}, {"name": "CUDA_VISIBLE_DEVICES", "value": ""}],
+        "env": [
+            {"name": "TMPDIR", "value": "/concertina"},
+            {"name": "CUDA_VISIBLE_DEVICES", "value": ""},
+            {"name": "CONCERTINA_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": "concertina", "mountPath": "/concertina"}],
     }
     for field in ("securityContext", "imagePullPolicy"):
