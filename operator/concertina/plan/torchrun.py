@@ -70,7 +70,7 @@ def plan_pods(look: Look) -> pods.PodPlan:
     deletes = [
         action
         for pod in look.observed.pods
-        if pod.round != round
+        if pod.round != round and not (pod.round == round - 1 and _has_ended(pod))
         for action in pods.delete(look, pod, "is of a rendezvous that is over")
     ]
     store = _store(look)
@@ -109,9 +109,11 @@ def plan_pods(look: Look) -> pods.PodPlan:
 
 def _let_go(look: Look, pod: PodView) -> list[Action]:
     """What has ended stays, for its logs, unless it holds resources."""
-    if pod.phase in ("Failed", "Succeeded") and not pod.lingers:
-        return []
-    return pods.delete(look, pod, look.deaths[pod.name])
+    return [] if _has_ended(pod) else pods.delete(look, pod, look.deaths[pod.name])
+
+
+def _has_ended(pod: PodView) -> bool:
+    return pod.phase in ("Failed", "Succeeded") and not pod.lingers
 
 
 def _allowed(look: Look, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
