@@ -11,6 +11,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.plan.plan import plan
 from concertina.plan.types import AgentView, CreatePod, DeletePod, NodeView, Observed, Plan
+from concertina_agent import protocol
 
 PULL: dict[str, Any] = {"phase": "Pending", "ip": "", "waiting": "ImagePullBackOff", "waiting_message": "no such tag"}
 SILENT: dict[str, Any] = {"connected": False, "report": None, "ready_at": 0.0, "wanted_at": T0 + 20}
@@ -107,3 +108,42 @@ def test_a_round_that_goes_on_without_a_replica_says_why() -> None:
     assert "demo-2-0 does not start on node node-2: ImagePullBackOff (no such tag)" in message
     unknown = two_train({"phase": "Pending", "ip": "", "node": ""}, AgentView().__dict__)
     assert "does not start" not in plan(unknown, T0 + 20).status.condition("Running").message
+
+
+CUT_OFF = "demo-1-0"
+
+
+def cut_off(minimum: int, nodes: int, seconds: float) -> tuple[Observed, float]:
+    """A job of three whose replica 1 the others can't reach, after so long, and when that is."""
+    pods = tuple(jobs.pod(index) for index in range(3))
+    seen = jobs.observed(
+        jobs.job(jobs.spec(elastic={"minReplicas": minimum})), pods, {pod.name: jobs.agent(pod.name) for pod in pods}
+    )
+    seen = replace(seen, nodes={f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(nodes)})
+    now = T0
+    while now < T0 + seconds:
+        made = plan(replace(seen, fresh_claim=f"claim-{now}"), now)
+        agents = dict(seen.agents)
+        for name, message in jobs.sends(made, protocol.Prepare).items():
+            sees = tuple(pod.name for pod in pods if (name == CUT_OFF) == (pod.name == CUT_OFF))
+            reply = jobs.prepared(name, message, reachable=sees)
+            agents[name] = jobs.called(agents[name], message, now, done_at=now, reply=reply)
+        seen, now = jobs.then(seen, made, agents=agents), now + 0.5
+        if seen.job.status.restarts.recent:
+            break
+    return seen, now
+
+
+def test_a_replica_that_the_others_can_not_reach_is_replaced_elsewhere_where_they_need_it() -> None:
+    seen, now = cut_off(minimum=3, nodes=6, seconds=60)
+    assert [(each.replica, each.reason) for each in seen.job.status.restarts.recent] == [(CUT_OFF, "CutOff")]
+    made = plan(seen, now)
+    assert [action.name for action in made.actions if isinstance(action, DeletePod)] == [CUT_OFF]
+    created = [action for action in made.actions if isinstance(action, CreatePod)]
+    assert [(each.index, each.attempt, each.never_nodes) for each in created] == [(1, 1, ("node-1",))]
+
+
+@pytest.mark.parametrize(("minimum", "nodes"), [(2, 6), (3, 3)], ids=["the others go on", "no node to spare"])
+def test_it_is_left_alone_where_that_would_not_help(minimum: int, nodes: int) -> None:
+    seen, _ = cut_off(minimum, nodes, seconds=60)
+    assert seen.job.status.restarts.recent == ()

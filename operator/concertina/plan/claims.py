@@ -154,6 +154,15 @@ def _call(look: Look, name: str, made: Claim) -> Call | None:
 # --- an open claim
 
 
+def answers(look: Look) -> Mapping[str, Prepared]:
+    """What candidates have answered to the claim that is open, in order of replica index; empty where none is."""
+    made = look.claim
+    if made is None or made.committed:
+        return {}
+    calls = {name: call for name in candidates(look) if (call := _call(look, name, made))}
+    return {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
+
+
 def proceed(look: Look) -> Decision | None:
     """A claim that isn't committed: ask, wait for answers, commit."""
     made = look.claim

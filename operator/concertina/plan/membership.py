@@ -13,9 +13,14 @@ def choose(replies: Mapping[str, Prepared], members: Collection[str], spec: JobS
     """Replicas of the round to come, old members first; empty where too few can reach each other.
 
     `replies` are in order of replica index. Where someone must go, joiners go before members, later before earlier."""
-    seniority = sorted(replies, key=lambda name: name not in members)
-    mutual = _mutually_reachable(seniority, replies)
+    mutual = connected(replies, members)
     return mutual[: sizes.fitting(len(mutual), spec)]
+
+
+def connected(replies: Mapping[str, Prepared], members: Collection[str]) -> tuple[str, ...]:
+    """The largest set of those who answered that is mutually reachable, old members first."""
+    seniority = sorted(replies, key=lambda name: name not in members)
+    return _mutually_reachable(seniority, replies)
 
 
 def _mutually_reachable(seniority: list[str], replies: Mapping[str, Prepared]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ VERDICTS: Mapping[str, int] = {
     "ImageUnavailable": 2,
     "AgentNeverStarted": 2,
     "AgentCannotStart": 2,
+    "CutOff": 2,
 }
 """Failures that speak of the node, whatever happens on others: how much each weighs."""
 NOT_OF_THE_NODE = frozenset({"RestoreFailed", "BadInput"})

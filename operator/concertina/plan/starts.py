@@ -1,4 +1,5 @@
-"""Replicas that don't get to start where others do: said in failures of their own, which replace them elsewhere.
+"""Replicas that don't get to start where others do, or that others can't reach: said in failures of their own, which
+replace them elsewhere.
 
 Nothing here loops fast: each symptom has its patience, and a node that keeps replicas from starting is avoided next."""
 
@@ -8,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.api.status import Restart, rfc3339
-from concertina.plan import constants, nodes, same_failure
+from concertina.plan import claims, constants, membership, nodes, same_failure, sizes
 from concertina.plan.look import REPLACE_POD, Look
 from concertina.plan.startup import WAITING
 from concertina.plan.types import PodView
 
 IMAGE_PATIENCE = 60.0
 """For an image that can't be pulled: the kubelet tries again by itself."""
+CLAIMS = 3
+"""Claims that came to nothing, about 7 s in all, before who is cut off from the others is replaced."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,29 @@ def _cannot_start(look: Look, pod: PodView) -> str:
     return report.startup_error if report else ""
 
 
+def _cut_off(look: Look, pod: PodView) -> str:
+    """It answers the operator, but not the others, and they are too few without it: claim after claim has failed."""
+    if look.claim is None or look.claim.round - look.world.round <= CLAIMS:
+        return ""
+    replies = claims.answers(look)
+    together = membership.connected(replies, look.members)
+    if pod.name not in replies or pod.name in together or sizes.fitting(len(together), look.spec):
+        return ""
+    return "the other replicas and it can't reach each other"
+
+
 SYMPTOMS = (
     Symptom("ImageUnavailable", _image, elsewhere=True),
     Symptom("AgentNeverStarted", _never_started, elsewhere=False),
     Symptom("AgentCannotStart", _cannot_start, elsewhere=True),
+    Symptom("CutOff", _cut_off, elsewhere=True),
 )
 
 
 def stuck(look: Look) -> tuple[Restart, ...]:
     """For status.restarts; empty where no replica has started yet: then it is not the replica's fault."""
-    outside = [pod for name, pod in look.live.items() if name not in look.members and pod.node]
+    going = look.members.keys() if look.committed else ()
+    outside = [pod for name, pod in look.live.items() if name not in going and pod.node]
     if not outside or not (look.ready or look.members):
         return ()
     room = len(nodes.avoided(look)) < nodes.spare(look)
