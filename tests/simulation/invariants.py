@@ -140,7 +140,9 @@ class Invariants:
                 continue
             process = world.agents.get(pod.name)
             failed = [entry for entry in world.cluster.status.restarts.recent if entry.replica == pod.name]
-            blamed = len(failed) > 1 or any(entry.counted and entry.rung == "ReplacePod" for entry in failed)
+            blamed = len(failed) > 1 or any(
+                entry.rung == "ReplacePod" and (entry.counted or entry.reason == "CutOff") for entry in failed
+            )
             if blamed or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue
             raise Violation(f"a second pod for index {action.index} while {pod.name} is well")
