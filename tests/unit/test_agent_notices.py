@@ -2,11 +2,10 @@
 
 import pytest
 
-from builders.agent import Driver, exits, kinds, snapshot
+from builders.agent import Driver, assignment, exits, kinds, snapshot
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
-from concertina_agent.agent_state import PREPARED_SECONDS
 from concertina_agent.drains import EXIT_NOTICED
 
 
@@ -135,7 +134,7 @@ def test_workers_that_had_stopped_before_all_had_to_go_are_shipped_by_their_agen
     assert "Ship" not in kinds(driver.ended(0))
     driver.tell(e.PeerCopied(last, 0))
     effects = driver.member_says("b", "drained", step=6, notice=30.0)
-    assert e.Ship(last, 0, "slot-0") in effects
+    assert e.Ship(last, 0, "slot-0", is_slot=True) in effects
     assert driver.report.state == "draining", "until it is in storage"
     driver.tell(e.PartShipped(p.Part(last, 0)))
     effects = driver.member_says("b", "drained", step=6, notice=30.0, durable_parts=(p.Part(last, 1),))
@@ -161,8 +160,18 @@ def test_a_replica_that_is_prepared_stays_for_what_it_holds():
     driver = Driver("b")
     driver.prepared(1, held)
     assert exits(driver.tell(e.Noticed(20))) == []
-    driver.now += PREPARED_SECONDS
+    driver.now += 20
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
+
+
+def test_a_replica_that_is_told_that_it_is_not_needed_goes():
+    held = (p.Held(snapshot(0, 6, 2), (0, 1)),)
+    driver = Driver("b")
+    driver.prepared(1, held)
+    assert exits(driver.tell(e.Noticed(20))) == []
+    effects = driver.ask(assignment("a", "c"))
+    assert isinstance(effects[0].message, p.Refused)
+    assert exits(effects) == [EXIT_NOTICED]
 
 
 def test_without_storage_who_holds_the_state_stays_for_successors():
@@ -172,7 +181,7 @@ def test_without_storage_who_holds_the_state_stays_for_successors():
     driver.tell(e.LeadSaid(1, "claim-1", drain(durable=True, grace=19)))
     driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
     driver.say(w.Done("drained", 6), rank=1)
-    driver.ended(0, rank=1)
+    assert "Ship" not in kinds(driver.ended(0, rank=1)), "there is no storage"
     assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == []
     assert driver.core.state().state == "drained"
     driver.now += 20

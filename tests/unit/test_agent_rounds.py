@@ -538,3 +538,12 @@ def test_a_round_that_has_failed_does_not_hang():
     ticked(driver, 60.0, p.Pulse(0, 5, "computing", 70.0))
     assert driver.report.hang is None
     assert not driver.core.beat().hung
+
+
+def test_who_has_left_after_a_drain_does_not_hang():
+    driver = hanging()
+    driver.member_says("b", "drained", pulses=(p.Pulse(1, 5, "computing", 9.0),))
+    driver.say(w.Done("drained", 5))
+    driver.ended(0)
+    ticked(driver, 60.0)
+    assert not driver.core.beat().hung

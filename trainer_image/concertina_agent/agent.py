@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Optional
 
 from concertina_agent import events as e
@@ -223,6 +225,12 @@ class Agent:
                 follow_lead(self._dialer, join, address, self._core.state, self._changes, self.emit)
             )
 
+    def _ship(self, effect: e.Ship) -> None:
+        if effect.is_slot:
+            link = self._snapshots.link_for_shipping(Path(effect.path), effect.id.step)
+            effect = dataclasses.replace(effect, path=str(link), is_slot=False)
+        self._uploads.ship(effect)
+
     def _exit_with(self, effect: e.Exit) -> None:
         if not self._exit.done():
             log("agent_exits", code=effect.code)
@@ -277,7 +285,7 @@ _CARRY_OUT: Mapping[type, Callable[[Agent, Any], None]] = {
     e.ToWorker: lambda agent, effect: agent._local.send(effect.rank, effect.message),
     e.SignalWorkers: lambda agent, effect: agent._local.signal(effect.signal),
     e.ToMembers: lambda agent, effect: agent._members.send(effect.message, effect.only),
-    e.Ship: lambda agent, effect: agent._uploads.ship(effect),
+    e.Ship: Agent._ship,
     e.Publish: lambda agent, effect: agent._uploads.publish(effect),
     e.CollectStacks: lambda agent, effect: agent._local.collect_stacks(effect.round),
     e.ReportChanged: lambda agent, effect: agent._changes.tell(),

@@ -12,8 +12,6 @@ from concertina_agent.holdings import Holdings
 from concertina_agent.lead import OVER
 from concertina_agent.membership import Membership, Notice, Preparation
 
-PREPARED_SECONDS = 5.0
-"""A replica that has to go and was asked to prepare is told its rank by then, if it is needed."""
 ENDS = ("drained", "succeeded")
 """Of a lead they are said only when they are true of its whole round."""
 
@@ -121,7 +119,7 @@ class AgentState:
             return True
         return self._durability.has(self.uid, r.workers.step, complete=own == "succeeded")
 
-    def _at_rest(self, now: float) -> bool:
+    def _at_rest(self) -> bool:
         """Nothing would be lost if this agent went now.
 
         What it holds may be needed by a round to come: that of one that is prepared; and that of one whose neighbour in
@@ -129,7 +127,7 @@ class AgentState:
         r = self._round
         if r is None:
             prepared = self._preparation
-            return prepared is None or not self.held or now >= prepared.at + PREPARED_SECONDS
+            return prepared is None or prepared.left_out or not self.held
         if self._bundled and r.failure is None and self._is_last_holder(r):
             return False
         copied = r.failure is not None or r.peer_has_all(self._holdings)

@@ -52,12 +52,12 @@ class Draining(AgentState):
 
     def _ship_last(self, r: Membership) -> None:
         """A worker that had stopped before it was asked for a checkpoint: its last snapshot is one."""
-        if r.drain is None or not r.drain.durable:
+        if r.drain is None or not r.drain.durable or self._durability.storage is None:
             return
         for rank, last in r.last.items():
             if r.workers.drained(rank) and not self._durability.is_wanted(last.id, rank):
                 self._durability.wanted(w.WantDurable(last.id, rank, last.path, complete=False))
-                self._effects.append(e.Ship(last.id, rank, last.path))
+                self._effects.append(e.Ship(last.id, rank, last.path, is_slot=True))
 
     def _noticed(self, event: e.Noticed) -> None:
         if self._notice is not None:
@@ -104,5 +104,5 @@ class Draining(AgentState):
 
     def _leave_if_noticed(self) -> None:
         notice = self._notice
-        if notice is not None and (self._at_rest(self._now) or self._now >= notice.until):
+        if notice is not None and (self._at_rest() or self._now >= notice.until):
             self._effects.append(e.Exit(0 if self._reported_state() == "succeeded" else EXIT_NOTICED))

@@ -296,6 +296,8 @@ class Ship:
     id: p.SnapshotId
     shard: int
     path: str
+    is_slot: bool = False
+    """The path is the slot's own, not a second name that a worker has given it to be shipped under."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ class Preparation:
 
     prepare: p.Prepare
     waiting: list[int]
-    at: float = 0.0
+    left_out: bool = False
+    """The round has its members, and this replica is none."""
     gone: bool = False
     store: str = ""
     reachable: Optional[tuple[str, ...]] = None

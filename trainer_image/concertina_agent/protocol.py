@@ -170,7 +170,8 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Assign:
-    """Operator to every member, after the commit. Answer: Accepted or Refused. members[0] is the lead."""
+    """Operator to every member, after the commit; also to those with a notice that were asked and are none: they need
+    not stay for what they hold. Answer: Accepted or Refused. members[0] is the lead."""
 
     uid: str
     round: int

@@ -83,7 +83,7 @@ class AgentCore(Draining):
     def _prepare_anew(self, request: int, message: p.Prepare) -> None:
         abandoned = self._preparation.waiting if self._preparation else []
         self.seen = (message.round, message.claim)
-        self._preparation, self._round, self._changed = Preparation(message, [request], self._now), None, True
+        self._preparation, self._round, self._changed = Preparation(message, [request]), None, True
         for waiting in abandoned:
             self._refuse(waiting, self._older(0))
         self._effects += [
@@ -103,6 +103,7 @@ class AgentCore(Draining):
         if self._preparation is None or not self._preparation.quiet:
             return self._refuse(request, f"round {message.round} is not prepared by this instance of the agent")
         me = next((i for i, m in enumerate(message.members) if m.replica == self.replica), -1)
+        self._preparation.left_out = me < 0
         if me < 0 or message.members[me].instance != self.instance:
             return self._refuse(request, f"{self.replica} ({self.instance}) is not a member of round {message.round}")
         self._reply(request, p.Accepted(*self.seen))

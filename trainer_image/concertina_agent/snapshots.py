@@ -104,6 +104,13 @@ class Snapshots:
             self._newest[shard.id.round, shard.number] = shard
             self.news.tell()
 
+    def link_for_shipping(self, path: Path, step: int) -> Path:
+        """A second name for a committed slot, which goes when it is in storage."""
+        name = path.parent / f"shipping-{step}"
+        name.unlink(missing_ok=True)
+        os.link(path, name)
+        return name
+
     def newest(self, round: int, number: int, after_step: int) -> Optional[Shard]:
         """The newest one committed by a worker of ours, if it is newer than that step."""
         shard = self._newest.get((round, number))
@@ -216,8 +223,9 @@ def _marked(mark: Path) -> Optional[Shard]:
     """The shard that a mark speaks of, if its file is there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ProtocolError):
         facts = json.loads(mark.read_text())
-        path = next(file for file in (mark.with_suffix(""), mark.with_suffix(".safetensors")) if file.exists())
-        if facts["committed"] and path.stat().st_size == facts["size"]:
+        files = (mark.with_suffix(""), mark.with_suffix(".safetensors"))
+        path = next((file for file in files if file.exists()), None)
+        if path is not None and facts["committed"] and path.stat().st_size == facts["size"]:
             id = from_json(p.SnapshotId, facts["id"])
             return Shard(path, id, int(facts["shard"]), int(facts["size"]), int(facts["crc32"]))
     return None

@@ -9,7 +9,7 @@ from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
 from concertina.plan import constants, membership, pods, sizes
 from concertina.plan.commits import commit
 from concertina.plan.decision import Decision, Phase
-from concertina.plan.handover import Together, together
+from concertina.plan.handover import together
 from concertina.plan.look import Look
 from concertina.plan.types import Action, Call, Event, Send
 from concertina_agent import protocol
@@ -173,12 +173,8 @@ def proceed(look: Look) -> Decision | None:
     replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
     patience = _patience(look, names, calls, replies)
     chosen = membership.choose(replies, look.members, look.spec) if patience is None else ()
-    joined: Together | None = None
-    if chosen:
-        leaving = () if made.from_storage else leavers(look)
-        joined = together(
-            look, {name: replies[name] for name in chosen}, {name: _call(look, name, made) for name in leaving}
-        )
+    leaving = {} if made.from_storage else {name: _call(look, name, made) for name in leavers(look)}
+    joined = together(look, {name: replies[name] for name in chosen}, leaving) if chosen else None
     if _overtaken(calls, made) or (not chosen and _hopeless(look, made, names, calls)):
         again = claim(look, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
         if again:
@@ -186,7 +182,7 @@ def proceed(look: Look) -> Decision | None:
     if not calls and not look.members and len(names) < sizes.most(look.spec) and not _late(look, made):
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
     if joined and joined.wait is None:
-        return commit(look, made, joined.replies)
+        return commit(look, made, joined.replies, leaving)
     patience = joined.wait if joined else patience
     return _asking(look, made, names, replies, patience)
 

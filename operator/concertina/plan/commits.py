@@ -6,7 +6,7 @@ one can commit it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import Base, Claim, Member, World, rfc3339
@@ -18,8 +18,9 @@ from concertina_agent import protocol
 from concertina_agent.protocol import Prepared
 
 
-def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision:
-    """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet."""
+def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: Iterable[str] = ()) -> Decision:
+    """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet.
+    `leaving`: who was asked as well, and may go now, if it is no member."""
     origin = source(look, replies, from_storage=made.from_storage)
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
@@ -48,7 +49,7 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared]) -> Decision
         message,
         world=world,
         replayed=max(0, look.step - origin.step) if look.spec.bundled else 0,
-        actions=_assigns(look, world, replies, origin),
+        actions=_assigns(look, world, replies, origin, leaving),
         events=(Event("Normal", "RoundCommitted", message),),
         recheck=constants.ACKNOWLEDGE,
     )
@@ -108,7 +109,9 @@ def _members(look: Look, replies: Mapping[str, Prepared]) -> tuple[Member, ...]:
     )
 
 
-def _assigns(look: Look, world: World, replies: Mapping[str, Prepared], source: protocol.Restore) -> tuple[Action, ...]:
+def _assigns(
+    look: Look, world: World, replies: Mapping[str, Prepared], source: protocol.Restore, leaving: Iterable[str]
+) -> tuple[Action, ...]:
     ranks, first_rank = [], 0
     for member in world.members:
         address = look.address(member.replica)
@@ -119,7 +122,8 @@ def _assigns(look: Look, world: World, replies: Mapping[str, Prepared], source: 
     message = protocol.Assign(
         look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(look.spec)
     )
-    return tuple(Send(member.replica, member.address, message) for member in ranks)
+    told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
+    return tuple(Send(name, look.address(name), message) for name in told)
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:

@@ -165,14 +165,19 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
 def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: Operator) -> None:
     job = create(jobs, data)
     lead, leaver = jobs.members(job)[:2]
+    ended = rounds_ended(jobs, lead)
     operator.end()
     try:
         jobs.cluster.kubectl("delete", "pod", leaver, "-n", jobs.namespace, "--wait=false")
         until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver))
-        until(lambda: "drained" in jobs.logs(lead), lambda: jobs.logs(lead)[-3000:])
+        until(lambda: rounds_ended(jobs, lead) == ended + 1, lambda: jobs.logs(lead)[-3000:])
     finally:
         operator.start()
     unharmed(trains_without(jobs, 3, leaver, past=1))
+
+
+def rounds_ended(jobs: Jobs, pod: str) -> int:
+    return jobs.logs(pod).count('"event":"worker_ended"')
 
 
 def logs_while_there(jobs: Jobs, pod: str) -> str:
