@@ -241,8 +241,9 @@ def test_every_job_that_fits_runs_whatever_else_waits(capacity: int, needs: Any,
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=st.lists(st.integers(2, 4), min_size=2, max_size=4), random=st.randoms(use_true_random=False))
-def test_where_all_fit_the_first_in_line_never_releases(sizes: list[int], random: Any) -> None:
+@given(sizes=st.lists(st.integers(2, 4), min_size=2, max_size=2), random=st.randoms(use_true_random=False))
+def test_of_two_that_fit_the_first_in_line_never_releases(sizes: list[int], random: Any) -> None:
+    """Of more it may: while others train one after the other, its turn can pass."""
     all = [toy(number, size, 0, T0 + number) for number, size in enumerate(sizes)]
     run(all, max(sizes), random)
     assert all[0].released == []
