@@ -249,3 +249,13 @@ def test_a_member_that_left_after_the_drain_does_not_break_the_round() -> None:
     made = plan(seen, T0 + 20)
     assert not jobs.sends(made, protocol.Prepare)
     assert made.status.restarts.total == 0
+
+
+def test_a_lead_that_leaves_is_listened_to_until_it_has_gone() -> None:
+    seen = pods(RUNNING, 0, deleting=True, deletion_at=T0 + 50)
+    made = plan(seen, T0 + 20)
+    assert len(drains(made)) == 1
+    assert "demo-0-0" in made.watch
+    drained = lead(jobs.then(seen, made), report=jobs.lead_report(state="drained"))
+    made = plan(drained, T0 + 21)
+    assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-1-0", "demo-2-0"]

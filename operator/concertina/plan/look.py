@@ -181,6 +181,12 @@ class Look:
         return self.world.members[0]
 
     @cached
+    def leading(self) -> str:
+        """The lead, while its pod is there to listen to, being deleted perhaps; empty where it is not."""
+        pod = self.pods.get(self.lead.replica) if self.committed else None
+        return pod.name if pod and pod.uid == self.lead.uid and pod.phase == "Running" else ""
+
+    @cached
     def report(self) -> protocol.Report | None:
         """The lead's last report about the committed round, while nothing speaks against it."""
         if not self.committed or self.claim is None:

@@ -180,13 +180,15 @@ def _storage_trouble(look: Look, decision: Decision) -> Decision:
 
 
 def _watch(look: Look, decision: Decision) -> dict[str, str]:
-    """The lead, and who is outside of the round, to know when it is ready. While the lead is in doubt, all."""
+    """The lead, also while it leaves, and who is outside of the round, to know when it is ready. While the lead is in
+    doubt, all."""
     if decision.pods is not Pods.WANTED:
         return {}
     return {
         name: look.address(name)
-        for name, pod in look.live.items()
-        if pod.ip
+        for name, pod in look.pods.items()
+        if (name in look.live or name == look.leading)
+        and pod.ip
         and pod.phase == "Running"
         and (decision.watch_all or name not in look.members or name == look.lead.replica)
     }

@@ -157,13 +157,24 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
     checkpoint = {"uri": f"file://{tmp_path}/run", "everySeconds": 100000}
     job = create(jobs, data, checkpoint=checkpoint, pod={"terminationGracePeriodSeconds": 20})
     selector = f"concertina.dev/job-uid={job['metadata']['uid']}"
-    old = jobs.members(job)
+    old, reached = jobs.members(job), job["status"]["progress"]["step"]
     jobs.cluster.kubectl("delete", "pod", "-n", jobs.namespace, "-l", selector, "--wait=false")
     job = trains_without(jobs, 3, *old)
     unharmed(job)
+    assert job["status"]["lastCheckpoint"]["step"] > reached, "the last step was saved, not only one before"
     # The first round without them; later ones grow from memory.
     told = [event["message"] for event in jobs.events("a", "RoundCommitted")]
     assert any("starts from the checkpoint of step" in message for message in told), told
+
+
+def test_neighbours_of_whom_one_leads_leave_together_without_storage(jobs: Jobs, data: Path) -> None:
+    """Those who stay are too few to go on, and don't hold all: successors take the state over within the grace."""
+    job = create(jobs, data, pod={"terminationGracePeriodSeconds": 120})
+    leaving = jobs.members(job)[:2]
+    jobs.cluster.kubectl("delete", "pod", *leaving, "-n", jobs.namespace, "--wait=false")
+    unharmed(trains_without(jobs, 3, *leaving))
+    for name in leaving:
+        jobs.wait_gone(f"pod/{name}")
 
 
 def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: Operator) -> None:
