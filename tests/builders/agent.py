@@ -28,6 +28,10 @@ def snapshot(round: int, step: int, shards: int = 3) -> p.SnapshotId:
     return p.SnapshotId(round, step, "layout", shards)
 
 
+def join(name: str, round: int = 1, instance: str = "") -> p.Join:
+    return p.Join(UID, round, f"claim-{round}", name, instance or f"{name}-1")
+
+
 class Driver:
     """One core and a clock."""
 

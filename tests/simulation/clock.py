@@ -31,6 +31,7 @@ class Clock:
         self._sequence = 0
         self._frozen: dict[object, float] = {}
         """Who stands still, until when: whatever is to happen to them waits."""
+        self._held: dict[object, list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
 
     def freeze(self, who: object, seconds: float) -> None:
         """Methods of `who` that come due are held back, in order, as in a process that was stopped (SIGSTOP)."""
@@ -39,6 +40,19 @@ class Clock:
     def thaw(self) -> None:
         for who in self._frozen:
             self._frozen[who] = min(self._frozen[who], self.now)
+        for who in list(self._held):
+            self._release(who)
+
+    def _hold(self, who: object, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if who not in self._held:
+            self._held[who] = []
+            self.after(self._frozen[who] - self.now, self._release, who)
+        self._held[who].append((action, arguments))
+
+    def _release(self, who: object) -> None:
+        """In the order in which it came due; what was frozen again meanwhile is held again."""
+        for action, arguments in self._held.pop(who, ()):
+            self.after(0.0, action, *arguments)
 
     def stands(self, who: object) -> bool:
         return self._frozen.get(who, 0.0) > self.now
@@ -62,9 +76,9 @@ class Clock:
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, action, arguments = heapq.heappop(heap)
-            if self._frozen and (held := self._frozen.get(getattr(action, "__self__", None), 0.0)) > self.now:
-                self._sequence += 1
-                heapq.heappush(heap, (held, self._sequence, action, arguments))
+            who = getattr(action, "__self__", None)
+            if self._frozen.get(who, 0.0) > self.now:
+                self._hold(who, action, arguments)
                 continue
             self.events += 1
             action(*arguments)

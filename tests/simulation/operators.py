@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from concertina.control.absence import TICK_SECONDS, Absence, discounted
 from concertina.plan.plan import plan
 from concertina.plan.types import (
     Action,
@@ -53,6 +54,7 @@ class OperatorProcess:
         self.pods: dict[str, PodView] = dict(cluster.pods)
         self.nodes: dict[str, NodeView] = dict(cluster.nodes)
         self.contacts: dict[str, Contact] = {}
+        self.absence = Absence(self.now)
         self.secret_made, self.create_error, self.create_error_at = False, "", 0.0
         self._arrives = 0.0
         self._recheck = 0
@@ -136,7 +138,13 @@ class OperatorProcess:
         else:
             self.clock.after(self.clock.between(0.002, 0.01), self._write, observed, made)
 
+    def _discount_absence(self) -> None:
+        if seconds := self.absence.seconds(self.now):
+            for contact in self.contacts.values():
+                contact.view = discounted(contact.view, seconds)
+
     def _observed(self) -> Observed:
+        self._discount_absence()
         job = JobView("job", "default", self.world.uid, self.generation, 1000.0, False, self.spec, "", self.status)
         self.world.claims += 1
         return Observed(
@@ -335,6 +343,7 @@ class OperatorProcess:
         """Beats stop coming where the other end can't be reached."""
         if not self.alive:
             return
+        self._discount_absence()
         for name, contact in list(self.contacts.items()):
             if contact.process is None:
                 continue
@@ -346,4 +355,4 @@ class OperatorProcess:
                 contact.silent_since = self.clock.now
             elif self.clock.now - contact.silent_since >= p.SILENCE_SECONDS:
                 self._lost(name, contact)
-        self.clock.after(0.5, self._tick)
+        self.clock.after(TICK_SECONDS, self._tick)

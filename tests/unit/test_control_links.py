@@ -266,3 +266,24 @@ def test_a_job_that_is_forgotten_while_its_pass_is_under_way_gets_no_stream_and_
         assert links.views(UID) == {}
 
     asyncio.run(main())
+
+
+def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(tmp_path: Path) -> None:
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        links = Links(MASTER, Heard(), clock=lambda: now)
+        links.open(UID, CREATED)
+        async with agent(forever, tmp_path) as address:
+            links.watch(UID, {"r0": address})
+            await until(lambda: links.views(UID)["r0"].connected)
+        await until(lambda: not links.views(UID)["r0"].connected)
+        assert links.views(UID)["r0"].lost_at == 1000.0
+        now += 1.0
+        assert links.views(UID)["r0"].lost_at == 1000.0
+        now += 60.0
+        assert links.views(UID)["r0"].lost_at == 1060.0
+        links.close()
+
+    asyncio.run(scenario())

@@ -9,7 +9,7 @@ from typing import Optional
 from concertina_agent import protocol as p
 from concertina_agent.durability import Durability
 from concertina_agent.holdings import Holdings
-from concertina_agent.lead import OVER
+from concertina_agent.lead import OVER, Lead
 from concertina_agent.membership import Membership, Notice, Preparation
 
 ENDS = ("drained", "succeeded")
@@ -109,13 +109,13 @@ class AgentState:
             return "idle" if self._preparation is None else "prepared"
         if own == "starting" or (own == "failed" and r.lead is not None and not r.lead.settled):
             return "running"
-        if r.lead is None or own not in ENDS or (r.lead.all_are(own) and self._is_durable(r, own)):
+        if r.lead is None or own not in ENDS or (r.lead.all_are(own) and self._is_durable(r, r.lead, own)):
             return own
         return "draining" if r.drain is not None else "running"
 
-    def _is_durable(self, r: Membership, own: str) -> bool:
-        """What the end of this round asks of durable storage is there."""
-        if own == "drained" and not (r.drain and r.drain.durable):
+    def _is_durable(self, r: Membership, lead: Lead, own: str) -> bool:
+        """What the end of this round asks of durable storage is there; or, after a drain, can't get there any more."""
+        if own == "drained" and (not (r.drain and r.drain.durable) or lead.gone_unshipped(r.workers.step)):
             return True
         return self._durability.has(self.uid, r.workers.step, complete=own == "succeeded")
 

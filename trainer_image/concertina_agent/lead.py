@@ -75,11 +75,20 @@ class Lead:
         known = self.members.get(replica)
         if known is None or known.state in OVER:
             return False
+        self._fail(known, detail, at)
+        return True
+
+    def lost_part(self, replica: str, at: float) -> None:
+        """The member is gone, after its last step, with what the end of the run needs of it."""
+        if self.members[replica].failure is None:
+            self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
+
+    def _fail(self, known: MemberState, detail: str, at: float) -> None:
+        replica = known.replica
         failure = Failure(replica, "MemberLost", f"{replica} {detail}.", step=known.step, at=at)
         self._failures.setdefault(replica, failure)
         self.members[replica] = dataclasses.replace(known, state="failed", failure=failure)
         self.settled = True
-        return True
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """(replica, what it did not do) of members whose time is up."""
@@ -95,6 +104,15 @@ class Lead:
 
     def all_are(self, state: str) -> bool:
         return all(member.state == state for member in self.members.values())
+
+    def gone_unshipped(self, step: int) -> list[str]:
+        """Members that are gone, and their part of the snapshot at `step` is not in storage."""
+        others = list(self.members.values())[1:]
+        return [
+            member.replica
+            for member in others
+            if member.replica not in self._give_up_at and not any(part.id.step >= step for part in member.durable_parts)
+        ]
 
     def noticed(self) -> list[MemberState]:
         """Members that were told to go."""

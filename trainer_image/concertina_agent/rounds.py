@@ -19,7 +19,8 @@ Events and effects are the dataclasses of `events`; effects are to be carried ou
   alike (LeadLost). The cause is a failure that no lost peer provokes, what follows is `secondary`; where all look
   provoked the lead says nothing for SETTLE_SECONDS, as the cause is usually on its way.
 - drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace is over). The
-  lead's own report says drained only when every member is, and with `durable` only when LATEST names that step.
+  lead's own report says drained only when every member is, and with `durable` only when LATEST names that step, or
+  a member is gone with a part that it had not shipped.
 - succeeded: all own workers are through; the lead's report: every member's are, and the final checkpoint is published.
 - Snapshots beyond the base of a new round are dropped at its Assign; those of older rounds once this one has a snapshot
   complete on all peers, as rank 0 knows and the lead's beats say.
@@ -320,7 +321,9 @@ class AgentCore(Draining):
             self._lead_lost("has been silent or out of reach for too long")
         if r.lead is not None:
             for replica, detail in r.lead.overdue(self._now):
-                self._changed |= r.lead.lost(replica, detail, self._at)
+                r.lead.lost(replica, detail, self._at)
+                self._changed = True
+            self._miss_parts(r, r.lead)
             self._changed |= r.lead.settle(self._now)
             r.lead.said(self.state(), self._now)
             self._changed |= r.lead.look(self._now)
@@ -331,6 +334,12 @@ class AgentCore(Draining):
             if not self._bundled:
                 self._effects.append(e.SignalWorkers(signal.SIGKILL))
             self._own_state_changed()
+
+    def _miss_parts(self, r: Membership, lead: Lead) -> None:
+        """Of the last checkpoint, that will never come: who had them has gone."""
+        if self._own_state() == "succeeded" and not self._is_durable(r, lead, "succeeded"):
+            for replica in lead.gone_unshipped(r.workers.step):
+                lead.lost_part(replica, self._at)
 
     # --- hangs ------------------------------------------------------------------------------------------------------
 

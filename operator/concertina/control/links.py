@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from concertina.control.absence import TICK_SECONDS, Absence, discounted
 from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, Request, call
 from concertina.control.streams import follow
@@ -46,8 +47,11 @@ class Links:
         self._changed = changed
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
+        self._absence = Absence(clock())
+        self._ticks: asyncio.Task[None] | None = None
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
+        self._discount_absence()
         job = self._jobs.get(uid)
         return {replica: link.view for replica, link in job.links.items()} if job else {}
 
@@ -56,6 +60,9 @@ class Links:
         if uid not in self._jobs:
             context = Authority(self._master_key, uid, created).client_context()
             self._jobs[uid] = _Job(Identity(uid, context))
+        if self._ticks is None:
+            self._absence = Absence(self._clock())
+            self._ticks = asyncio.create_task(self._tick(), name="links' ticks")
 
     def watch(self, uid: str, wanted: Mapping[str, str]) -> None:
         """Open the streams of `wanted` (replica to address) and close all others of the job. Nothing where the job was
@@ -113,6 +120,22 @@ class Links:
     def close(self) -> None:
         for uid in list(self._jobs):
             self.forget(uid)
+        if self._ticks is not None:
+            self._ticks.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._discount_absence()
+
+    def _discount_absence(self) -> None:
+        seconds = self._absence.seconds(self._clock())
+        if not seconds:
+            return
+        log.warning("this operator stood still for %.1f s", seconds)
+        for job in self._jobs.values():
+            for link in job.links.values():
+                link.view = discounted(link.view, seconds)
 
     async def _call(self, job: _Job, link: _Link, kind: str, under_way: Call, address: str, message: Request) -> None:
         try:

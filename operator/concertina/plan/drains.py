@@ -48,7 +48,8 @@ def _cause(look: Look, report: protocol.Report) -> Cause | None:
         return growing
     if report.state == "drained":
         return Cause("Drained", "the round has been drained", planned=True)
-    if report.state == "draining" and (call := look.agent(look.lead.replica).drain) and _ours(look, call):
+    if report.state == "draining":
+        # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too.
         return Cause("Draining", "members change", planned=True)
     return None
 

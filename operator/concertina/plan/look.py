@@ -227,11 +227,13 @@ class Look:
         """Why the committed round has no lead any more, in words that follow its name. At once where its host says so;
         where it is silent, as soon as another member proves that it isn't the operator who is cut off. A world that is
         silent as a whole may be training: it is given time."""
+        pod = self.pods.get(self.lead.replica)
+        if pod is None or pod.uid != self.lead.uid or pod.phase in ("Failed", "Succeeded"):
+            return "has ended"
         view = self.agent(self.lead.replica)
         if view.connected or not (view.refused or self.lead_in_doubt):
             return ""
-        pod = self.pods.get(self.lead.replica)
-        if view.refused or pod is None or pod.deleting or not self.node(pod).ready:
+        if view.refused or pod.deleting or not self.node(pod).ready:
             return "is gone: its agent no longer listens"
         others = any(self.agent(name).connected for name in self.members if name != self.lead.replica)
         silent_for = self.now - (view.lost_at or view.wanted_at)

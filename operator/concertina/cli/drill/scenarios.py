@@ -73,7 +73,7 @@ SCENARIOS: dict[str, Scenario] = {
         faults.hang, faults.hang, Expect(seconds=120.0, counted=True, reasons=("WorkerStopped", "Hang")),
     ),
     "straggle": Scenario(
-        "a worker is slow (stopped for moments, again and again), and the others wait for it in every step",
+        "a worker is slow (stopped for moments whenever it computes), and the others wait for it in every step",
         inside.straggle, inside.straggle,
         Expect(seconds=100.0, new_round=None, replayed=0, counted=False, named=True),
     ),

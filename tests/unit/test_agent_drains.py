@@ -1,0 +1,144 @@
+"""How a round ends, drained or complete: copies, checkpoints, and members that have gone."""
+
+import pytest
+
+from builders.agent import UID, Driver, join, kinds, snapshot
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+
+
+def drain(durable: bool = False, round: int = 1) -> p.Drain:
+    return p.Drain(UID, round, f"claim-{round}", "scale", durable, 5.0)
+
+
+def test_a_bundled_drain_goes_to_rank_0_and_to_members_who_join_later():
+    driver = Driver()
+    driver.begun("a", "b")
+    effects = driver.ask(drain())
+    assert effects[:3] == [
+        e.Reply(3, p.Accepted(1, "claim-1")),
+        e.ToMembers(drain()),
+        e.ToWorker(0, w.DrainRequest(False)),
+    ]
+    assert driver.report.state == "draining"
+    assert kinds(driver.ask(drain())) == ["Reply"]
+    assert e.ToMembers(drain(), only="b") in driver.ask(join("b"))
+    assert e.ToWorker(0, w.DrainRequest(True)) in driver.ask(drain(durable=True)), "durable is asked for later"
+
+
+def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
+    for late in (False, True):
+        driver = Driver("b")
+        driver.begun("a", "b")
+        driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
+        driver.tell(e.LeadSaid(1, "claim-1", drain()))
+        driver.say(w.Done("drained", 6), rank=1)
+        driver.ended(0, rank=1)
+        assert driver.core.state().state == "draining"
+        if late:
+            driver.now += 2.5
+            driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining")))
+            driver.now += 2.5
+            driver.tell(e.Tick())
+        else:
+            driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))
+        assert driver.core.state().state == "drained"
+
+
+def test_a_command_gets_sigterm_then_sigkill_and_may_end_as_it_likes():
+    driver = Driver(bundled=False)
+    driver.begun("a")
+    assert e.SignalWorkers(15) in driver.ask(drain())
+    driver.now += 5
+    assert e.SignalWorkers(9) in driver.tell(e.Tick())
+    assert driver.tell(e.Tick()) == []
+    driver.ended(-9)
+    assert (driver.report.state, driver.report.failures) == ("drained", ())
+
+
+def through(driver: Driver, outcome: str, step: int, **want) -> list[e.Effect]:
+    id = snapshot(1, step, 2)
+    driver.say(w.Committed(id, 0, "slot-0"))
+    driver.tell(e.PeerCopied(id, 0))
+    effects = driver.say(w.WantDurable(id, 0, "shipping", **want))
+    driver.say(w.Done(outcome, step))
+    driver.ended(0)
+    return effects
+
+
+@pytest.mark.parametrize(
+    ("outcome", "complete", "state"), [("drained", False, "drained"), ("complete", True, "succeeded")]
+)
+def test_the_end_is_said_when_the_checkpoint_is_published(outcome, complete, state):
+    driver = Driver(storage=p.Storage("Ready"))
+    driver.begun("a", "b")
+    if not complete:
+        driver.ask(drain(durable=True))
+    id = snapshot(1, 6, 2)
+    assert e.Ship(id, 0, "shipping") in through(driver, outcome, 6, complete=complete)
+    driver.member_says("b", state, step=6, durable_parts=(p.Part(id, 1, complete),))
+    assert driver.report.state in ("running", "draining")
+    effects = driver.tell(e.PartShipped(p.Part(id, 0)))
+    assert e.Publish(id, complete) in effects
+    assert driver.report.state in ("running", "draining")
+    durable = p.Durable(UID, 1, 6, "uri", complete)
+    effects = driver.tell(e.PublishDone(id, durable))
+    assert effects[0] == e.ToMembers(p.DurableMoved(durable))
+    assert (driver.report.state, driver.report.storage) == (state, p.Storage("Ready", durable))
+    assert driver.core.state().durable_parts == ()
+    assert not any(isinstance(effect, e.Publish) for effect in driver.member_says("b", state, step=6))
+
+
+def test_a_refused_publication_is_trouble_with_storage_and_not_the_end():
+    latest = p.Durable(UID, 9, 3, "uri")
+    driver = Driver(storage=p.Storage("Ready", latest))
+    driver.begun("a", "b")
+    through(driver, "complete", 6, complete=True)
+    driver.member_says("b", "succeeded", step=6)
+    driver.tell(e.PublishDone(snapshot(1, 6, 2), None, "round 9 has written here"))
+    assert driver.report.storage == p.Storage("Error", latest, "round 9 has written here")
+    assert driver.report.state == "running"
+
+
+def gone_before_its_part_was_shipped(outcome: str, state: str, complete: bool) -> Driver:
+    """A lead whose own part of the last checkpoint is in storage, and a member that ended well, then fell silent."""
+    driver = Driver(storage=p.Storage("Ready"))
+    driver.begun("a", "b")
+    driver.ask(join("b"))
+    if not complete:
+        driver.ask(drain(durable=True))
+    through(driver, outcome, 6, complete=complete)
+    driver.tell(e.PartShipped(p.Part(snapshot(1, 6, 2), 0)))
+    driver.member_says("b", state, step=6)
+    assert driver.report.state in ("running", "draining")
+    driver.now += p.SILENCE_SECONDS
+    driver.tell(e.Tick())
+    return driver
+
+
+def test_a_drain_does_not_wait_for_a_part_that_went_with_its_member():
+    driver = gone_before_its_part_was_shipped("drained", "drained", complete=False)
+    assert (driver.report.state, driver.report.failures) == ("drained", ())
+
+
+def test_a_run_whose_last_checkpoint_lost_a_part_is_not_through():
+    driver = gone_before_its_part_was_shipped("complete", "succeeded", complete=True)
+    (failure,) = driver.report.failures
+    assert (failure.replica, failure.reason) == ("b", "MemberLost")
+    assert "before its part of the last checkpoint was in storage" in failure.message
+    assert driver.report.state == "running"
+
+
+def test_a_member_that_comes_back_in_time_is_waited_for():
+    driver = Driver(storage=p.Storage("Ready"))
+    driver.begun("a", "b")
+    driver.ask(join("b"))
+    through(driver, "complete", 6, complete=True)
+    driver.member_says("b", "succeeded", step=6)
+    driver.tell(e.MemberGone(1, "claim-1", "b", "closed its connection"))
+    driver.now += p.SILENCE_SECONDS / 2
+    driver.ask(join("b"))
+    driver.now += p.SILENCE_SECONDS / 2
+    driver.tell(e.Tick())
+    assert driver.report.failures == ()
