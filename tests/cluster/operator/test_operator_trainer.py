@@ -111,6 +111,33 @@ def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, s
     assert job["status"]["restarts"]["total"] == 0
 
 
+def test_who_leaves_while_storage_is_away_leaves_its_snapshot_with_a_peer(
+    jobs: Jobs, storage: s3.Server, data: Path
+) -> None:
+    """Two replicas and no fewer: the round would be saved before it ends, but its grace is too short for that."""
+    secret(jobs, storage)
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
+    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
+    checkpoint = {"uri": f"s3://there/{jobs.namespace}", "everySteps": 1_000_000, "secretName": "s3"}
+    jobs.create("a", replicas=2, pod={"terminationGracePeriodSeconds": 6}, trainer=trainer, checkpoint=checkpoint)
+    job = jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= 4)
+    leaves = job["status"]["world"]["members"][1]["replica"]
+    storage.kill()
+    try:
+        jobs.cluster.kubectl("delete", "pod", leaves, "-n", jobs.namespace, "--wait=false")
+        jobs.wait_gone(f"pod/{leaves}")
+        before = jobs.get("a")["status"]["progress"]["step"]
+        job = jobs.wait(
+            "a",
+            lambda job: leaves not in jobs.members(job) and job["status"]["progress"]["step"] > before,
+        )
+    finally:
+        storage.start()
+    assert job["status"].get("stepsReplayed", 0) == 0
+    assert job["status"]["restarts"].get("inWindow", 0) == 0
+    assert "lastCheckpoint" not in job["status"]
+
+
 def test_a_job_created_again_on_a_complete_checkpoint_is_complete_at_once(
     jobs: Jobs, storage: s3.Server, data: Path
 ) -> None:
