@@ -1,12 +1,11 @@
 """The other peer of `recovery.py`: three torchft replica groups of one process each, and a lighthouse.
 
 torchft is no dependency of this project: it is installed once into a folder of its own (see `install`), beside the
-torch of this environment. Alone: python benchmarks/recovery_torchft.py --runs 3 --scenario member
+torch of this environment. Alone: python benchmarks/recovery.py --only torchft
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -92,18 +91,3 @@ def measure(scenario: str, limit: float) -> float:
 
 def _without(step: Step, victim: int, since: float) -> bool:
     return step.at > since and step.pid != victim and step.world < 3
-
-
-def main() -> None:
-    """One scenario, from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", choices=SCENARIOS, default="member")
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=60)
-    options = parser.parse_args()
-    for _ in range(options.runs):
-        print(f"{options.scenario}: {measure(options.scenario, options.limit):.2f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()

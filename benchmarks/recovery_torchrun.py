@@ -1,11 +1,10 @@
 """The peer of `recovery.py`: three torchrun agents (c10d rendezvous, nnodes 2:3) on one machine, and what dies.
 
-Used by `recovery.py`; alone: python benchmarks/recovery_torchrun.py --runs 1 --scenario member --tuned
+Used by `recovery.py`; alone: python benchmarks/recovery.py --only torchrun
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -135,19 +134,3 @@ def measure(scenario: str, tuned: bool, limit: float) -> float:
             return float("inf")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def main() -> None:
-    """One scenario, from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", choices=SCENARIOS, default="member")
-    parser.add_argument("--tuned", action="store_true")
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=100)
-    options = parser.parse_args()
-    for _ in range(options.runs):
-        print(f"{options.scenario}: {measure(options.scenario, options.tuned, options.limit):.2f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()
