@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from concertina.api.status import JobStatus
-from concertina.plan.types import CreatePod, DeletePod
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.plan.types import CreatePod, DeletePod, PodView
 from concertina_agent import protocol as p
 from simulation.clock import Violation
 
@@ -143,9 +143,16 @@ class Invariants:
             blamed = len(failed) > 1 or any(
                 entry.rung == "ReplacePod" and (entry.counted or entry.reason == "CutOff") for entry in failed
             )
-            if blamed or world.troubled(pod.node) or (process is not None and not process.alive):
+            if blamed or self._stranded(pod) or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue
             raise Violation(f"a second pod for index {action.index} while {pod.name} is well")
+
+    def _stranded(self, pod: PodView) -> bool:
+        """It has no place, or had none a moment ago, for it must keep off a node that others may use by now."""
+        avoided = self.world.cluster.status.avoided_nodes
+        now = self.world.clock.now + 6.0 * bool(self.world.clocks)  # operators' clocks differ
+        still = {entry.node for entry in avoided if unix_seconds(entry.until) > now}
+        return pod.phase == "Pending" and not still.issuperset(pod.avoids)
 
     def _backed_off(self, action: CreatePod) -> None:
         """A replica whose containers can't start gets its pods more and more slowly."""

@@ -81,7 +81,7 @@ def _index(replica: str) -> int:
 def ended_by_itself(pod: PodView) -> bool:
     """Not after a notice: one that ended as it was told to has not failed."""
     noticed = pod.deleting or bool(pod.disruption) or pod.exit_code == NOTICED
-    return pod.phase in ("Failed", "Succeeded") and not noticed and pod.exit_reason not in OUTSIDE
+    return pod.ended and not noticed and pod.exit_reason not in OUTSIDE
 
 
 def entry_of(look: Look, pod: PodView) -> Restart:

@@ -64,3 +64,8 @@ class Decision:
     stalled_message: str = ""
     watch_all: bool = False
     """Streams to all live replicas, not only to the lead and those outside of the round."""
+
+
+def stalled(reason: str, message: str, pods: Pods) -> Decision:
+    """Nothing goes on until a person acts."""
+    return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concertina.api.status import unix_seconds
 from concertina.plan import claims, commits, constants, drains, pods, restore, rounds, sizes, startup
 from concertina.plan.claims import Cause
-from concertina.plan.decision import Decision, Phase, Pods
+from concertina.plan.decision import Decision, Phase, Pods, stalled
 from concertina.plan.look import Look
 from concertina.plan.types import DeleteJob
 from concertina_agent.protocol import Prepared
@@ -79,19 +79,15 @@ def uri_in_use(look: Look) -> Decision | None:
         return None
     uri = look.spec.checkpoint.uri if look.spec.checkpoint else ""
     message = f"checkpoint.uri {uri} belongs to the older job {holder}: give this job another one, or delete that job"
-    return _stalled("CheckpointURIInUse", message, Pods.NONE)
+    return stalled("CheckpointURIInUse", message, Pods.NONE)
 
 
 def no_size(look: Look) -> Decision | None:
     if sizes.most(look.spec) or look.spec.suspend:
         return None
-    return _stalled(
+    return stalled(
         "NoValidSize", f"{sizes.rounding(look.spec)}: set spec.replicas to at least {look.spec.replica_step}", Pods.NONE
     )
-
-
-def _stalled(reason: str, message: str, pods: Pods) -> Decision:
-    return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)
 
 
 def suspend(look: Look) -> Decision | None:
@@ -181,5 +177,5 @@ def _start_trouble(look: Look) -> Decision | None:
         if (view := look.agent(name)).report and view.report.startup_error
     ]
     if broken:
-        return _stalled("AgentCannotStart", broken[0], Pods.WANTED)
+        return stalled("AgentCannotStart", broken[0], Pods.WANTED)
     return None

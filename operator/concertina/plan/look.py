@@ -118,7 +118,7 @@ class Look:
         return self.observed.agents.get(replica, UNKNOWN_AGENT)
 
     def _death(self, pod: PodView) -> str:
-        if pod.phase in ("Failed", "Succeeded"):
+        if pod.ended:
             detail = pod.exit_message or pod.exit_reason
             code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
             return f"ended{code}{f' ({detail})' if detail else ''}"
@@ -228,7 +228,7 @@ class Look:
         where it is silent, as soon as another member proves that it isn't the operator who is cut off. A world that is
         silent as a whole may be training: it is given time."""
         pod = self.pods.get(self.lead.replica)
-        if pod is None or pod.uid != self.lead.uid or pod.phase in ("Failed", "Succeeded"):
+        if pod is None or pod.uid != self.lead.uid or pod.ended:
             return "has ended"
         view = self.agent(self.lead.replica)
         if view.connected or not (view.refused or self.lead_in_doubt):

@@ -129,7 +129,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "conditions": conditions.conditions(_storage_trouble(look, decision), old, job.generation, now),
         "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
         "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
-        "replicas": sum(pod.phase not in ENDED for pod in look.observed.pods if pod.index >= 0) - len(look.spares),
+        "replicas": sum(not pod.ended for pod in look.observed.pods if pod.index >= 0) - len(look.spares),
         "selector": f"concertina.dev/job-uid={job.uid}",
         "attempts": pods.attempts,
         "container_restarts": containers.seen(look, pods.attempts),
@@ -155,9 +155,6 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
 
 def _spares(look: Look) -> Spares:
     return Spares(ready=len(look.ready.intersection(look.spares)), replicas=look.spares)
-
-
-ENDED = ("Failed", "Succeeded")
 
 
 def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:

@@ -39,11 +39,12 @@ def _wanted(look: Look) -> PodPlan:
     dead = [pod for pod in look.observed.pods if _goes(look, pod) and pod.attempt == _attempt(before, pod.index)]
     replaced = tuple(pod for pod in dead if _attempt(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(look, missing, attempts)
-    events = tuple(_replaced(look, pod) for pod in replaced)
+    events = tuple(replaced_event(look, pod) for pod in replaced)
     return PodPlan((*creates, *_deletes(look, wanted, attempts)), attempts, replaced, events, recheck)
 
 
-def _replaced(look: Look, pod: PodView) -> Event:
+def replaced_event(look: Look, pod: PodView) -> Event:
+    """For a pod that gets a successor."""
     notice = look.notices.get(pod.name)
     why = notice.message if notice else look.deaths[pod.name]
     return Event(
@@ -92,9 +93,7 @@ def packed(attempts: Mapping[int, int]) -> tuple[int, ...]:
 def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not missing:
         return (), None
-    observed = look.observed
-    wait = observed.create_error_at + constants.CREATE_RETRY - look.now if observed.create_error else 0.0
-    if wait > 0:
+    if (wait := create_wait(look)) > 0:
         return (), wait
     held = backoff.next_pods(look)
     due = set(missing) - held.keys()
@@ -103,7 +102,7 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
         return (), recheck
     never = nodes.forbidden(look)
     avoid = tuple(sorted((_ending(look) | set(nodes.avoided(look))) - set(never)))
-    secret: tuple[Action, ...] = () if observed.secret_made else (CreateSecret(),)
+    secret: tuple[Action, ...] = () if look.observed.secret_made else (CreateSecret(),)
     standing = len(look.slots) - len(missing)
     creates = (
         CreatePod(index, _attempt(attempts, index), avoid, never, spare=standing + place >= sizes.most(look.spec))
@@ -111,6 +110,12 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
         if index in due
     )
     return (*secret, *creates), recheck
+
+
+def create_wait(look: Look) -> float:
+    """Seconds until pods may be created again, after the API server refused one."""
+    observed = look.observed
+    return observed.create_error_at + constants.CREATE_RETRY - look.now if observed.create_error else 0.0
 
 
 def _ending(look: Look) -> set[str]:
@@ -125,7 +130,7 @@ def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> t
     for pod in look.observed.pods:
         newest = _attempt(attempts, pod.index)
         if pod.name in look.deaths:
-            if _has_ended(pod) and not pod.deleting and pod.attempt >= newest - 1:
+            if pod.released and not pod.deleting and pod.attempt >= newest - 1:
                 continue
             actions += delete(look, pod, look.deaths[pod.name])
         elif pod.name in look.members and (look.committed or pod.name in look.notices):
@@ -144,11 +149,6 @@ def _deletes(look: Look, wanted: frozenset[int], attempts: tuple[int, ...]) -> t
 def _replaced_because(look: Look, name: str) -> str:
     notice = look.notices.get(name)
     return notice.message if notice else "has a successor"
-
-
-def _has_ended(pod: PodView) -> bool:
-    """With all its containers."""
-    return pod.phase in ("Succeeded", "Failed") and not pod.lingers
 
 
 def delete(look: Look, pod: PodView, reason: str) -> list[Action]:
@@ -171,7 +171,7 @@ def _none(look: Look) -> PodPlan:
 
 def _ended(look: Look) -> PodPlan:
     """Those that have ended stay, for their logs; those that run are deleted, after time to read theirs."""
-    running = [pod for pod in look.observed.pods if not _has_ended(pod)]
+    running = [pod for pod in look.observed.pods if not pod.released]
     left = look.ended_at + constants.LINGER - look.now
     if not running or left > 0:
         return PodPlan((), look.status.attempts, recheck=left if running else None)

@@ -113,7 +113,7 @@ def _member_gone(look: Look) -> Cause | None:
             continue
         if pod is None or pod.uid != member.uid:
             return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
-        if pod.phase in ("Failed", "Succeeded"):
+        if pod.ended:
             return Cause("ReplicaEnded", f"replica {pod.name} {look.deaths[pod.name]}", pod.name)
         if look.node(pod).out_of_service:
             return Cause("NodeLost", f"replica {pod.name} {look.deaths.get(pod.name, 'lost its node')}", pod.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from concertina.plan.decision import Decision, Phase, Pods
+from concertina.plan.decision import Decision, Pods, stalled
 from concertina.plan.look import Look
 from concertina.plan.pods import shortage
 from concertina.plan.types import PodView
@@ -31,7 +31,7 @@ def waiting(look: Look) -> Decision | None:
     reasons = [WAITING.get(pod.waiting, "") for pod in live]
     if not reasons or not all(reasons):
         return None
-    return _stalled(reasons[0], shortage(look), Pods.WANTED)
+    return stalled(reasons[0], shortage(look), Pods.WANTED)
 
 
 def refused(look: Look) -> Decision | None:
@@ -40,7 +40,7 @@ def refused(look: Look) -> Decision | None:
         return None
     for pod in look.observed.pods:
         if pod.phase == "Failed" and (found := _fault(look, pod)):
-            return _stalled(*found, Pods.KEPT)
+            return stalled(*found, Pods.KEPT)
     return None
 
 
@@ -56,7 +56,3 @@ def _fault(look: Look, pod: PodView) -> tuple[str, str] | None:
             f"newer), or use an image that has one. {AGAIN}. The runtime says: {pod.exit_message[:300]}"
         )
     return None
-
-
-def _stalled(reason: str, message: str, pods: Pods) -> Decision:
-    return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)

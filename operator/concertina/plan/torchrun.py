@@ -70,7 +70,7 @@ def plan_pods(look: Look) -> pods.PodPlan:
     deletes = [
         action
         for pod in look.observed.pods
-        if pod.round != round and not (pod.round == round - 1 and _has_ended(pod))
+        if pod.round != round and not (pod.round == round - 1 and pod.released)
         for action in pods.delete(look, pod, "is of a rendezvous that is over")
     ]
     store = _store(look)
@@ -100,27 +100,19 @@ def plan_pods(look: Look) -> pods.PodPlan:
     if store.ip and store.phase == "Running" and not ending:
         told = tuple(CreatePod(i, attempts.get(i, 0), rendezvous=address, round=round) for i in missing)
     creates, wait = _allowed(look, told)
-    events = tuple(
-        Event("Warning", "ReplicaReplaced", f"replica {pod.name} {look.deaths[pod.name]}; a new pod takes its place")
-        for pod in replaced
-    )
+    events = tuple(pods.replaced_event(look, pod) for pod in replaced)
     return pods.PodPlan((*deletes, *creates), pods.packed(attempts), tuple(replaced), events, wait)
 
 
 def _let_go(look: Look, pod: PodView) -> list[Action]:
     """What has ended stays, for its logs, unless it holds resources."""
-    return [] if _has_ended(pod) else pods.delete(look, pod, look.deaths[pod.name])
-
-
-def _has_ended(pod: PodView) -> bool:
-    return pod.phase in ("Failed", "Succeeded") and not pod.lingers
+    return [] if pod.released else pods.delete(look, pod, look.deaths[pod.name])
 
 
 def _allowed(look: Look, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
-    observed = look.observed
-    wait = observed.create_error_at + constants.CREATE_RETRY - look.now if observed.create_error else 0.0
     if not creates:
         return (), None
+    wait = pods.create_wait(look)
     return ((), wait) if wait > 0 else (creates, constants.CREATE_RETRY)
 
 

@@ -75,6 +75,16 @@ class PodView:
     round: int = 0
     """The rendezvous that it was made for, with `launcher: torchrun`; the pod that serves its store has index -1."""
 
+    @property
+    def ended(self) -> bool:
+        """Its trainer has ended, for good."""
+        return self.phase in ("Failed", "Succeeded")
+
+    @property
+    def released(self) -> bool:
+        """It has ended with all its containers, and holds no resources."""
+        return self.ended and not self.lingers
+
 
 @dataclass(frozen=True)
 class Rival:
