@@ -1,78 +1,173 @@
-"""Preparing data for the bundled trainer.
-
-python -m concertina_trainer.cli data build --out s3://bucket/folder FILES_OR_FOLDERS...
-python -m concertina_trainer.cli data show s3://bucket/folder
-"""
+"""Preparing data for the bundled trainer: `concertina data ...`, or `python -m concertina_trainer.cli data ...`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import time
+from collections.abc import Sequence
 
-from concertina_trainer.data.build import SHARD_BYTES, build
+from concertina_trainer.data import build as building
 from concertina_trainer.data.manifest import NAME, Manifest, parse
+from concertina_trainer.data.sources import find
+from concertina_trainer.data.write import Recipe
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage import Folder, StorageError
 
 _WIDTH = 30
+_SHOWN = 20
+"""Shards that `show` lists unless all are asked for."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m concertina_trainer.cli", description=__doc__.partition("\n")[0])
+def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_trainer.cli") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     data = parser.add_subparsers(required=True).add_parser("data", help="token shards").add_subparsers(required=True)
-    building = data.add_parser("build", help="write byte-level token shards and their manifest")
-    building.add_argument("files", nargs="+", type=Path, help="text files, and folders to look for --pattern in")
-    building.add_argument("--out", required=True, help="folder, file:///... or s3://bucket/folder")
-    building.add_argument("--pattern", default="**/*", help="which files of a folder (default: %(default)s)")
-    building.add_argument("--shard-mebibytes", type=float, default=SHARD_BYTES / 2**20, help="default: %(default)g")
-    building.set_defaults(run=_build)
+    _build_options(data.add_parser("build", help="write token shards and their manifest"))
     showing = data.add_parser("show", help="say what a manifest holds")
     showing.add_argument("uri")
+    showing.add_argument("--all", action="store_true", help=f"list all shards, not the first {_SHOWN}")
     showing.set_defaults(run=_show)
+    checking = data.add_parser("verify", help="read everything and compare it with the manifest")
+    checking.add_argument("uri")
+    checking.add_argument("--threads", type=int, default=8, help="shards read at once (default: %(default)s)")
+    checking.set_defaults(run=_verify)
     options = parser.parse_args(argv)
     try:
-        options.run(options)
+        return int(options.run(options) or 0)
     except (BadInput, StorageError) as error:
         print(error, file=sys.stderr)
         return 1
-    return 0
+
+
+def _build_options(parser: argparse.ArgumentParser) -> None:
+    recipe = Recipe()
+    add = parser.add_argument
+    add("sources", nargs="+", help="text, .jsonl[.gz], .parquet and .arrow files, and folders or s3:// URIs of them")
+    add("--out", required=True, help="folder, file:///... or s3://bucket/folder")
+    add("--pattern", default="", help="which files of a folder, as **/*.txt (default: those with data, else all)")
+    add("--tokenizer", default=recipe.tokenizer, help="bytes, FILE.json, tiktoken:ENCODING or FILE.tiktoken")
+    add("--separator", default="", help="token that ends a document (default: the tokenizer's usual one)")
+    add("--split-pattern", default="", help="how a FILE.tiktoken splits text before it merges")
+    add("--column", default=recipe.column, help="of .jsonl, .parquet and .arrow (default: %(default)s)")
+    add("--validation", type=float, default=0.0, help="share of documents set aside, by hash (default: %(default)g)")
+    add("--against", action="append", default=[], metavar="FILE", help="evaluation data: count its n-grams found")
+    add("--ngram", type=int, default=recipe.ngram, help="words of an n-gram (default: %(default)s)")
+    add(
+        "--shard-mebibytes",
+        type=float,
+        default=building.SHARD_BYTES / 2**20,
+        help="text a shard (default: %(default)g)",
+    )
+    add("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s, one a core")
+    add("--share", type=_share, default=(0, 1), metavar="I/N", help="build the I-th of N shares: each on its machine")
+    parser.set_defaults(run=_build)
+
+
+def _share(text: str) -> tuple[int, int]:
+    index, count = (int(number) for number in text.split("/"))
+    if not 0 <= index < count:
+        raise ValueError(text)
+    return index, count
 
 
 def _build(options: argparse.Namespace) -> None:
-    files = [file for path in options.files for file in _files(path, options.pattern)]
-    if not files:
-        raise BadInput(f"no file matches {options.pattern} in {', '.join(map(str, options.files))}.")
-    for done, total, manifest in build(files, options.out, int(options.shard_mebibytes * 2**20)):
-        if sys.stderr.isatty():
-            bar = ("#" * (_WIDTH * done // total)).ljust(_WIDTH)
-            print(f"\r[{bar}] {done}/{total} files", end="\n" if manifest else "", file=sys.stderr, flush=True)
-        if manifest:
-            print(f"{options.out}: {_summary(manifest)}")
+    if not 0 <= options.validation < 1:
+        raise BadInput("--validation is a share of all documents: give a number from 0 to below 1.")
+    recipe = Recipe(
+        options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
+        tuple(options.against), options.ngram,
+    )  # fmt: skip
+    recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
+    sources = find(options.sources, options.pattern)
+    size = int(options.shard_mebibytes * 2**20)
+    bar = _Bar()
+    last = None
+    for last in building.build(sources, options.out, size, recipe, options.processes, options.share):
+        bar.show(last.done, last.total)
+    bar.end()
+    if last is None or last.manifest is None:
+        print(f"{options.out}: share {options.share[0]} of {options.share[1]} is done; others are still at work")
+        return
+    print(f"{options.out}: {_summary(last.manifest)}")
+    for line in _overlap_lines(last.overlap):
+        print(line)
 
 
-def _files(path: Path, pattern: str) -> Iterator[Path]:
-    if not path.exists():
-        raise BadInput(f"{path} does not exist.")
-    yield from [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
+class _Bar:
+    """Of progress, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._first = -1
+        self._shown = sys.stderr.isatty()
+
+    def show(self, done: int, total: int) -> None:
+        self._first = done if self._first < 0 else self._first
+        if not self._shown:
+            return
+        speed = (done - self._first) / max(1e-9, time.monotonic() - self._started)
+        left = f"{(total - done) / speed:.0f} s left" if speed else ""
+        bar = ("#" * (_WIDTH * done // max(1, total))).ljust(_WIDTH)
+        line = f"\r[{bar}] {done / 1e6:,.1f}/{total / 1e6:,.1f} MB  {speed / 1e6:,.1f} MB/s  {left}"
+        print(line.ljust(90), end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._shown:
+            print(file=sys.stderr)
+
+
+def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
+    if overlap is None:
+        return []
+    files = overlap["files"]
+    assert isinstance(files, list)
+    head = f"{overlap['trainingDocuments']:,} documents share {overlap['ngram']} words in a row with evaluation data:"
+    return [head] + [
+        f"  {file['file']}: {file['documentsFound']:,} of {file['documents']:,} documents, {file['ngramsFound']:,} of "
+        f"{file['ngrams']:,} n-grams found; {file['tooShort']:,} documents are too short to tell"
+        for file in files
+    ]
+
+
+def _manifest(uri: str) -> Manifest:
+    text = Folder(uri).get(NAME)
+    if text is None:
+        raise BadInput(f"{uri} has no {NAME}: build the data there first.")
+    return parse(text, uri)
 
 
 def _show(options: argparse.Namespace) -> None:
-    text = Folder(options.uri).get(NAME)
-    if text is None:
-        raise BadInput(f"{options.uri} has no {NAME}: build the data there first.")
-    manifest = parse(text, options.uri)
+    manifest = _manifest(options.uri)
     print(_summary(manifest))
-    for shard in manifest.shards:
+    shown = manifest.shards if options.all else manifest.shards[:_SHOWN]
+    for shard in shown:
         print(f"{shard.file}  {shard.tokens:,} tokens  {shard.documents:,} documents  sha256 {shard.sha256[:16]}...")
+    if len(shown) < len(manifest.shards):
+        print(f"... and {len(manifest.shards) - len(shown):,} more (--all)")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from concertina_trainer.data.verify import verify
+
+    manifest = _manifest(options.uri)
+    bar, read, problems = _Bar(), 0, 0
+    total = sum(shard.size for shard in manifest.shards)
+    for shard, problem in verify(Folder(options.uri), manifest, options.threads):
+        read += shard.size
+        bar.show(read, total)
+        if problem:
+            problems += 1
+            print(problem, file=sys.stderr)
+    bar.end()
+    print(f"{options.uri}: {problems or 'no'} of {len(manifest.shards)} shards damaged; {_summary(manifest)}")
+    return 1 if problems else 0
 
 
 def _summary(manifest: Manifest) -> str:
-    documents = sum(shard.documents for shard in manifest.shards)
     return (
-        f"{manifest.tokens:,} tokens of {manifest.vocab_size} values in {documents:,} documents and "
-        f"{len(manifest.shards)} shards, digest {manifest.digest}"
+        f"{manifest.tokens:,} tokens of {manifest.vocab_size} values ({manifest.tokenizer.name}) in "
+        f"{manifest.documents:,} documents and {len(manifest.shards)} shards, digest {manifest.digest}"
     )
 
 

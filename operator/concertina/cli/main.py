@@ -125,6 +125,14 @@ def drill(
     call(drill(Target(kubeconfig, context, namespace), job, scenario, yes, output == "json"))
 
 
+@app.command(rich_help_panel=JOBS, add_help_option=False, context_settings=FORWARD)
+def data(context: typer.Context) -> None:
+    """Build, show and verify training data: see `concertina data --help`."""
+    from concertina.cli.data import data
+
+    call(data(context.args))
+
+
 @app.command(rich_help_panel=CLUSTER)
 def operator() -> None:
     """Run the operator, as its Deployment does (see charts/concertina)."""

@@ -10,7 +10,7 @@ from concertina_agent.typed_json import ProtocolError, from_json
 from concertina_trainer.errors import BadInput
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Shard:
     size: int
     """Bytes."""
     sha256: str
+    """Names the content; `crc32` is what every use is checked by."""
+    crc32: int
     documents_file: str
     """Where each document begins, in tokens: little-endian uint64."""
     documents: int
@@ -27,11 +29,20 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenizerFacts:
+    name: str
+    digest: str
+    separator: int
+    """The token that ends each document."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     format: int
     token_bytes: int
-    """Bytes of a token: 1 or 2, little-endian."""
+    """Bytes of a token: 1, 2 or 4, little-endian."""
     vocab_size: int
+    tokenizer: TokenizerFacts
     shards: tuple[Shard, ...]
 
     @property
@@ -39,9 +50,14 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards)
 
     @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+    @property
     def digest(self) -> str:
         """Names the content: the same data has the same digest wherever it lies."""
-        content = [self.token_bytes, self.vocab_size, [[s.tokens, s.sha256] for s in self.shards]]
+        shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
+        content = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def sequences(self, length: int) -> list[int]:
@@ -56,13 +72,15 @@ def parse(text: bytes, uri: str) -> Manifest:
     """Raises BadInput with a sentence."""
     try:
         value = json.loads(text)
+        if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
+            raise BadInput(
+                f"{uri}/{NAME} has format {value['format']} and this trainer reads {FORMAT}: build it again."
+            )
         manifest = from_json(Manifest, value)
     except (ProtocolError, ValueError) as error:
         raise BadInput(
-            f"{uri}/{NAME} is not a data manifest ({error}): build the data again with `data build`."
+            f"{uri}/{NAME} is not a data manifest ({error}): build the data again with `concertina data build`."
         ) from error
-    if manifest.format != FORMAT:
-        raise BadInput(f"{uri}/{NAME} has format {manifest.format} and this trainer reads {FORMAT}: build it again.")
     if value.get("digest") != manifest.digest:
         raise BadInput(
             f"{uri}/{NAME} has digest {value.get('digest')} but its content gives {manifest.digest}: it was changed "

@@ -32,11 +32,11 @@ def _feistel(values: _Numbers, half: np.uint64, keys: Sequence[np.uint64]) -> _N
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
+        left, right = right, left ^ (mix(right ^ key) & mask)
     return (left << half) | right
 
 
-def _mix(x: _Numbers) -> _Numbers:
+def mix(x: _Numbers) -> _Numbers:
     """The finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -45,7 +45,7 @@ def _mix(x: _Numbers) -> _Numbers:
 
 def _mixed(x: int) -> int:
     """One step of SplitMix64."""
-    return int(_mix(np.array([(x + 0x9E3779B97F4A7C15) % 2**64], dtype=np.uint64))[0])
+    return int(mix(np.array([(x + 0x9E3779B97F4A7C15) % 2**64], dtype=np.uint64))[0])
 
 
 def _key(*parts: int) -> int:

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.manifest import NAME, Manifest, Shard, parse
 from concertina_trainer.data.order import WINDOW, Order
+from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage import Folder
-
-_TYPES = {1: "<u1", 2: "<u2"}
 
 
 class Reader:
@@ -64,7 +63,7 @@ class Reader:
         self._cache.verify(path, shard, f"{self._folder.uri}/{shard.file}")
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self._open[index] = np.frombuffer(mapped, dtype=_TYPES[self.manifest.token_bytes])
+        self._open[index] = np.frombuffer(mapped, dtype=TYPES[self.manifest.token_bytes])
         if len(self._open) > 2 * WINDOW:
             self._open.popitem(last=False)
         return self._open[index]

@@ -51,7 +51,7 @@ def tell(console: Console, name: str, picture: Path) -> list[str]:
         console.print(f"Logs are in {stage.cluster.record.logs}; kubectl: KUBECONFIG={stage.cluster.kubeconfig}")
         with timed(console, "data: the sources of Python's standard library, as tokens in the bucket") as say:
             for done, count in stages.build_data(stage.storage):
-                say(f"{done} of {count} files")
+                say(f"{done / count:.0%}")
         with Watcher(stage, JOB) as watcher:
             try:
                 play(stage, watcher.history, console)

@@ -82,12 +82,12 @@ def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default")
 
 
 def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
-    """Byte-level token shards of real text, in the bucket's folder `data`. Yields files done and files in all."""
+    """Byte-level token shards of real text, in the bucket's folder `data`. Yields bytes done and bytes in all."""
     from concertina_trainer.data.build import build
 
     os.environ.update(storage.environment())
-    for done, count, _ in build(standard_library(TEXT_BYTES), f"s3://{BUCKET}/data"):
-        yield done, count
+    for progress in build(standard_library(TEXT_BYTES), f"s3://{BUCKET}/data"):
+        yield progress.done, progress.total
 
 
 def standard_library(limit_bytes: int) -> list[Path]:

@@ -1,0 +1,72 @@
+"""A file to read and seek in, wherever it lies: pyarrow and line readers know nothing of stores."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from concertina_trainer.errors import BadInput
+from concertina_trainer.storage import Folder
+
+CHUNK = 4 * 2**20
+"""Bytes asked of a store at once, at least."""
+
+
+class RangeFile(io.RawIOBase):
+    """An object of a store, read by ranges as it is sought in."""
+
+    def __init__(self, folder: Folder, key: str, size: int) -> None:
+        self._folder, self._key, self._size, self._at = folder, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        [data] = self._folder.get_ranges(self._key, [(self._at, end)])
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def split(location: str) -> tuple[str, str]:
+    """Folder and name of a path or URI."""
+    head, _, name = location.rpartition("/")
+    return head or ("/" if location.startswith("/") else "."), name
+
+
+def open_range(location: str, size: int) -> BinaryIO:
+    """A path, or an object of this size at a URI, open for reading. Raises BadInput where there is no such file."""
+    if "://" not in location:
+        try:
+            return Path(location).open("rb")
+        except OSError as error:
+            raise BadInput(f"{location} can't be read: {error.strerror}.") from error
+    folder, key = split(location)
+    return cast(BinaryIO, io.BufferedReader(RangeFile(Folder(folder), key, size), CHUNK))
+
+
+def read_whole(location: str) -> bytes:
+    """A small file. Raises BadInput where there is none."""
+    if "://" not in location:
+        with open_range(location, 0) as file:
+            return file.read()
+    folder, key = split(location)
+    content = Folder(folder).get(key)
+    if content is None:
+        raise BadInput(f"{location} does not exist.")
+    return content

@@ -1,0 +1,138 @@
+"""From text to tokens: bytes as they are, `tokenizer.json` of Hugging Face's tokenizers, and tiktoken's encodings."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from concertina_trainer.data.rangefile import read_whole, split
+from concertina_trainer.errors import BadInput
+
+BYTES = "bytes"
+TYPES = {1: "<u1", 2: "<u2", 4: "<u4"}
+"""How tokens lie on disk, by their bytes."""
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+"""Tokens that end a document, in the order in which they are looked for."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """`encode` gives each document's tokens, little-endian, `token_bytes` each, the separator last."""
+
+    name: str
+    vocab_size: int
+    separator: int
+    digest: str
+    """Of what decides the tokens."""
+    encode: Callable[[Sequence[bytes]], list[bytes]]
+    file: bytes = b""
+    """tokenizer.json, where there is one."""
+
+    @property
+    def token_bytes(self) -> int:
+        return token_bytes(self.vocab_size)
+
+
+def token_bytes(vocab_size: int) -> int:
+    return next(size for size in TYPES if vocab_size <= 256**size)
+
+
+@functools.lru_cache(maxsize=2)
+def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
+    """`bytes`, a tokenizer.json, `tiktoken:ENCODING` or a .tiktoken file (with its split pattern), also at URIs.
+    `separator`: the text of the token that ends each document. Raises BadInput."""
+    if name == BYTES:
+        return Tokenizer(BYTES, 256, 0, BYTES, _encode_bytes)
+    if name.endswith(".json"):
+        return _hugging_face(name, separator)
+    if name.startswith("tiktoken:") or name.endswith(".tiktoken"):
+        return _tiktoken(name, separator, split_pattern)
+    raise BadInput(f"the tokenizer {name} is none of: {BYTES}, FILE.json, tiktoken:ENCODING, FILE.tiktoken.")
+
+
+def _encode_bytes(documents: Sequence[bytes]) -> list[bytes]:
+    """0 ends a document: the byte that no text has (where one has it all the same, it becomes a space)."""
+    return [document.replace(b"\0", b" ") + b"\0" for document in documents]
+
+
+def _hugging_face(location: str, separator: str) -> Tokenizer:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parts are the parallel unit
+    from tokenizers import Tokenizer as Loaded
+
+    file = read_whole(location)
+    try:
+        loaded = Loaded.from_str(file.decode())
+    except Exception as error:  # it raises plain Exception
+        raise BadInput(f"{location} is not a tokenizer of Hugging Face's tokenizers: {error}.") from error
+    loaded.encode_special_tokens = True  # what looks like a special token in a text is text
+    loaded.no_truncation()
+    loaded.no_padding()
+    wanted = [separator] if separator else list(_ENDS)
+    end = next((found for text in wanted if (found := loaded.token_to_id(text)) is not None), None)
+    if end is None:
+        raise _no_separator(location, separator)
+    size = max(loaded.get_vocab(with_added_tokens=True).values()) + 1
+    kind = TYPES[token_bytes(size)]
+
+    def encode(documents: Sequence[bytes]) -> list[bytes]:
+        texts = [document.decode(errors="replace") for document in documents]
+        found = loaded.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array([*encoding.ids, end], dtype=kind).tobytes() for encoding in found]
+
+    return Tokenizer(split(location)[1], size, end, hashlib.sha256(file).hexdigest()[:16], encode, file)
+
+
+def _tiktoken(name: str, separator: str, split_pattern: str) -> Tokenizer:
+    encoding = _encoding_of_file(name, split_pattern) if name.endswith(".tiktoken") else _encoding(name)
+    specials = encoding._special_tokens
+    end = specials.get(separator or "<|endoftext|>")
+    if end is None:
+        raise _no_separator(name, separator)
+    kind = TYPES[token_bytes(encoding.n_vocab)]
+    content = hashlib.sha256(encoding._pat_str.encode())
+    for token, rank in sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1]):
+        content.update(b"%d %b\n" % (rank, token))
+
+    def encode(documents: Sequence[bytes]) -> list[bytes]:
+        texts = (document.decode(errors="replace") for document in documents)
+        return [np.array([*encoding.encode_ordinary(text), end], dtype=kind).tobytes() for text in texts]
+
+    return Tokenizer(split(name)[1], encoding.n_vocab, end, content.hexdigest()[:16], encode)
+
+
+def _encoding(name: str):  # type: ignore[no-untyped-def]
+    import tiktoken
+
+    try:
+        return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
+    except Exception as error:  # an unknown name, or a download that failed
+        raise BadInput(
+            f"{name} can't be had: {error}. tiktoken downloads encodings on first use; where it can't, give a "
+            ".tiktoken file, or set TIKTOKEN_CACHE_DIR to a folder that holds it."
+        ) from error
+
+
+def _encoding_of_file(location: str, split_pattern: str):  # type: ignore[no-untyped-def]
+    import base64
+
+    import tiktoken
+
+    if not split_pattern:
+        raise BadInput(f"{location} doesn't say how text is split before merging: give --split-pattern.")
+    try:
+        lines = [line.split() for line in read_whole(location).splitlines() if line]
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+        specials = {"<|endoftext|>": max(ranks.values()) + 1}
+        return tiktoken.Encoding(location, pat_str=split_pattern, mergeable_ranks=ranks, special_tokens=specials)
+    except ValueError as error:
+        raise BadInput(f"{location} is not a file of tiktoken ranks: {error}.") from error
+
+
+def _no_separator(name: str, separator: str) -> BadInput:
+    wanted = separator or "of the usual tokens that end a document"
+    return BadInput(f"{name} has no token {wanted}: name the one that ends a document by --separator.")
