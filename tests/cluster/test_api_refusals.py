@@ -85,9 +85,14 @@ ALL_REFUSED = [
         [("spec.parallelism", {"tensor": 2})],
         "the bundled trainer only does data parallelism so far",
     ),
-    ("uri scheme", JOB, [("spec.checkpoint.uri", "ftp://host/run")], "must be s3://bucket/folder or file:///folder"),
-    ("uri without bucket", JOB, [("spec.checkpoint.uri", "s3:///run")], "must be s3://bucket/folder or file:///folder"),
-    ("relative uri", JOB, [("spec.checkpoint.uri", "file://run")], "must be s3://bucket/folder or file:///folder"),
+    ("uri scheme", JOB, [("spec.checkpoint.uri", "ftp://host/run")], "must be s3://bucket/folder, gs://bucket/folder"),
+    (
+        "uri without bucket",
+        JOB,
+        [("spec.checkpoint.uri", "s3:///run")],
+        "must be s3://bucket/folder, gs://bucket/folder",
+    ),
+    ("relative uri", JOB, [("spec.checkpoint.uri", "file://run")], "must be s3://bucket/folder, gs://bucket/folder"),
     ("long name", JOB, [("metadata.name", LONG)], "metadata.name is longer than 50 characters"),
 ]
 

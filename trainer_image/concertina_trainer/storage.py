@@ -1,13 +1,16 @@
-"""Durable storage (s3:// and file://): reading and writing objects, and errors as sentences that say what to do."""
+"""Durable storage by URI: reading and writing objects, and errors as sentences that say what to do."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import dataclasses
+import datetime
 import fcntl
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import obstore
@@ -18,11 +21,27 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import LocalStore, S3Store
+from obstore.store import LocalStore
+
+from concertina_trainer.stores import KINDS, CloudStore, client_options
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, UpdateVersion
+    from obstore.store import RetryConfig
 
 PATIENCE = timedelta(seconds=20)
 """How long one request is tried again before it is an error."""
 IMPATIENCE = timedelta(seconds=3)
+SCHEMES = f"{', '.join(f'{scheme}://' for scheme in KINDS)} or file://"
+CONCURRENCY = 8
+"""Requests at a time."""
+PIECE = 16 << 20
+"""Bytes of one request within a large object."""
+MOST_PIECES = 5000
+"""Of an object that is written in pieces (S3 takes 10,000)."""
+NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+"""What stores say of a bucket or container that is not there."""
+UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
 
 
 class StorageError(Exception):
@@ -33,6 +52,16 @@ class Changed(Exception):
     """A conditional write found another version than it named."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An object in a listing."""
+
+    size: int
+    """Bytes."""
+    at: datetime.datetime
+    """When it was last written, by the store's clock."""
+
+
 class Folder:
     """The objects below one URI. Keys are relative to it; every method raises StorageError with a sentence."""
 
@@ -40,15 +69,13 @@ class Folder:
         self.uri = uri.rstrip("/")
         parts = urlsplit(self.uri)
         self._directory: Path | None = None
-        self._bucket = ""
-        if parts.scheme == "s3":
-            self._bucket = parts.netloc
-            self._store: S3Store | LocalStore = S3Store(
-                parts.netloc,
-                prefix=parts.path.strip("/") or None,
-                client_options={"allow_http": True, "connect_timeout": timedelta(seconds=3)},
-                retry_config={"max_retries": 50, "retry_timeout": patience},
-            )
+        self._kind, self._holder = KINDS.get(parts.scheme), parts.netloc
+        self._store: CloudStore | LocalStore
+        if self._kind is not None:
+            with self._sentences("open"):
+                retry: RetryConfig = {"max_retries": 50, "retry_timeout": patience}
+                prefix = parts.path.strip("/") or None
+                self._store = self._kind.open(self._holder, prefix, client_options(), retry)
         elif parts.scheme in ("file", ""):
             self._directory = Path(parts.path)
             if not create and not self._directory.is_dir():
@@ -56,21 +83,26 @@ class Folder:
             with self._sentences("open"):
                 self._store = LocalStore(self._directory, mkdir=create)
         else:
-            raise StorageError(f"{uri} can't be used: its scheme must be s3:// or file://.")
+            raise StorageError(f"{uri} can't be used: its scheme must be {SCHEMES}.")
 
     def get(self, key: str) -> bytes | None:
         """None where there is no such object."""
         found = self.get_version(key)
         return None if found is None else found[0]
 
-    def get_version(self, key: str) -> tuple[bytes, str] | None:
+    def get_version(self, key: str) -> tuple[bytes, UpdateVersion] | None:
         """With the version that `put_if` takes."""
         try:
             with self._sentences(f"read {key}"):
                 result = obstore.get(self._store, key)
-                return bytes(result.bytes()), result.meta["e_tag"] or ""
+                return bytes(result.bytes()), _version(result.meta)
         except FileNotFoundError:
             return None
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Like `get`, several at a time."""
+        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+            return list(pool.map(self.get, keys))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """The bytes [begin, end) of each range."""
@@ -78,22 +110,30 @@ class Folder:
             starts, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
             return [memoryview(data) for data in obstore.get_ranges(self._store, key, starts=starts, ends=ends)]
 
-    def put(self, key: str, value: bytes | Path) -> None:
-        with self._sentences(f"write {key}", missing_is_error=True):
-            obstore.put(self._store, key, value)
+    def stream(self, key: str) -> Iterator[memoryview]:
+        """An object's bytes, in pieces as they come."""
+        with self._sentences(f"read {key}", missing_is_error=True):
+            for piece in obstore.get(self._store, key).stream(min_chunk_size=PIECE):
+                yield memoryview(piece)
 
-    def put_if(self, key: str, value: bytes, version: str | None) -> None:
+    def put(self, key: str, value: bytes | Path | Iterable[memoryview], size: int = 0) -> None:
+        """`size`: of what comes in pieces, about."""
+        size = value.stat().st_size if isinstance(value, Path) else size
+        with self._sentences(f"write {key}", missing_is_error=True):
+            obstore.put(self._store, key, value, chunk_size=max(PIECE, size // MOST_PIECES))
+
+    def put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
         """Write only over this version (None: only where there is nothing); else raises Changed."""
         with self._sentences(f"write {key}", missing_is_error=True):
             try:
                 if self._directory is not None:
                     self._put_if_local(self._directory / key, value, version)
                 else:
-                    obstore.put(self._store, key, value, mode="create" if version is None else {"e_tag": version})
+                    obstore.put(self._store, key, value, mode=version or "create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError) as error:
                 raise Changed(key) from error
 
-    def _put_if_local(self, path: Path, value: bytes, version: str | None) -> None:
+    def _put_if_local(self, path: Path, value: bytes, version: UpdateVersion | None) -> None:
         """obstore has no conditional overwrite of files: a lock beside the file makes one, on this file system."""
         with path.with_name(path.name + ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -102,23 +142,35 @@ class Folder:
                 raise Changed(path.name)
             obstore.put(self._store, path.name, value)
 
+    def entries(self, prefix: str = "") -> dict[str, Entry]:
+        """By key, the objects below `prefix` (a whole folder name)."""
+        with self._sentences(f"list {prefix}"):
+            return {
+                item["path"]: Entry(item["size"], item["last_modified"])
+                for batch in obstore.list(self._store, prefix or None)
+                for item in batch
+            }
+
     def list(self, prefix: str) -> dict[str, int]:
         """Sizes by key, of the objects below `prefix` (a whole folder name)."""
-        with self._sentences(f"list {prefix}"):
-            return {item["path"]: item["size"] for batch in obstore.list(self._store, prefix) for item in batch}
+        return {key: entry.size for key, entry in self.entries(prefix).items()}
 
     def delete(self, keys: Sequence[str]) -> None:
         """Those that are not there any more are no error."""
-        with self._sentences("delete old checkpoints"), contextlib.suppress(FileNotFoundError):
-            for key in keys:
+
+        def one(key: str) -> None:
+            with self._sentences(f"delete {key}"), contextlib.suppress(FileNotFoundError):
                 obstore.delete(self._store, key)
+
+        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+            list(pool.map(one, keys))
 
     @contextlib.contextmanager
     def _sentences(self, doing: str, missing_is_error: bool = False) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            if missing_is_error or "NoSuchBucket" in str(error):
+            if missing_is_error or any(sign in str(error) for sign in NO_HOLDER):
                 raise StorageError(self._sentence(doing, error)) from error
             raise
         except (BaseError, OSError, ValueError) as error:
@@ -126,18 +178,30 @@ class Folder:
 
     def _sentence(self, doing: str, error: Exception) -> str:
         text = str(error)
-        where = os.environ.get("AWS_ENDPOINT_URL", "AWS") if self._bucket else "this file system"
-        if "NoSuchBucket" in text:
-            return f"The bucket {self._bucket} does not exist at {where}: create it, or correct the URI {self.uri}."
-        if self._bucket and (
-            isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or "403 Forbidden" in text
-        ):
+        where = self._kind.endpoint() if self._kind else "this file system"
+        if self._kind is not None and any(sign in text for sign in NO_HOLDER):
             return (
-                f"{where} refused the credentials for {self.uri} ({doing}): put an access key that may read and write "
-                "it into the Secret that checkpoint.secretName names."
+                f"The {self._kind.holder} {self._holder} does not exist at {where}: create it, or correct the URI "
+                f"{self.uri}."
+            )
+        denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
+        if self._kind is not None and (denied or "403 Forbidden" in text):
+            return (
+                f"{where} refused the credentials for {self.uri} ({doing}): put {self._kind.access} into the Secret "
+                "that checkpoint.secretName names."
             )
         if isinstance(error, PermissionError) or "Permission denied" in text:
             return f"{self.uri} may not be written by this user ({doing}): correct its permissions or the URI."
-        if any(sign in text for sign in ("error sending request", "onnect", "dns error", "timed out")):
+        if any(sign in text for sign in UNREACHABLE):
             return f"{where} can't be reached for {self.uri} ({doing}): check the endpoint and the network."
         return f"Could not {doing} below {self.uri}: {text.splitlines()[0][:300]}."
+
+
+def _version(meta: ObjectMeta) -> UpdateVersion:
+    """What of it there is: stores compare the ETag (S3, Azure) or the generation (Google)."""
+    version: UpdateVersion = {}
+    if meta["e_tag"]:
+        version["e_tag"] = meta["e_tag"]
+    if meta["version"]:
+        version["version"] = meta["version"]
+    return version

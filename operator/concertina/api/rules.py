@@ -37,7 +37,7 @@ class Rule:
         return (self.at + (self.field or "")).lstrip(".")
 
 
-STORED = "^(s3://[a-z0-9][a-z0-9.-]+(/.*)?|file:///.+)$"
+STORED = "^((s3|gs|az)://[a-z0-9][a-z0-9._-]+(/.*)?|file:///.+)$"
 """Where checkpoints can be: a regular expression of RE2 and of Python."""
 
 
@@ -149,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=".spec.checkpoint.uri",
         cel=f"self.matches('{STORED}')",
-        message="must be s3://bucket/folder or file:///folder",
+        message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
         holds=lambda spec: spec.checkpoint is None or re.search(STORED, spec.checkpoint.uri) is not None,
     ),
     _while_suspended("template", optional=False),

@@ -113,8 +113,8 @@ class Checkpoint(Model):
     uri: str = Field(
         min_length=1,
         max_length=1024,
-        description="Folder of this job's checkpoints, s3://bucket/folder or file:///folder; no two live jobs share "
-        "one. A job finds the newest checkpoint in it and goes on from there.",
+        description="Folder of this job's checkpoints, s3://bucket/folder, gs://bucket/folder, az://container/folder "
+        "or file:///folder; no two live jobs share one. A job goes on from the newest checkpoint in it.",
     )
     every_steps: int | None = Field(
         default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: by everySeconds alone."
@@ -126,7 +126,8 @@ class Checkpoint(Model):
         min_length=1,
         max_length=253,
         description="Secret of this namespace with the storage's access: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
-        "AWS_REGION and AWS_ENDPOINT_URL as they apply. They become environment variables of the container 'trainer'.",
+        "AWS_REGION and AWS_ENDPOINT_URL; GOOGLE_SERVICE_ACCOUNT_KEY; or AZURE_STORAGE_ACCOUNT_NAME and "
+        "AZURE_STORAGE_ACCOUNT_KEY. They become environment variables of the container 'trainer'.",
     )
 
 

@@ -1,0 +1,125 @@
+"""The object store behind a URI: which schemes there are, and how each finds its endpoint, credentials and CA.
+
+Credentials come by the chains of obstore (the environment, web identity, metadata servers; Google's and Azure's files
+too); of AWS's files the static keys are read here. docs/checkpoints.md lists the variables.
+"""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from obstore.store import AzureStore, GCSStore, S3Store
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+CloudStore = S3Store | GCSStore | AzureStore
+CA_FILES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
+"""Variables that name a PEM file of further certificates to trust; the first that is set counts."""
+CONNECT = timedelta(seconds=3)
+STALLED = timedelta(seconds=20)
+"""A body of which nothing arrives for so long is asked for again."""
+REQUEST = timedelta(minutes=15)
+"""One request, body and all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What differs between the schemes."""
+
+    holder: str
+    """How it calls what a URI begins with: bucket or container."""
+    open: Callable[[str, str | None, ClientConfig, RetryConfig], CloudStore]
+    """By bucket and prefix."""
+    endpoint: Callable[[], str]
+    """For sentences."""
+    access: str
+    """What the Secret must hold."""
+
+
+def client_options() -> ClientConfig:
+    """Raises OSError where the CA file that the environment names can't be read."""
+    options: ClientConfig = {
+        "allow_http": True,
+        "connect_timeout": CONNECT,
+        "read_timeout": STALLED,
+        "timeout": REQUEST,
+    }
+    file = next((os.environ[name] for name in CA_FILES if os.environ.get(name)), "")
+    if file:
+        options["root_certificate"] = Path(file).read_bytes()
+    return options
+
+
+def _s3(bucket: str, prefix: str | None, client: ClientConfig, retry: RetryConfig) -> S3Store:
+    config: dict[str, Any] = {**aws_profile(os.environ), "checksum_algorithm": "SHA256"}
+    return S3Store(bucket, prefix=prefix, client_options=client, retry_config=retry, **config)
+
+
+def _gcs(bucket: str, prefix: str | None, client: ClientConfig, retry: RetryConfig) -> GCSStore:
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    config: dict[str, Any] = {}
+    if emulator:  # a key that asks nobody for a token
+        url = emulator if "://" in emulator else f"http://{emulator}"
+        key = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+        config = {"service_account_key": json.dumps(key)}
+    return GCSStore(bucket, prefix=prefix, client_options=client, retry_config=retry, **config)
+
+
+def _azure(container: str, prefix: str | None, client: ClientConfig, retry: RetryConfig) -> AzureStore:
+    return AzureStore(container, prefix=prefix, client_options=client, retry_config=retry)
+
+
+KINDS: Mapping[str, Kind] = {
+    "s3": Kind(
+        "bucket",
+        _s3,
+        lambda: os.environ.get("AWS_ENDPOINT_URL", "AWS"),
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a key that may read and write it",
+    ),
+    "gs": Kind(
+        "bucket",
+        _gcs,
+        lambda: os.environ.get("STORAGE_EMULATOR_HOST", "Google Cloud Storage"),
+        "GOOGLE_SERVICE_ACCOUNT_KEY, the JSON key of an account that may read and write it",
+    ),
+    "az": Kind(
+        "container",
+        _azure,
+        lambda: os.environ.get("AZURE_ENDPOINT", "Azure Blob Storage"),
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY of the account that it is in",
+    ),
+}
+
+
+def aws_profile(environment: Mapping[str, str]) -> dict[str, str]:
+    """Static keys and the region of the profile in AWS's files; nothing where the environment has credentials."""
+    if any(name in environment for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")):
+        return {}
+    home = Path(environment.get("HOME", "/")) / ".aws"
+    files = configparser.RawConfigParser()
+    files.read(
+        [
+            environment.get("AWS_CONFIG_FILE", home / "config"),
+            environment.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"),
+        ]
+    )
+    profile = environment.get("AWS_PROFILE", "default")
+    found: dict[str, str] = {}
+    for section in (f"profile {profile}", profile):
+        if files.has_section(section):
+            found |= dict(files.items(section))
+    wanted = {
+        "access_key_id": "aws_access_key_id",
+        "secret_access_key": "aws_secret_access_key",
+        "session_token": "aws_session_token",
+        "region": "region",
+    }
+    return {key: found[name] for key, name in wanted.items() if name in found}
