@@ -13,6 +13,7 @@ from concertina_trainer.data.batches import microbatches
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.optimizer import ShardedAdamW
 from concertina_trainer.state import TrainState
+from concertina_trainer.summing import PlainSums
 
 
 def main() -> int:
@@ -25,9 +26,9 @@ def main() -> int:
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
     batch = microbatches(reader, plan, world.rank, position=100)
-    run = loop.Run(config, world, model, optimizer, None, None, None)
+    run = loop.Run(config, world, model, optimizer, PlainSums(), None, None, None)
     loop.forward_backward(run, batch)
-    squared = optimizer.squared_norm()
+    squared = run.sums.squares(optimizer.gradients())[0]
     torch.distributed.all_reduce(squared)
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     optimizer.update(0.0, 1.0)

@@ -1,14 +1,8 @@
 """Exactness: interrupted and resized runs against uninterrupted ones, with real workers, kills and restores."""
 
 import node
+import plain
 import pytest
-import torch
-import torch.nn.functional as F
-
-from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.model import Decoder, initial_weight
-from concertina_trainer.optimizer import learning_rate
 
 REASSOCIATION = 2e-4
 """Most that a loss may differ: another world adds the same float32 numbers in another order, and twelve steps of a
@@ -30,29 +24,7 @@ def reference(folder_of_module, parent, trainer):
 
 
 def test_the_reference_is_what_plain_pytorch_gives(trainer, reference):
-    """torch's own AdamW and clipping on one unsharded model, a whole batch at a time."""
-    config = TrainerConfig.model_validate(trainer)
-    model = Decoder(config.model)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(initial_weight(name, p.shape, config.model, config.seed))
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
-    reader = Reader(config.data, config.model.sequence_length, config.seed)
-    losses = {}
-    for step in range(config.steps):
-        tokens = torch.from_numpy(reader.read(7 * step, 7 * (step + 1)))
-        adam.zero_grad()
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in adam.param_groups:
-            group["lr"] = learning_rate(step, config.steps, config.optimizer)
-        adam.step()
-        losses[step + 1] = loss.item()
-    check(reference, losses)
+    check(reference, plain.losses(trainer))
 
 
 def test_every_world_has_the_same_losses(folder, parent, trainer, reference):

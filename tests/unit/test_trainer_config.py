@@ -27,6 +27,7 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"data": {"uri": "relative/path"}}, "uri"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"precision": "float8"}, "precision"),
+        ({"determinism": "bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
     ],
 )
 def test_a_mistake_is_named(change, said):
@@ -41,6 +42,8 @@ def test_the_digest_is_of_what_decides_the_numbers():
     same["data"] = {"uri": "s3://elsewhere/data", "cacheMebibytes": 99}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
+    bitwise = [{**DATA, "determinism": "bitwise", "microBatchSize": size} for size in (8, 4)]
+    assert len({TrainerConfig.model_validate(one).digest() for one in bitwise}) == 2
 
 
 def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():

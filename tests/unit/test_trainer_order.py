@@ -72,14 +72,27 @@ def test_the_order_never_changes():
 
 
 @settings(max_examples=300, deadline=None)
-@given(size=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 64))
-def test_the_slices_of_all_ranks_are_the_batch_in_equal_shapes(size, micro, world):
-    plan = plan_batch(size, micro, world)
-    slices = [plan.slice_of(rank) for rank in range(world)]
-    assert [row for part in slices for row in part] == list(range(size))
-    assert all(len(part) <= plan.microbatches * plan.rows for part in slices)
-    assert plan.rows <= micro
-    assert plan.microbatches * plan.rows < -(-size // world) + plan.microbatches, "no more filling than must be"
+@given(size=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 64), fixed=st.booleans())
+def test_the_parts_of_all_ranks_are_the_batch_in_equal_shapes(size, micro, world, fixed):
+    plan = plan_batch(size, micro, world, fixed)
+    parts = [plan.parts(rank) for rank in range(world)]
+    assert {len(mine) for mine in parts} == {plan.microbatches}
+    in_order = zip(*parts, strict=True) if fixed else parts
+    assert [row for some in in_order for part in some for row in part] == list(range(size))
+    assert all(len(part) <= plan.rows <= micro for mine in parts for part in mine)
+    if not fixed:
+        assert plan.microbatches * plan.rows < -(-size // world) + plan.microbatches, "no more filling than must be"
+
+
+@given(size=st.integers(1, 500), micro=st.integers(1, 64), worlds=st.lists(st.integers(1, 64), min_size=2, max_size=4))
+def test_a_fixed_plan_cuts_the_batch_alike_in_every_world(size, micro, worlds):
+    cuts = []
+    for world in worlds:
+        plan = plan_batch(size, micro, world, fixed=True)
+        dealt = [part for turn in zip(*map(plan.parts, range(world)), strict=True) for part in turn]
+        assert not any(dealt[plan.cuts :]), "what is beyond the cuts is filling"
+        cuts.append(dealt[: plan.cuts])
+    assert all(some == cuts[0] for some in cuts)
 
 
 def test_no_sequence_at_all_is_an_error():

@@ -8,12 +8,14 @@ finite never reaches them, and all ranks act on the same word after the same ste
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from concertina_trainer.parallel import World
+from concertina_trainer.summing import Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +38,17 @@ class Said:
 @dataclasses.dataclass(frozen=True)
 class Agreed:
     loss: float
-    """Sum over ranks."""
+    """Over the global batch."""
     squared_norm: float
     said: Said
 
 
-def agree(world: World, loss: Tensor, squared_norm: Tensor, said: Said) -> Agreed:
+def agree(world: World, sums: Sums, losses: Sequence[Tensor], gradients: Sequence[Tensor], said: Said) -> Agreed:
     """One all-reduce of a few float64."""
-    flags = torch.tensor(dataclasses.astuple(said), dtype=torch.float64)
-    numbers = torch.stack([loss.detach().double(), squared_norm.to(loss.device)])
-    word = torch.cat([numbers, flags.to(loss.device)])
+    flags = torch.tensor(dataclasses.astuple(said), dtype=torch.float64, device=world.device)
+    parts = [sums.losses(losses), sums.squares(gradients), flags]
+    word = torch.cat(parts)
     with world.waits.measured():
         dist.all_reduce(word)
-    loss_sum, norm_sum, *counts = word.tolist()
-    return Agreed(loss_sum, norm_sum, Said(*(round(count) for count in counts)))
+    loss, squares, counts = (part.tolist() for part in word.split([len(part) for part in parts]))
+    return Agreed(sums.loss(loss), sums.squared_norm(squares), Said(*(round(count) for count in counts)))

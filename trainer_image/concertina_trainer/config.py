@@ -28,6 +28,14 @@ class Precision(enum.StrEnum):
     float32 = "float32"
 
 
+class Determinism(enum.StrEnum):
+    order = "order"
+    bitwise = "bitwise"
+
+
+MOST_FIXED_MICROBATCHES = 16
+
+
 class ModelConfig(_Section):
     """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
@@ -122,12 +130,32 @@ class TrainerConfig(_Section):
     precision: Precision = Field(
         default=Precision.auto, description="auto: bfloat16 matrix products where the device has them, else float32."
     )
+    determinism: Determinism = Field(
+        default=Determinism.order,
+        description="order: the same samples in the same order at any number of workers; losses differ by rounding. "
+        "bitwise: the same losses and weights to the last bit, at any number of workers of the same hardware, and more "
+        "slowly. The batch is then cut into at most 16 microbatches, whatever the number of workers.",
+    )
     snapshot: SnapshotConfig = Field(default=SnapshotConfig(), description="Snapshots in node memory.")
     log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
+    @model_validator(mode="after")
+    def _few_fixed_microbatches(self) -> TrainerConfig:
+        count = math.ceil(self.global_batch_size / self.micro_batch_size)
+        if self.determinism is Determinism.bitwise and count > MOST_FIXED_MICROBATCHES:
+            raise ValueError(
+                f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches, and globalBatchSize "
+                f"({self.global_batch_size}) / microBatchSize ({self.micro_batch_size}) makes {count}: raise "
+                "microBatchSize"
+            )
+        return self
+
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        kept = self.model_dump(mode="json", exclude={"data", "snapshot", "log_every_steps", "micro_batch_size"})
+        without = {"data", "snapshot", "log_every_steps", "micro_batch_size"}
+        if self.determinism is Determinism.bitwise:
+            without.remove("micro_batch_size")
+        kept = self.model_dump(mode="json", exclude=without)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

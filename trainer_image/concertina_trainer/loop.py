@@ -14,9 +14,10 @@ from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.batches import Batches, Microbatch
 from concertina_trainer.model import Decoder, token_losses
 from concertina_trainer.optimizer import ShardedAdamW, learning_rate
-from concertina_trainer.parallel import World, set_accumulating
+from concertina_trainer.parallel import World
 from concertina_trainer.report import Reporter
 from concertina_trainer.saving import Saving
+from concertina_trainer.summing import Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Run:
     world: World
     model: Decoder
     optimizer: ShardedAdamW
+    sums: Sums
     batches: Batches
     saving: Saving
     reporter: Reporter
@@ -41,9 +43,9 @@ def train(run: Run, step: int, position: int) -> Done:
         enter("loading data", step)
         microbatches = run.batches.next()
         enter("computing", step)
-        loss = forward_backward(run, microbatches)
+        losses = forward_backward(run, microbatches)
         enter("reducing", step)
-        agreed = agree(run.world, loss, run.optimizer.squared_norm(), run.saving.say())
+        agreed = agree(run.world, run.sums, losses, run.optimizer.gradients(), run.saving.say())
         if not math.isfinite(agreed.loss + agreed.squared_norm):
             raise FloatingPointError(f"the loss of step {step + 1} is {agreed.loss}: nothing of that step is kept")
 
@@ -59,17 +61,18 @@ def train(run: Run, step: int, position: int) -> Done:
             return done
 
 
-def forward_backward(run: Run, microbatches: list[Microbatch]) -> Tensor:
-    """Gradients of this rank's part of the global mean; returns that part of the loss."""
+def forward_backward(run: Run, microbatches: list[Microbatch]) -> list[Tensor]:
+    """Gradients of the global mean, reduced; returns what each microbatch adds to the loss."""
     global_tokens = run.config.global_batch_size * run.config.model.sequence_length
-    total = torch.zeros((), device=run.world.device)
+    parts = []
     for i, batch in enumerate(microbatches):
-        set_accumulating(run.model, last=i == len(microbatches) - 1)
+        run.sums.begin(run.model, i, len(microbatches))
         losses = token_losses(run.model(batch.tokens[:, :-1]), batch.tokens[:, 1:])
         loss = (losses * batch.weights[:, None]).sum() / global_tokens
         torch.autograd.backward(loss)
-        total += loss.detach()
-    return total
+        parts.append(loss.detach())
+    run.sums.finish(run.optimizer.gradients())
+    return parts
 
 
 def clip_scale(squared_norm: float, limit: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +30,13 @@ def local(tensor: Tensor) -> Tensor:
 class ShardedAdamW:
     """AdamW on plain local tensors: an update is elementwise, so no rank needs another's part (and DTensor's
     dispatch, slower than the arithmetic of a small model, is not paid). Its state is filled in by hand, with the
-    right step."""
+    right step.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, step: int) -> None:
+    `exact`: by one rounding an operation. torch's own kernels compute the last few elements of a tensor in other
+    instructions than the rest (measured, fused on CPU: one bit of `exp_avg_sq`), so their bits depend on the cut."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, step: int, exact: bool = False) -> None:
+        self._exact = exact
         self._sharded = {name: p for name, p in model.named_parameters() if local(p.detach()).numel()}
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
@@ -56,6 +61,30 @@ class ShardedAdamW:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
 
+    @torch.no_grad()
+    def _step_exactly(self, group: dict[str, Any]) -> None:
+        """AdamW (Loshchilov, Hutter 2019, algorithm 2) in operations that IEEE 754 rounds correctly."""
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return
+        states = [self._adam.state[p] for p in parameters]
+        gradients, rate, (beta1, beta2) = [p.grad for p in parameters], group["lr"], group["betas"]
+        first, second = ([state[kind] for state in states] for kind in ("exp_avg", "exp_avg_sq"))
+        for state in states:
+            state["step"] += 1
+        step = states[0]["step"].item()
+        torch._foreach_mul_(first, beta1)
+        torch._foreach_add_(first, torch._foreach_mul(gradients, 1 - beta1))
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_add_(second, torch._foreach_mul(torch._foreach_mul(gradients, gradients), 1 - beta2))
+        scale = torch._foreach_sqrt(second)
+        torch._foreach_div_(scale, math.sqrt(1 - beta2**step))
+        torch._foreach_add_(scale, group["eps"])
+        moves = torch._foreach_mul(first, rate / (1 - beta1**step))
+        torch._foreach_div_(moves, scale)
+        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        torch._foreach_sub_(parameters, moves)
+
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """By name of the state, by name of the parameter; for parameters that this rank has a part of."""
         return {
@@ -67,10 +96,9 @@ class ShardedAdamW:
         for parameter in self._local.values():
             self._adam.state[parameter]["step"].fill_(float(step))
 
-    def squared_norm(self) -> Tensor:
-        """Sum of squares of this rank's gradients, float64 scalar."""
-        gradients = [local(p.grad) for p in self._sharded.values() if p.grad is not None]
-        return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+    def gradients(self) -> list[Tensor]:
+        """This rank's parts."""
+        return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
     def update(self, rate: float, gradient_scale: float) -> None:
         """One step with the reduced gradients, which are scaled and then dropped."""
@@ -82,6 +110,9 @@ class ShardedAdamW:
             torch._foreach_mul_(gradients, gradient_scale)
         for group in self._adam.param_groups:
             group["lr"] = rate
-        self._adam.step()
+            if self._exact:
+                self._step_exactly(group)
+        if not self._exact:
+            self._adam.step()
         for parameter in self._local.values():
             parameter.grad = None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -115,11 +114,12 @@ def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision is Precision.bfloat16 else torch.float32
 
 
-def set_accumulating(model: nn.Module, last: bool) -> None:
-    """Only the last microbatch of a step reduces gradients (the others add up unreduced)."""
-    assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(last)
-    model.set_is_last_backward(last)
+def make_deterministic() -> None:
+    """Kernels that give the same bits each time, or an error that names the operation. Before CUDA is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
 
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}

@@ -48,12 +48,14 @@ class Waits:
             self._seconds += time.perf_counter() - started
 
 
-class _Allocating:
+class Allocating:
+    """The memory of FSDP2's collectives, as FSDP2 itself gets it."""
+
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class MeasuredAllGather(_Allocating):
+class MeasuredAllGather(Allocating):
     """FSDP's own, with a clock (torch.distributed.fsdp's AllGather protocol)."""
 
     def __init__(self, waits: Waits) -> None:
@@ -66,7 +68,7 @@ class MeasuredAllGather(_Allocating):
             return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
-class MeasuredReduceScatter(_Allocating):
+class MeasuredReduceScatter(Allocating):
     """FSDP's own, with a clock (its ReduceScatter protocol)."""
 
     def __init__(self, waits: Waits) -> None:

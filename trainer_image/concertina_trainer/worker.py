@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
-from concertina_trainer import parallel
+from concertina_trainer import parallel, summing
 from concertina_trainer.batch import plan_batch
-from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.config import CheckpointConfig, Determinism, TrainerConfig
 from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.errors import BadInput, RestoreFailed
@@ -77,6 +77,9 @@ def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
 def run(channel: WorkerEnd) -> Done:
     """The whole round: join, build, restore, train."""
     config, checkpoint = configuration()
+    bitwise = config.determinism is Determinism.bitwise
+    if bitwise:
+        parallel.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
     reporter.phase("starting", start.restore.step)
@@ -86,7 +89,7 @@ def run(channel: WorkerEnd) -> Done:
     with reporter.part("build"):
         reader = Reader(config.data, config.model.sequence_length, config.seed)
         model = parallel.sharded_model(config.model, config.precision, world)
-        optimizer = ShardedAdamW(model, config.optimizer, start.restore.step)
+        optimizer = ShardedAdamW(model, config.optimizer, start.restore.step, exact=bitwise)
         state = TrainState(model, optimizer, world)
     reporter.phase("restoring", start.restore.step)
     with reporter.part("restore"):
@@ -105,9 +108,11 @@ def run(channel: WorkerEnd) -> Done:
         digest,
         restored.continued,
     )
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
+    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=bitwise)
+    sums = summing.sums(bitwise, model, plan, world.rank, world.waits)
     folder = Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}")
     durable = start.durable or start.restore.durable
     saving = Saving(config, checkpoint, world, Snapshots(folder, state), now, durable, channel)
     batches = Batches(reader, plan, world.rank, restored.position, world.device)
-    return train(Run(config, world, model, optimizer, batches, saving, reporter), restored.id.step, restored.position)
+    all_of_it = Run(config, world, model, optimizer, sums, batches, saving, reporter)
+    return train(all_of_it, restored.id.step, restored.position)

@@ -55,12 +55,13 @@ class Batches:
 
 def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int) -> list[Microbatch]:
     """This rank's part of the global batch that begins at `position`, filled up to equal shapes."""
-    mine = plan.slice_of(rank)
-    tokens = torch.from_numpy(reader.read(position + mine.start, position + mine.stop))
-    whole = torch.zeros(plan.microbatches * plan.rows, tokens.size(1), dtype=torch.int64)
-    whole[: len(mine)] = tokens
-    weights = torch.zeros(len(whole))
-    weights[: len(mine)] = 1.0
-    return [
-        Microbatch(t, w) for t, w in zip(torch.split(whole, plan.rows), torch.split(weights, plan.rows), strict=True)
-    ]
+    return [_filled(reader, position, part, plan.rows) for part in plan.parts(rank)]
+
+
+def _filled(reader: Reader, position: int, part: range, rows: int) -> Microbatch:
+    found = torch.from_numpy(reader.read(position + part.start, position + part.stop))
+    tokens = torch.zeros(rows, found.size(1), dtype=torch.int64)
+    tokens[: len(part)] = found
+    weights = torch.zeros(rows)
+    weights[: len(part)] = 1.0
+    return Microbatch(tokens, weights)

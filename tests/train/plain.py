@@ -1,0 +1,37 @@
+"""The same training in plain PyTorch: its own AdamW and clipping, one unsharded model, a whole batch at a time."""
+
+import torch
+import torch.nn.functional as F
+
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.model import Decoder, initial_weight
+from concertina_trainer.optimizer import learning_rate
+
+
+def losses(trainer, nudged=False):
+    """By step. `nudged`: every initial weight is the next float32."""
+    config = TrainerConfig.model_validate(trainer)
+    model = Decoder(config.model)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(initial_weight(name, p.shape, config.model, config.seed))
+            if nudged:
+                p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    reader = Reader(config.data, config.model.sequence_length, config.seed)
+    found, size = {}, config.global_batch_size
+    for step in range(config.steps):
+        tokens = torch.from_numpy(reader.read(size * step, size * (step + 1)))
+        adam.zero_grad()
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in adam.param_groups:
+            group["lr"] = learning_rate(step, config.steps, config.optimizer)
+        adam.step()
+        found[step + 1] = loss.item()
+    return found

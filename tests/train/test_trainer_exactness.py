@@ -1,0 +1,98 @@
+"""The same seed in any history: interrupted five times, in worlds of 4, 3, 1, 2 and 4 workers, against one worker that
+nothing happens to. With `determinism: bitwise` every loss and the final weights are the same bits."""
+
+import node
+import plain
+import pytest
+import torch
+
+from concertina_trainer.shardfile import header_length, parse_header
+from concertina_trainer.state import DTYPES
+
+HISTORY = ((4, 3), (3, 5), (1, 7), (2, 9), (4, 11))
+"""Workers of each round, and the step at which it is interrupted: by SIGKILL and by a drain in turn."""
+STEPS = 13
+
+
+def uninterrupted(folder, parent, trainer, world=1):
+    job = node.Job(folder, parent, trainer)
+    outcome = job.run(world)
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    return job, outcome.losses
+
+
+def interrupted(folder, parent, trainer, bound=0.0):
+    """The job, its losses by step, and the positions consumed by then; a step trained again has the same loss."""
+    job, restore, losses, positions = node.Job(folder, parent, trainer), node.FRESH, {}, {}
+    for i, (world, step) in enumerate((*HISTORY, (2, None))):
+        script = None
+        if step is not None:
+            script = node.Script(drain=(step, False)) if i % 2 else node.Script(kill=(step, (world - 1,)))
+        outcome = job.run(world, restore, script)
+        for told in outcome.progress:
+            if told.phase == "training":
+                assert losses.setdefault(told.step, told.loss) == pytest.approx(told.loss, rel=bound, abs=0)
+                assert positions.setdefault(told.step, told.position) == told.position
+                losses[told.step] = told.loss
+        restore = job.newest()
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    assert job.number == len(HISTORY) + 1
+    return job, losses, positions
+
+
+def final_state(job):
+    """Whole tensors by name, of the newest snapshot."""
+    id = job.newest().id
+    assert id.step == STEPS
+    whole = {}
+    for shard in range(id.shards):
+        content = bytearray(job.find(id, shard).read_bytes())
+        begin = header_length(content[:8])
+        for name, placed in parse_header(bytes(content[8:begin]), begin).chunks.items():
+            chunk = placed.chunk
+            dtype = DTYPES[chunk.dtype]
+            value = torch.frombuffer(content, dtype=dtype, offset=placed.begin, count=chunk.size // dtype.itemsize)
+            target = whole.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
+            target[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.shape, strict=True))] = value.view(
+                chunk.shape
+            )
+    return whole
+
+
+def rounding_bound(trainer):
+    """How far losses of two histories may be apart, relatively.
+
+    A loss is a sum of n positive float32 terms: added in two orders, each result is within (n - 1)u of the true one,
+    u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Gradients are apart by as little, and each
+    update moves weights apart by about a unit in the last place. How training makes that grow is measured: A is the
+    greatest difference after moving every initial weight by one such unit. Each step may add as much once more."""
+    terms = trainer["globalBatchSize"] * trainer["model"]["sequenceLength"]
+    straight, nudged = plain.losses(trainer), plain.losses(trainer, nudged=True)
+    growth = max(abs(nudged[step] / straight[step] - 1) for step in straight)
+    return 2 * (terms - 1) * 2**-24 + trainer["steps"] * growth
+
+
+@pytest.fixture
+def longer(trainer):
+    return {**trainer, "steps": STEPS, "globalBatchSize": 15, "logEverySteps": 100}
+
+
+def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer):
+    bitwise = {**longer, "determinism": "bitwise"}
+    whole, expected = uninterrupted(folder / "a", parent, bitwise)
+    job, losses, positions = interrupted(folder / "b", parent, bitwise)
+    assert losses == expected
+    assert positions == {step: 15 * step for step in range(1, STEPS + 1)}
+    reference, found = final_state(whole), final_state(job)
+    assert found.keys() == reference.keys()
+    for name, value in reference.items():
+        assert torch.equal(found[name].view(torch.int32), value.view(torch.int32)), name
+
+
+def test_interrupted_and_resized_the_loss_differs_by_rounding_alone(folder, parent, longer):
+    bound = rounding_bound(longer)
+    assert bound < 1e-3, "it would see a wrong sample, or a step taken twice"
+    _, expected = uninterrupted(folder / "a", parent, longer)
+    _, losses, positions = interrupted(folder / "b", parent, longer, bound)
+    assert positions == {step: 15 * step for step in range(1, STEPS + 1)}
+    assert losses == pytest.approx(expected, rel=bound)
