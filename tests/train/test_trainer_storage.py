@@ -34,7 +34,8 @@ def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer,
     assert set(second.codes.values()) == {0}, second.output
     assert second.progress[-1].restored_step == steps[-1]
     assert {**first.losses, **second.losses} == pytest.approx(reference, rel=2e-4)
-    assert [(d.step, d.complete) for d in second.durable] == [(12, True)]
+    missed = [(8, False)] if latest.step < 8 else []  # where the kill came before 8 was in storage
+    assert [(d.step, d.complete) for d in second.durable] == [*missed, (12, True)]
 
 
 def test_a_checkpoint_that_a_failure_kept_from_storage_is_due_at_once(folder, parent, trainer, tmp_path):
