@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
+import sys
 from pathlib import Path
 
+import pytest
 from replicas import Job, running, trained
 
 from concertina_agent import protocol as p
@@ -64,6 +67,38 @@ def test_a_rank_that_hangs_in_its_forward_pass_is_told_by_its_stack(folder, trai
             hang = (await job.until(job[0], lambda r: r.hang, "no hang was found")).hang
             assert (hang.replica, hang.rank, hang.phase) == (job[0].name, 0, "computing")
             assert "compute_forever" in "\n".join(hang.stack[:4])
+
+    asyncio.run(body())
+
+
+PYTHON = [sys.executable, str(HERE / "stuck.py")]
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "told"),
+    [
+        (PYTHON, Path(sys.executable).parent, "wait_for_what_never_comes (stuck.py:"),
+        (
+            ["sh", "-c", f"{shlex.join(PYTHON)}; true"],
+            Path(sys.executable).parent,
+            "wait_for_what_never_comes (stuck.py:",
+        ),
+        (PYTHON, "/usr/bin", "state S (sleeping)"),
+    ],
+    ids=["py-spy", "py-spy, of what a shell runs", "without py-spy"],
+)
+def test_a_script_that_hangs_is_told_by_its_stack(folder, command, path, told):
+    """py-spy looks at it from outside where the image has it, else the kernel's view is all there is."""
+
+    async def body():
+        async with running(folder, 2, ["--", *command], PATH=f"{path}:/bin") as job:
+            message = job.assignment(await job.prepare(1, job[0], job[1]))
+            await job.assign(p.Assign(**{**vars(message), "limits": p.Limits(hang_seconds=1.0)}))
+            hang = (await job.until(job[0], lambda r: r.hang, "no hang was found")).hang
+            assert (hang.replica, hang.rank) == (job[1].name, 1)
+            assert told in "\n".join(hang.stack)
+            assert "(python" in hang.stack[0] or "(sh)" in hang.stack[0], "what the kernel knows comes first"
+            assert told in job[1].log()
 
     asyncio.run(body())
 

@@ -1,8 +1,8 @@
 """Where a process stands in its code, asked without its help: it may hang in C, or be stopped.
 
 A worker forked by us has registered faulthandler for SIGNAL, which writes the Python stacks of all threads from the
-signal handler itself; any other process is looked at by py-spy, where that is installed. What the kernel knows comes
-first, and is all there is where neither answers."""
+signal handler itself; any other process, and what it has started, is looked at by py-spy, where that is installed and
+permitted. What the kernel knows comes first, and is all there is where neither answers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ ANSWER_SECONDS = 1.0
 QUIET_SECONDS = 0.06
 """A dump that does not grow for so long is complete."""
 KEEP_LINES, KEEP_CHARACTERS = 40, 240
+FAMILY = 8
+"""Processes of one worker that are looked at."""
 FRAMES = 8
 """Kept of each thread, innermost first."""
 
@@ -37,14 +39,11 @@ def register(environment: Mapping[str, str]) -> None:
 
 async def collect(pid: int, pulse: str, reaper: Reaper) -> list[str]:
     """All lines: what the kernel says, then the stacks, innermost frame first."""
-    lines = [_kernel(pid)]
     if _size(pulse + SUFFIX) >= 0:
-        lines += await _by_signal(pid, pulse + SUFFIX)
-    elif program := shutil.which("py-spy"):
-        lines += await _by_py_spy(program, pid, reaper)
-    else:
-        lines += [f"kernel: {line}" for line in _read(f"/proc/{pid}/stack").splitlines()]
-    return lines
+        return [_kernel(pid), *await _by_signal(pid, pulse + SUFFIX)]
+    family = _family(pid)
+    found = await asyncio.gather(*(_from_outside(each, reaper) for each in family))
+    return [line for each, lines in zip(family, found) for line in (_kernel(each), *lines)]
 
 
 def bounded(lines: list[str]) -> tuple[str, ...]:
@@ -66,13 +65,20 @@ def stopped(pid: int) -> bool:
     return _read(f"/proc/{pid}/stat").rpartition(")")[2][:2].strip() == "T"
 
 
+def _family(pid: int) -> list[int]:
+    """The process and what it has started, as a command of one's own may be a shell that runs the script."""
+    found = [pid]
+    for each in found:
+        found += map(int, _read(f"/proc/{each}/task/{each}/children").split())
+    return found[:FAMILY]
+
+
 def _kernel(pid: int) -> str:
     fields = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":" in line)
     waits = _read(f"/proc/{pid}/wchan").strip("0")
-    state = fields.get("State", "gone").strip()
-    return f"process {pid}: state {state}, {fields.get('Threads', '?').strip()} threads" + (
-        f", waits in the kernel's {waits}" if waits else ""
-    )
+    name, state, threads = (fields.get(field, "?").strip() for field in ("Name", "State", "Threads"))
+    said = f"process {pid} ({name}): state {state}, {threads} threads" if fields else f"process {pid}: gone"
+    return f"{said}, waits in the kernel's {waits}" if waits else said
 
 
 async def _by_signal(pid: int, path: str) -> list[str]:
@@ -90,17 +96,27 @@ async def _by_signal(pid: int, path: str) -> list[str]:
     return _read(path)[start:].splitlines()
 
 
-async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> list[str]:
+async def _from_outside(pid: int, reaper: Reaper) -> list[str]:
+    program = shutil.which("py-spy")
+    lines, known = await _by_py_spy(program, pid, reaper) if program else ([], False)
+    if not known:
+        lines += [f"kernel: {line}" for line in _read(f"/proc/{pid}/stack").splitlines()]
+    return lines
+
+
+async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> tuple[list[str], bool]:
+    """What it says, and whether that is a stack: it can't tell of other programs, nor where it may not look."""
     child, output = _start_py_spy(program, pid)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     reaper.watch(child, lambda code: None if ended.done() else ended.set_result(code))
     with output:
         try:
-            await asyncio.wait_for(ended, ANSWER_SECONDS)
+            code = await asyncio.wait_for(ended, ANSWER_SECONDS)
         except asyncio.TimeoutError:
             os.kill(child, signal.SIGKILL)
-            return ["py-spy does not answer"]
-        return output.read(1 << 16).decode(errors="replace").splitlines()
+            return ["py-spy does not answer"], False
+        lines = output.read(1 << 16).decode(errors="replace").splitlines()
+    return (lines, True) if code == 0 else ([f"py-spy: {line}" for line in lines[:1]], False)
 
 
 def _start_py_spy(program: str, pid: int) -> tuple[int, BinaryIO]:
