@@ -11,10 +11,8 @@ import pytest
 from concertina_trainer import cli
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build import build
-from concertina_trainer.data.manifest import parse
-from concertina_trainer.data.reader import Cache, Reader
+from concertina_trainer.data.reader import Reader
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import Folder
 
 
 @pytest.fixture
@@ -50,33 +48,9 @@ def test_a_reader_gives_what_the_order_says(files, tmp_path):
     list(build(files, str(tmp_path / "out"), shard_bytes=700))
     reader = Reader(DataConfig(uri=str(tmp_path / "out")), sequence_length=50, seed=1)
     tokens = reader.read(3, 40)
-    for (shard, row), sequence in zip(np.transpose(reader.order.locate(3, 40)), tokens, strict=True):
+    for (_, shard, row), sequence in zip(np.transpose(reader.places(3, 40)), tokens, strict=True):
         content = (tmp_path / "out" / f"shard-{shard:06}.bin").read_bytes()
         assert bytes(sequence.astype(np.uint8)) == content[row * 50 : row * 50 + 51]
-
-
-def test_data_in_s3_is_fetched_once_into_a_bounded_cache(s3, files, tmp_path, cache):
-    uri = f"s3://train/data-{tmp_path.name}"
-    list(build(files, uri, shard_bytes=700))
-    local = tmp_path / "local"
-    list(build(files, str(local), shard_bytes=700))
-    reader = Reader(DataConfig(uri=uri), 50, seed=1)
-    expected = Reader(DataConfig(uri=str(local)), 50, seed=1).read(0, 100)
-    assert (reader.read(0, 100) == expected).all()
-    held = sorted(cache.glob("*/*.bin"))
-    assert len(held) == 5
-    Folder(uri).delete([shard.file for shard in reader.manifest.shards])
-    assert (Reader(DataConfig(uri=uri), 50, seed=1).read(0, 100) == expected).all(), "from the cache"
-
-
-def test_the_cache_makes_room(files, tmp_path):
-    list(build(files, str(tmp_path / "out"), shard_bytes=700))
-    source = Folder(str(tmp_path / "out"))
-    manifest = parse((tmp_path / "out" / "manifest.json").read_bytes(), "")
-    cache = Cache(tmp_path / "small", limit=1500)
-    for shard in manifest.shards:
-        assert cache.fetch(source, shard).stat().st_size == shard.size
-    assert sum(path.stat().st_size for path in (tmp_path / "small").glob("*.bin")) <= 1500
 
 
 def test_a_damaged_shard_is_refused(files, tmp_path):

@@ -77,18 +77,71 @@ class ModelConfig(_Section):
         return self
 
 
-class DataConfig(_Section):
-    """Token shards and their manifest, as `python -m concertina_trainer.cli data build` writes them."""
+DATA_URI = r"^(s3://.+|file:///.+|/.+)$"
+"""Where data can be: a regular expression of RE2 and of Python."""
+
+
+class Documents(enum.StrEnum):
+    joined = "joined"
+    masked = "masked"
+    packed = "packed"
+    bucketed = "bucketed"
+
+
+class MixtureSource(_Section):
+    """One of several data sets that are trained on together."""
 
     uri: str = Field(
+        min_length=1, max_length=1024, pattern=DATA_URI, description="Folder of manifest.json and its shards."
+    )
+    weight: int = Field(
+        ge=1, le=1000, description="Its share of the sequences is this number, over the sum of all weights."
+    )
+
+
+class DataConfig(_Section):
+    """Token shards and their manifest, as `concertina data build` writes them: of one folder, or of a mixture."""
+
+    uri: str | None = Field(
+        default=None,
         min_length=1,
         max_length=1024,
-        pattern=r"^(s3://.+|file:///.+|/.+)$",
-        description="Folder of manifest.json and its shards: an absolute path, file:///... or s3://bucket/folder.",
+        pattern=DATA_URI,
+        description="Folder of manifest.json and its shards: an absolute path, file:///... or s3://bucket/folder. "
+        "Absent: mixture names several.",
+    )
+    mixture: Annotated[list[MixtureSource], Field(max_length=32)] = Field(
+        default=[],
+        description="Data sets that are trained on together, in proportions that are exact at any moment. Each begins "
+        "a new epoch of its own, in a new order, when it is used up.",
+    )
+    documents: Documents = Field(
+        default=Documents.joined,
+        description="joined: sequences are cut from the documents one after the other, whatever their ends. masked: so "
+        "too, but a token attends to its own document only. packed: whole documents are packed into sequences, and "
+        "attend to themselves only. bucketed: a document a sequence, computed with others of about its length. packed "
+        "and bucketed need `concertina data pack`.",
     )
     cache_mebibytes: int = Field(
         default=4096, ge=16, le=16777216, description="Most MiB of shards from s3:// kept on a node's disk."
     )
+    fetch_threads: int = Field(default=4, ge=1, le=64, description="Shards that a worker fetches and checks at once.")
+    patience_seconds: int = Field(
+        default=600,
+        ge=1,
+        le=86400,
+        description="Seconds for which a store that is slow or away only stalls the training; then the round fails.",
+    )
+
+    @property
+    def sources(self) -> list[MixtureSource]:
+        return [MixtureSource(uri=self.uri, weight=1)] if self.uri is not None else self.mixture
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> DataConfig:
+        if (self.uri is None) == (not self.mixture):
+            raise ValueError("give either data.uri or data.mixture")
+        return self
 
 
 class OptimizerConfig(_Section):

@@ -88,12 +88,17 @@ def run(channel: WorkerEnd) -> Done:
     reporter.waits = world.waits
     with reporter.part("build"):
         reader = Reader(config.data, config.model.sequence_length, config.seed)
+        if reader.vocab_size > config.model.vocab_size:
+            raise BadInput(
+                f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
+                f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
+            )
         model = parallel.sharded_model(config.model, config.precision, world)
         optimizer = ShardedAdamW(model, config.optimizer, start.restore.step, exact=bitwise)
         state = TrainState(model, optimizer, world)
     reporter.phase("restoring", start.restore.step)
     with reporter.part("restore"):
-        digest = reader.manifest.digest
+        digest = reader.digest
         restored = restore(start.restore, start.uid, state, config, digest, world, channel)
     if restored.config != config.digest() and world.rank == 0:
         print(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")

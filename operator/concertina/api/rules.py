@@ -147,6 +147,12 @@ RULES: tuple[Rule, ...] = (
         message="heads must be a multiple of kvHeads",
     ),
     Rule(
+        at=".spec.trainer.data",
+        field=".uri",
+        cel="has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",
+        message="give either uri, or mixture with one data set or more",
+    ),
+    Rule(
         at=".spec.checkpoint.uri",
         cel=f"self.matches('{STORED}')",
         message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",

@@ -1,136 +1,156 @@
-"""Reading sequences of tokens: shards mapped where they lie on disk, or fetched whole into a cache on the node."""
+"""Reading sequences of tokens by position, from one data set or a mixture of several."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import concurrent.futures
+import dataclasses
 import hashlib
-import mmap
-import os
-import tempfile
-from collections import OrderedDict
-from pathlib import Path
-from urllib.parse import urlsplit
+import json
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.config import DataConfig
-from concertina_trainer.data.manifest import NAME, Manifest, Shard, parse
-from concertina_trainer.data.order import WINDOW, Order
-from concertina_trainer.data.tokenizer import TYPES
+from concertina_trainer.config import DataConfig, Documents
+from concertina_trainer.data.cache import Cache, folder_on_node
+from concertina_trainer.data.dataset import DataSet, Opened
+from concertina_trainer.data.mixture import Interleave
+from concertina_trainer.data.order import Skipped
+from concertina_trainer.data.rows import Rows
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import Folder
+
+_Numbers = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    tokens: _Numbers
+    """[count, length + 1]: inputs, and shifted by one what is predicted; filled up with 0."""
+    documents: NDArray[np.int32] | None = None
+    """[count, length]: which document each input is of, counted within its sequence; what fills up counts as one more.
+    None: documents are not told apart, and every token is predicted."""
+    predicted: NDArray[np.bool_] | None = None
+    """[count, length]: whether the token after an input is of the same document, so that predicting it counts."""
 
 
 class Reader:
-    """Sequences by position. Each shard's checksum is verified once per node and version of the file."""
+    """The n-th sequence that a run consumes, for any n, is a function of the configuration, the seed and `skipped`."""
 
-    def __init__(self, config: DataConfig, sequence_length: int, seed: int) -> None:
-        parts = urlsplit(config.uri)
-        if parts.scheme != "s3" and not Path(parts.path).is_dir():
-            raise BadInput(f"{config.uri} does not exist: build the data there, or correct trainer.data.uri.")
-        self._folder = Folder(config.uri)
-        self._directory = None if parts.scheme == "s3" else Path(parts.path)
-        text = self._folder.get(NAME)
-        if text is None:
-            raise BadInput(f"{config.uri} has no {NAME}: build the data there, or correct trainer.data.uri.")
-        self.manifest: Manifest = parse(text, config.uri)
-        self._length = sequence_length
-        counts = self.manifest.sequences(sequence_length)
-        if not sum(counts):
-            raise BadInput(f"no shard of {config.uri} is as long as one sequence of {sequence_length} tokens.")
-        self.order = Order(counts, seed)
-        root = Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{os.getuid()}")))
-        self._cache = Cache(root / self.manifest.digest, config.cache_mebibytes * 2**20)
-        self._open: OrderedDict[int, NDArray[np.generic]] = OrderedDict()
-
-    def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Tokens [stop - start, sequence_length + 1] of the positions [start, stop)."""
-        shards, rows = self.order.locate(start, stop)
-        result = np.empty((stop - start, self._length + 1), dtype=np.int64)
-        for i, (shard, row) in enumerate(zip(shards.tolist(), rows.tolist(), strict=True)):
-            begin = row * self._length
-            result[i] = self._tokens(shard)[begin : begin + self._length + 1]
-        return result
-
-    def _tokens(self, index: int) -> NDArray[np.generic]:
-        if index in self._open:
-            self._open.move_to_end(index)
-            return self._open[index]
-        shard = self.manifest.shards[index]
-        path = self._directory / shard.file if self._directory else self._cache.fetch(self._folder, shard)
-        self._cache.verify(path, shard, f"{self._folder.uri}/{shard.file}")
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self._open[index] = np.frombuffer(mapped, dtype=TYPES[self.manifest.token_bytes])
-        if len(self._open) > 2 * WINDOW:
-            self._open.popitem(last=False)
-        return self._open[index]
-
-
-class Cache:
-    """A folder on the node, shared by its workers and by the rounds, of at most `limit` bytes of shards."""
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder, self._limit = folder, limit
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def fetch(self, source: Folder, shard: Shard) -> Path:
-        """The shard's file, brought here if it is not; files that were not used for longest give way."""
-        path = self._folder / shard.file
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the node's other workers want the same one
-            if path.exists():
-                path.touch()
-                return path
-            self._make_room(shard.size)
-            [content] = source.get_ranges(shard.file, [(0, shard.size)])
-            draft = path.with_suffix(".new")
-            draft.write_bytes(content)
-            draft.replace(path)
-        return path
-
-    def _make_room(self, needed: int) -> None:
-        held = sorted(self._folder.glob("*.bin"), key=_used_at)
-        total = needed + sum(_size(path) for path in held)
-        for path in held:
-            if total <= self._limit:
-                return
-            total -= _size(path)
-            path.unlink(missing_ok=True)  # whoever has it mapped keeps it
-
-    def verify(self, path: Path, shard: Shard, name: str) -> None:
-        """Raises BadInput with a sentence where the content is not what the manifest says."""
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            raise BadInput(f"{name} is missing though the manifest names it: bring it back, or build again.") from None
-        cached = path.parent == self._folder  # there the time of change is the time of last use
-        changed = 0 if cached else status.st_mtime_ns
-        identity = f"{path.resolve()} {status.st_size} {changed} {status.st_ino} {shard.sha256}"
-        mark = self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.verified"
-        if mark.exists():
-            return
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != shard.sha256:
-            if cached:
-                path.unlink(missing_ok=True)
-            raise BadInput(
-                f"{name} is damaged: the manifest says sha256 {shard.sha256} and {shard.size} bytes, the file has "
-                f"{found} and {status.st_size} bytes. Copy it again, or build the data again."
+    def __init__(
+        self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """`skipped`: see order.Skipped. Raises BadInput with a sentence."""
+        limit = config.cache_mebibytes * 2**20
+        self._cache = Cache(folder_on_node(), limit, config.patience_seconds)
+        self._pool = concurrent.futures.ThreadPoolExecutor(config.fetch_threads, "fetch")
+        sources, self._length, self._documents = config.sources, sequence_length, config.documents
+        self._sets = [
+            DataSet(
+                source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
+                limit // len(sources),
             )
-        mark.touch()
+            for i, source in enumerate(sources)
+        ]  # fmt: skip
+        self._interleave = Interleave([source.weight for source in sources])
+        self._skipped = Skipped(skipped)
+        self._check()
+        self.digest = self._digest([source.weight for source in sources])
+        """Names the data and how sequences are made of them: a position under another digest is another sequence."""
+
+    def _check(self) -> None:
+        tokenizers = {each.manifest.tokenizer.digest: each.manifest.tokenizer.name for each in self._sets}
+        if len(tokenizers) > 1:
+            raise BadInput(
+                "the data sets of data.mixture were built with different tokenizers "
+                f"({', '.join(tokenizers.values())}): build them again with one."
+            )
+
+    def _digest(self, weights: list[int]) -> str:
+        digests = [each.manifest.digest for each in self._sets]
+        if len(digests) == 1 and self._documents is Documents.joined:
+            return digests[0]
+        text = json.dumps([self._documents, list(zip(digests, weights, strict=True))])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are below this."""
+        return max(each.manifest.vocab_size for each in self._sets)
+
+    @property
+    def waiting_for(self) -> str:
+        """Why reading waits for a store: a sentence; "" where it doesn't."""
+        return self._cache.waiting_for
+
+    def places(self, start: int, stop: int) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Data set, shard and row of each of the sequences [start, stop) that are consumed."""
+        positions = self._skipped.position_of(np.arange(start, stop, dtype=np.int64))
+        sets, nth = self._interleave.at(positions)
+        shards, rows = np.empty_like(nth), np.empty_like(nth)
+        for index, data in enumerate(self._sets):
+            inside = sets == index
+            if inside.any():
+                shards[inside], rows[inside] = data.order.at(nth[inside])
+        return sets, shards, rows
+
+    def read(self, start: int, stop: int) -> _Numbers:
+        """Tokens [stop - start, sequence_length + 1] of the sequences [start, stop)."""
+        return self.sequences(start, stop).tokens
+
+    def sequences(self, start: int, stop: int) -> Sequences:
+        """The sequences [start, stop), with what tells their documents apart."""
+        self.expect(start)
+        count, length = stop - start, self._length
+        tokens = np.zeros((count, length + 1), dtype=np.int64)
+        if self._documents is Documents.joined:
+            for opened, which, rows in self._opened(start, stop):
+                for i, begin in zip(which.tolist(), (rows * length).tolist(), strict=True):
+                    tokens[i] = opened.tokens[begin : begin + length + 1]
+            return Sequences(tokens)
+        owners = np.empty((count, length + 1), dtype=np.int32)
+        predicted = np.zeros((count, length), dtype=bool)
+        for opened, which, rows in self._opened(start, stop):
+            assert opened.rows is not None
+            for i, row in zip(which.tolist(), rows.tolist(), strict=True):
+                _lay_out(opened.tokens, opened.rows, row, tokens[i], owners[i], predicted[i])
+        return Sequences(tokens, owners[:, :-1], predicted)
+
+    def predicted(self, start: int, stop: int) -> _Numbers:
+        """How many tokens count in each of the sequences [start, stop): told from the documents' lengths."""
+        counts = np.full(stop - start, self._length, dtype=np.int64)
+        if self._documents is not Documents.joined:
+            for opened, which, rows in self._opened(start, stop):
+                assert opened.rows is not None
+                counts[which] = opened.rows.predicted(rows)
+        return counts
+
+    def _opened(self, start: int, stop: int) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
+        """Each shard that is needed, which of the sequences are in it, and their rows."""
+        sets, shards, rows = self.places(start, stop)
+        for index, data in enumerate(self._sets):
+            mine = np.flatnonzero(sets == index)
+            for shard in np.unique(shards[mine]).tolist():
+                which = mine[shards[mine] == shard]
+                yield data.shard(shard), which, rows[which]
+
+    def expect(self, start: int) -> None:
+        """Begin to fetch what the sequences from `start` on will need."""
+        [position] = self._skipped.position_of(np.array([start], dtype=np.int64)).tolist()
+        for data, place in zip(self._sets, self._interleave.before(position), strict=True):
+            data.expect(place)
 
 
-def _used_at(path: Path) -> float:
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_mtime
-    return 0.0
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_size
-    return 0
+def _lay_out(
+    source: NDArray[np.unsignedinteger], rows: Rows, row: int,
+    tokens: _Numbers, owners: NDArray[np.int32], predicted: NDArray[np.bool_],
+) -> None:  # fmt: skip
+    """The segments of a row, one after the other."""
+    at = 0
+    first, last = int(rows.first[row]), int(rows.first[row + 1])
+    for segment in range(first, last):
+        begin, size = int(rows.begins[segment]), int(rows.lengths[segment])
+        tokens[at : at + size] = source[begin : begin + size]
+        owners[at : at + size] = segment - first
+        predicted[at : at + size - 1] = True
+        at += size
+    owners[at:] = last - first

@@ -1,0 +1,208 @@
+"""Reading: from disk and a real store, through a bounded cache that is checked on every use, whatever goes wrong."""
+
+import collections
+import contextlib
+import http.server
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from concertina_trainer.config import DataConfig
+from concertina_trainer.data.build import build
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.errors import BadInput
+from concertina_trainer.storage import Folder, StorageError
+
+LENGTH = 50
+
+
+@pytest.fixture
+def files(tmp_path):
+    generator = np.random.default_rng(1)
+    paths = []
+    for i in range(40):
+        path = tmp_path / f"{i:02}.txt"
+        path.write_bytes(generator.integers(32, 127, 300 + i, dtype=np.uint8).tobytes())
+        paths.append(path)
+    return paths
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONCERTINA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def local(files, tmp_path):
+    list(build(files, str(tmp_path / "local"), shard_bytes=700))
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def expected(local):
+    return Reader(DataConfig(uri=str(local)), LENGTH, seed=1).read(0, 600)
+
+
+@pytest.fixture
+def stored(s3, files, tmp_path):
+    uri = f"s3://train/data-{tmp_path.name}"
+    list(build(files, uri, shard_bytes=700))
+    return uri
+
+
+def held(cache):
+    return sorted(cache.glob("*.data"))
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+def test_threads_and_the_cache_change_nothing(stored, expected, threads):
+    reader = Reader(DataConfig(uri=stored, fetch_threads=threads), LENGTH, seed=1)
+    assert (reader.read(0, 600) == expected).all()
+    pieces = [reader.read(start, min(600, start + 37)) for start in range(0, 600, 37)]
+    assert (np.concatenate(pieces) == expected).all()
+
+
+def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, cache):
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
+    assert (reader.read(0, 600) == expected).all()
+    assert len(held(cache)) == 20
+    Folder(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all(), "from the cache"
+
+
+def test_the_cache_is_bounded(stored, expected, cache):
+    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_mebibytes": 2000 / 2**20})
+    reader = Reader(config, LENGTH, seed=1)
+    for start in range(0, 600, 20):
+        assert (reader.read(start, start + 20) == expected[start : start + 20]).all()
+        assert sum(path.stat().st_size for path in held(cache)) <= 2000
+    assert held(cache)
+
+
+def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, cache):
+    Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
+    for i, path in enumerate(held(cache)):
+        content = path.read_bytes()
+        path.write_bytes([b"?" + content[1:], content[:-1], b""][i % 3])
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+
+
+class Between(http.server.BaseHTTPRequestHandler):
+    """Stands between the reader and the S3 server, and spoils answers as its server's `spoil` says."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        self.server.asked[name] += 1
+        how = self.server.spoil(name, self.server.asked[name])
+        if how == "refuse":
+            self.close_connection = True
+            return
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+        request = urllib.request.Request(self.server.upstream + self.path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                status, told, body = answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            status, told, body = error.code, error.headers, error.read()
+        self.send_response(status)
+        for key in ("ETag", "Last-Modified", "Content-Type", "Content-Range"):
+            if key in told:
+                self.send_header(key, told[key])
+        whole = len(body)
+        if how == "shorten":
+            whole, body = whole // 2, body[: whole // 2]
+        self.send_header("Content-Length", str(whole))
+        self.end_headers()
+        if how == "cut":
+            self.wfile.write(body[: whole // 2])
+            self.close_connection = True
+            return
+        self.wfile.write(b"?" + body[1:] if how == "change" else body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def between(s3, monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Between)
+    server.upstream, server.asked, server.spoil = s3.endpoint, collections.Counter(), lambda name, nth: None
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("how", ["shorten", "cut", "change", "refuse"])
+def test_what_comes_wrong_once_is_fetched_again(stored, expected, between, how):
+    between.spoil = lambda name, nth: how if nth == 1 and name.endswith(".bin") else None
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+    assert between.asked["shard-000000.bin"] >= 2
+
+
+def test_what_stays_wrong_is_named(stored, between):
+    between.spoil = lambda name, nth: "change" if name == "shard-000003.bin" else None
+    with pytest.raises(BadInput, match=r"shard-000003\.bin is damaged: the manifest says"):
+        Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
+
+
+def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
+    reader = Reader(DataConfig(uri=stored, patience_seconds=600, fetch_threads=20), LENGTH, seed=1)
+    lost = threading.Event()
+    lost.set()
+    between.spoil = lambda name, nth: "refuse" if lost.is_set() else None
+    found = []
+    reading = threading.Thread(target=lambda: found.append(reader.read(0, 600)))
+    reading.start()
+    while not reader.waiting_for:
+        assert reading.is_alive()
+        time.sleep(0.01)
+    assert "can't be reached" in reader.waiting_for
+    lost.clear()
+    reading.join()
+    assert (found[0] == expected).all()
+    assert not reader.waiting_for
+
+    impatient = Reader(DataConfig(uri=stored, patience_seconds=1), LENGTH, seed=1)
+    for path in os.scandir(os.environ["CONCERTINA_CACHE"]):
+        os.unlink(path)
+    lost.set()
+    with pytest.raises(StorageError, match="It was tried for 1 s"):
+        impatient.read(0, 1)
+
+
+def test_killing_the_store_in_the_middle_of_reading(s3, stored, expected):
+    reader = Reader(DataConfig(uri=stored, fetch_threads=1), LENGTH, seed=1)
+    with contextlib.ExitStack() as stack:
+        restarting = threading.Thread(target=s3.restart)
+        restarting.start()
+        stack.callback(restarting.join)
+        found = [reader.read(start, start + 20) for start in range(0, 600, 20)]
+    assert (np.concatenate(found) == expected).all()
+
+
+def test_a_mixture_reads_from_each_in_its_share(files, tmp_path):
+    uris = [str(tmp_path / name) for name in "abc"]
+    for i, uri in enumerate(uris):
+        list(build(files[i::3], uri, shard_bytes=700))
+    config = DataConfig.model_validate(
+        {"mixture": [{"uri": uri, "weight": weight} for uri, weight in zip(uris, (5, 3, 2), strict=True)]}
+    )
+    reader = Reader(config, LENGTH, seed=1)
+    tokens, (sets, shards, rows) = reader.read(0, 900), reader.places(0, 900)
+    assert np.bincount(sets).tolist() == [450, 270, 180]
+    for sequence, i, shard, row in zip(tokens, sets, shards, rows, strict=True):
+        content = (tmp_path / "abc"[i] / f"shard-{shard:06}.bin").read_bytes()
+        assert bytes(sequence.astype(np.uint8)) == content[row * LENGTH : row * LENGTH + LENGTH + 1]
+    turned = DataConfig.model_validate({"mixture": [{"uri": uri, "weight": 1} for uri in uris]})
+    assert Reader(turned, LENGTH, seed=1).digest != reader.digest
+    assert Reader(DataConfig(uri=uris[0]), LENGTH, seed=1).digest not in (reader.digest, turned)

@@ -1,0 +1,75 @@
+"""How many sequences of a length each shard gives once its documents are packed: what the order must know of all shards
+before any of them is read. `concertina data pack` writes it beside the manifest."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from concertina_agent.typed_json import ProtocolError, from_json
+from concertina_trainer.data.manifest import Manifest, Shard
+from concertina_trainer.data.rows import packed, singles
+from concertina_trainer.errors import BadInput
+from concertina_trainer.storage import Folder
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    format: int
+    data: str
+    """Digest of the data."""
+    length: int
+    packed: tuple[int, ...]
+    bucketed: tuple[int, ...]
+    """Sequences of each shard, in the manifest's order."""
+    fill: float
+    """Part of the packed sequences' tokens that are not filling."""
+
+
+def name(length: int) -> str:
+    return f"packing-{length}.json"
+
+
+def pack(folder: Folder, manifest: Manifest, length: int, threads: int) -> Iterator[tuple[int, Packing | None]]:
+    """Plans every shard. Yields how many are done and, with the last, what was written."""
+
+    def counted(shard: Shard) -> tuple[int, int, int]:
+        begins = folder.get(shard.documents_file)
+        if begins is None or hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
+            raise BadInput(f"{folder.uri}/{shard.documents_file} is missing or damaged: copy it again, or build again.")
+        documents = np.frombuffer(begins, "<u8").astype(np.int64)
+        rows = packed(documents, shard.tokens, length)
+        return len(rows), len(singles(documents, shard.tokens, length)), int(rows.lengths.sum())
+
+    counts: list[tuple[int, int, int]] = []
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for found in pool.map(counted, manifest.shards):
+            counts.append(found)
+            yield len(counts), None
+    rows, single, tokens = (tuple(column) for column in zip(*counts, strict=True))
+    fill = sum(tokens) / max(1, sum(rows) * (length + 1))
+    result = Packing(FORMAT, manifest.digest, length, rows, single, round(fill, 6))
+    folder.put(name(length), json.dumps(dataclasses.asdict(result)).encode())
+    yield len(counts), result
+
+
+def load(folder: Folder, manifest: Manifest, length: int) -> Packing:
+    """Raises BadInput where it is not there, or of other data."""
+    advice = f"run `concertina data pack {folder.uri} --length {length}`."
+    text = folder.get(name(length))
+    if text is None:
+        raise BadInput(f"{folder.uri} is not packed for sequences of {length} tokens: {advice}")
+    try:
+        found = from_json(Packing, json.loads(text))
+    except (ProtocolError, ValueError) as error:
+        raise BadInput(f"{folder.uri}/{name(length)} can't be read ({error}): {advice}") from error
+    if (found.format, found.data, found.length) != (FORMAT, manifest.digest, length):
+        raise BadInput(f"{folder.uri}/{name(length)} was made for other data than the manifest's: {advice}")
+    return found
