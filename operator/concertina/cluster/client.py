@@ -25,6 +25,8 @@ REQUEST_SECONDS = 15.0
 WATCH_SILENCE_SECONDS = 75.0
 """A watch gets a bookmark at least every minute; one that is silent for longer is dead."""
 _BACKOFF = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0)
+_LONGEST = _BACKOFF[-1]
+"""Seconds; an API server that has just started asks for 30, and is there a second later."""
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 
@@ -246,7 +248,7 @@ class Client:
                     continue
                 if response.status != 429 and response.status < 500:
                     raise error
-                wait = max(wait, float(response.headers.get("Retry-After") or 0))
+                wait = max(wait, min(_LONGEST, float(response.headers.get("Retry-After") or 0)))
             except _LOST as lost:
                 error = Unreachable(0, "Unreachable", f"{self.access.server} can't be reached: {lost or 'timed out'}")
             if time.monotonic() + wait >= deadline:
