@@ -34,6 +34,12 @@ def test_progress_is_written_when_it_is_due_and_a_transition_at_once() -> None:
     assert plan(done, T0 + 11).status.progress.step == 100
 
 
+def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:
+    seen = with_lead(jobs.running(jobs.spec()), progress=replace(progress(44, T0 + 13), tokens_per_second=0.0))
+    assert plan(seen, T0 + 13).status.progress.step == 44
+    assert plan(seen, T0 + 13).status.progress.tokens_per_second is None
+
+
 def test_the_seconds_add_up_to_the_time_since_the_start() -> None:
     seen = jobs.running(jobs.spec())
     start = unix_seconds(seen.job.status.start_time)

@@ -33,7 +33,7 @@ def progress(look: Look) -> JobProgress | None:
         percent=round(100 * told.step / steps, 2) if steps else None,
         eta_seconds=round((steps - told.step) * told.step_seconds, 1) if steps and told.step_seconds else None,
         loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
-        tokens_per_second=round(told.tokens_per_second, 1),
+        tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
         mfu=round(told.mfu, 4) or None,
         at=rfc3339(round(told.at, 3)),
     )
