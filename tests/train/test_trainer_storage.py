@@ -1,5 +1,6 @@
 """Durable checkpoints in real storage: shipped, published, fenced, read back into any world, damaged."""
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from concertina_agent.protocol import Durable, Restore, SnapshotId
 from concertina_agent.worker_channel import Probe, Publish, Ship
 from concertina_trainer import checkpoint as checkpoints
 from concertina_trainer.config import CheckpointConfig
+from concertina_trainer.retention import found, lease
 from concertina_trainer.shardfile import Chunk, Continued, Facts, Layout
 from concertina_trainer.storage import Changed, Folder, StorageError
+from concertina_trainer.stored import StoredCheckpoint
 from concertina_trainer.uploader import answer
 
 
@@ -93,7 +96,7 @@ def test_a_damaged_part_is_refused_with_a_sentence(folder, parent, trainer, tmp_
     part.write_bytes(content)
     outcome = job.run(2, Restore("Storage", 12, durable=durable))
     assert outcome.faults[1].reason == "BadInput"
-    assert "shard-1-of-2.safetensors is damaged: its crc32 is" in outcome.faults[1].message
+    assert "shard-1-of-2.safetensors is damaged: its bytes 0 to" in outcome.faults[1].message
 
 
 # --- the fence, without workers ---------------------------------------------------------------------------------------
@@ -137,11 +140,11 @@ def test_the_newest_are_kept_and_unfinished_ones_swept(storage_uri, tmp_path):
     def steps() -> set[str]:
         return {key.split("/")[2] for key in Folder(storage_uri).list("u1")}
 
-    assert steps() == {"step-2", "step-3", "step-4"}
+    assert steps() == {"step-2", "step-3", "step-4"}, "4 may still be finished: LATEST has not passed it"
     publish(storage_uri, tmp_path, 1, 5)
-    assert steps() == {"step-3", "step-4", "step-5"}, "4 may still be finished: it is newer than the oldest kept"
+    assert steps() == {"step-3", "step-5"}
     publish(storage_uri, tmp_path, 2, 5)
-    assert steps() == {"step-5"}
+    assert steps() == {"step-5"}, "of both rounds"
 
 
 def test_another_job_is_refused_unless_it_goes_on_from_exactly_this(storage_uri, tmp_path):
@@ -185,7 +188,7 @@ def test_a_torn_shard_is_not_shipped(storage_uri, tmp_path):
 def test_an_older_checkpoint_that_is_continued_is_named_in_the_manifest(storage_uri, tmp_path):
     continued = Continued("old", 1, 10)
     durable = publish(storage_uri, tmp_path, 1, 20, continued=continued).durable
-    manifest = checkpoints.StoredCheckpoint(durable.uri).manifest
+    manifest = StoredCheckpoint(durable.uri).manifest
     assert (manifest.continued, manifest.position, len(manifest.parts)) == (continued, 140, 2)
 
 
@@ -223,3 +226,57 @@ def test_the_manifest_of_a_damaged_latest_is_told(storage_uri):
     Folder(storage_uri, create=True).put("LATEST", b"nonsense")
     state = answer(Probe(), CheckpointConfig(uri=storage_uri), "u1").storage
     assert "LATEST is damaged" in state.message
+
+
+# --- who reads while others delete ------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tmp_path):
+    durable = publish(storage_uri, tmp_path, 1, 1).durable
+    with lease(Folder(durable.uri)):
+        for step in (2, 3, 4):
+            publish(storage_uri, tmp_path, 1, step)
+        held = StoredCheckpoint(durable.uri)
+        assert len(held.part(1).read([(0, held.part(1).part.size)])[0]) == held.part(1).part.size
+    publish(storage_uri, tmp_path, 1, 5)
+    assert [place.step for place in found(Folder(storage_uri).entries())[0]] in ([4, 5], [5, 4])
+    with pytest.raises(StorageError, match=r"has been deleted|does not exist"):
+        StoredCheckpoint(durable.uri)
+
+
+def test_a_reader_that_comes_in_the_middle_of_a_deletion(storage_uri, tmp_path, monkeypatch):
+    """Its lease is put after the first look for leases, and before the manifest goes: the manifest comes back."""
+    durable = publish(storage_uri, tmp_path, 1, 1).durable
+    whole = Folder.delete
+
+    def delete(self, keys):
+        if keys and keys[0].endswith("step-1/manifest.json"):
+            Folder(durable.uri).put("readers/late", b"{}")
+        whole(self, keys)
+
+    monkeypatch.setattr(Folder, "delete", delete)
+    for step in (2, 3):
+        publish(storage_uri, tmp_path, 1, step)
+    assert StoredCheckpoint(durable.uri).manifest.id.step == 1
+
+
+def test_what_the_job_before_left_is_collected_too(storage_uri, tmp_path):
+    for step in (9, 10):
+        publish(storage_uri, tmp_path, 1, step, uid="old")
+    continued = Continued("old", 1, 10)
+    for step in (11, 12):
+        publish(storage_uri, tmp_path, 1, step, uid="new", continued=continued)
+    assert {place.uid for place in found(Folder(storage_uri).entries())[0]} == {"new"}
+
+
+def test_a_manifest_says_what_made_it(storage_uri, tmp_path, monkeypatch, trainer):
+    monkeypatch.setenv("CONCERTINA_JOB", "team/job")
+    monkeypatch.setenv("CONCERTINA_IMAGE", "registry/trainer@sha256:abc")
+    monkeypatch.setenv("CONCERTINA_COMMIT", "0123abc")
+    monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(trainer))
+    manifest = StoredCheckpoint(publish(storage_uri, tmp_path, 1, 1).durable.uri).manifest
+    assert (manifest.version, manifest.job, manifest.code.commit) == (1, "team/job", "0123abc")
+    assert manifest.code.image == "registry/trainer@sha256:abc"
+    assert manifest.code.libraries["torch"] == torch.__version__.split("+")[0]
+    assert (manifest.trainer["model"]["layers"], manifest.trainer["model"]["ropeTheta"]) == (2, 10000.0)
+    assert manifest.parallelism == {"data": 2}

@@ -37,6 +37,8 @@ def _convert(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind))
         return kind(**{name: _convert(hints[name], item) for name, item in value.items() if name in hints})
+    if kind is Any:
+        return value
     if kind is float:
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

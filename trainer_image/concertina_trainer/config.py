@@ -221,4 +221,5 @@ class CheckpointConfig(BaseModel):
     every_steps: int | None = None
     every_seconds: int | None = None
     keep: int = 3
+    keep_every_steps: int | None = None
     resume_from: str = ""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from concertina_agent.protocol import Restore, SnapshotId
 from concertina_agent.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
-from concertina_trainer.checkpoint import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.parallel import World
 from concertina_trainer.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
 from concertina_trainer.state import ShardBytes, TrainState, overlapping
+from concertina_trainer.stored import StoredCheckpoint
 
 
 class LocalShard:

@@ -21,7 +21,8 @@ from concertina_agent.worker_channel import (
     WorkerEnd,
 )
 from concertina_trainer import checkpoint
-from concertina_trainer.config import CheckpointConfig
+from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.manifest import about_this_process
 from concertina_trainer.shardfile import Damaged
 from concertina_trainer.storage import IMPATIENCE, Folder, StorageError
 
@@ -65,10 +66,17 @@ def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:
     return Shipped(request.id, request.shard)
 
 
+def _publishing(config: CheckpointConfig, uid: str) -> checkpoint.Publishing:
+    job, code = about_this_process()
+    text = os.environ.get("CONCERTINA_TRAINER", "")
+    trainer = TrainerConfig.model_validate_json(text).model_dump(mode="json", by_alias=True) if text else {}
+    return checkpoint.Publishing(uid, job, trainer, code, config.keep, config.keep_every_steps)
+
+
 def _publish(request: Publish, config: CheckpointConfig, uid: str) -> Published:
     try:
         folder = Folder(config.uri, create=True)
-        durable = checkpoint.publish(folder, uid, request.id, request.complete, config.keep)
+        durable = checkpoint.publish(folder, _publishing(config, uid), request.id, request.complete)
     except checkpoint.Fenced as error:
         return Published(request.id, None, str(error), refused=True)
     except StorageError as error:

@@ -121,6 +121,12 @@ class Checkpoint(Model):
     )
     every_seconds: int = Field(default=600, ge=1, le=31536000, description="Most seconds between checkpoints.")
     keep: int = Field(default=5, ge=1, le=1000, description="Newest checkpoints that are kept.")
+    keep_every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000000,
+        description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
+    )
     secret_name: str | None = Field(
         default=None,
         min_length=1,

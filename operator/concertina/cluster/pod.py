@@ -142,6 +142,7 @@ def _environment(job: JobView, spec: JobSpec, port: int) -> list[Raw]:
         "CONCERTINA_PORT": str(port),
         "CONCERTINA_WORKERS": str(spec.workers),
         "CONCERTINA_GRACE_SECONDS": str(spec.template.manifest()["spec"].get("terminationGracePeriodSeconds", 30)),
+        "CONCERTINA_IMAGE": spec.template.trainer.image or "",
         # Kubernetes would expand $(NAME) in them.
         "CONCERTINA_TRAINER": config.replace("$", "$$"),
         "CONCERTINA_CHECKPOINT": checkpoint.replace("$", "$$"),

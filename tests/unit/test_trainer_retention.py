@@ -1,0 +1,38 @@
+"""Which checkpoints may go."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina_trainer.manifest import Place
+from concertina_trainer.retention import doomed
+
+ANY = st.builds(Place, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
+PLACES = st.sets(ANY, min_size=1)
+
+
+def age(place: Place) -> tuple[bool, int, int]:
+    return place.uid == "ours", place.round, place.step
+
+
+@given(PLACES, PLACES, st.integers(1, 5), st.none() | st.integers(1, 10))
+def test_what_is_kept(finished: set[Place], unfinished: set[Place], keep: int, every: int | None) -> None:
+    latest = max({*finished, Place("ours", 1, 1)}, key=age)
+    finished, unfinished = {*finished, latest}, unfinished - finished - {latest}
+    gone = doomed(finished | unfinished, finished, latest, keep, every)
+    assert latest not in gone
+    assert len(set(gone)) == len(gone)
+    newest = sorted(finished, key=age)[-keep:]
+    assert not set(newest) & set(gone)
+    assert {place for place in unfinished if place in gone} == {p for p in unfinished if age(p) < age(latest)}
+    stays = finished - set(gone)
+    assert every is not None or len(stays) == len(newest)
+    after = [place for place in finished if place not in gone]
+    assert doomed(after, after, latest, keep, every) == [], "what has stayed once stays"
+
+
+def test_every_mth_is_kept_and_what_was_gone_over_again_is_not() -> None:
+    steps = [Place("u", 1, step) for step in (500, 1000, 1500, 2000, 2500, 3000)]
+    again = [Place("u", 2, step) for step in (2400, 2900, 3400, 3900)]
+    finished = [*steps, *again]
+    gone = doomed(finished, finished, again[-1], 1, 1000)
+    assert [place.step for place in finished if place not in gone] == [1000, 2000, 3400, 3900]
