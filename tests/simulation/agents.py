@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
+from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.rounds import AgentCore
 from simulation.collective import Collective
 
@@ -35,7 +36,7 @@ class AgentProcess:
             seen=pod.seen,
             held=pod.held(),
         )
-        self.alive = True
+        self.alive, self._goes = True, False
         self._booted = self.clock.between(0.0, 100_000.0)
         """Its monotonic clock has a zero of its own."""
         self.ahead = world.clock_of(self.host)
@@ -83,9 +84,13 @@ class AgentProcess:
     def _tick(self) -> None:
         if not self.alive:
             return
-        self.handle(e.Tick())
+        self.handle(self._seen_of_workers())
         self._beat()
         self.clock.after(TICK, self._tick)
+
+    def _seen_of_workers(self) -> e.Tick:
+        run = self.collective
+        return e.Tick() if run is None else e.Tick(run.pulses(self), run.stopped_ranks(self))
 
     def _beat(self) -> None:
         if self._members:
@@ -102,7 +107,7 @@ class AgentProcess:
 
     def _say(self, other: AgentProcess, event: e.Event, delay: float) -> None:
         """A line on a stream between agents: held up while they can't reach each other (then lost with the stream)."""
-        if self.world.network.reaches(self.host, other.host):
+        if self.world.network.carries(self.host, other.host):
             self.clock.after(delay, other.handle, event)
 
     # --- effects
@@ -208,7 +213,7 @@ class AgentProcess:
                 self._say(member, e.LeadSaid(*self.core.seen, effect.message), self.world.network.delay())
 
     def _stacks(self, effect: e.CollectStacks) -> None:
-        stacks = dict.fromkeys(self.ranks, ("Current thread",))
+        stacks = self.collective.stacks(self) if self.collective is not None else {}
         self.clock.after(self.clock.between(0.05, 1.0), self.handle, e.StacksCollected(effect.round, stacks))
 
     def _changed(self, effect: e.ReportChanged) -> None:
@@ -223,8 +228,15 @@ class AgentProcess:
         self.clock.after(arrives - self.clock.now, operator.reported, self, self.core.report())
 
     def _exit(self, effect: e.Exit) -> None:
-        self.die()
-        self.world.cluster.process_ended(self.pod, effect.code)
+        """Whoever listens hears why it goes."""
+        if not self._goes:
+            self._goes = True
+            self.clock.after(FAREWELL_SECONDS, self._gone_with, effect.code)
+
+    def _gone_with(self, code: int) -> None:
+        if self.alive:
+            self.die()
+            self.world.cluster.process_ended(self.pod, code)
 
     # --- storage
 
@@ -237,6 +249,9 @@ class AgentProcess:
         else:
             self.handle(e.StorageSeen(p.Storage("Error", None, "the bucket can't be reached")))
             self.clock.after(1.0, self._probe)
+
+    def _look_again(self, effect: e.LookAtStorage) -> None:
+        self.clock.after(self.clock.between(0.005, 0.1), self._probe)
 
     def _storage_near(self, id: p.SnapshotId) -> bool | None:
         """Whether storage can be had now; None where nobody waits for it any more."""
@@ -291,7 +306,7 @@ class AgentProcess:
             collective.leave(self)
         self._unlink()
         for operator in list(self.watchers):
-            if self.world.network.reaches(self.host, operator.name):
+            if self.world.network.carries(self.host, operator.name):
                 self.clock.after(self.world.network.delay(), operator.stream_ended, self)
         self.watchers.clear()
 
@@ -310,6 +325,7 @@ EFFECTS: dict[type, Callable[[AgentProcess, Any], None]] = {
     e.ToMembers: AgentProcess._to_members,
     e.Ship: AgentProcess._ship,
     e.Publish: AgentProcess._publish,
+    e.LookAtStorage: AgentProcess._look_again,
     e.CollectStacks: AgentProcess._stacks,
     e.ReportChanged: AgentProcess._changed,
     e.Exit: AgentProcess._exit,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 GRACE = 3.0
 NOT_READY_AFTER = 8.0
 EVICT_AFTER = 15.0
+BACK_OFF, BACK_OFF_MOST = 5.0, 40.0
+"""Of containers that are restarted in place; the kubelet's are twice as long, and more."""
+TERMINATED = "Terminated"
 
 
 class Conflict(Exception):
@@ -81,6 +84,8 @@ class Cluster:
         """Replica index -> until when its containers end as soon as they start."""
         self.failed_starts: dict[int, dict[str, float]] = {}
         """Replica index -> the pods that ended so, and when the API server was told."""
+        self.ending: set[str] = set()
+        """Nodes that shut down."""
         self._uids = 0
 
     def mend(self) -> None:
@@ -89,6 +94,11 @@ class Cluster:
             trouble.clear()
         for node in list(self.nodes):
             self.mark_node(node, notice="", cordoned=False)
+
+    @property
+    def restarts_in_place(self) -> bool:
+        spec = self.spec.template.spec.model_extra or {}
+        return spec.get("restartPolicy") == "OnFailure"
 
     # --- the API
 
@@ -125,7 +135,7 @@ class Cluster:
         self.world.invariants.creating(action)
         self._uids += 1
         pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
-        pod = changed(pod, avoids=action.never_nodes)
+        pod = changed(pod, avoids=action.never_nodes, grace=GRACE)
         self.hosted[name] = SimPod(name, pod.uid)
         self.clock.tell(f"{who} creates {name}")
         self._put(pod)
@@ -142,20 +152,25 @@ class Cluster:
         self.world.invariants.deleting(who, action)
         self.remove(pod.name, force=action.force)
 
-    def remove(self, name: str, force: bool = False) -> None:
+    def preempt(self, name: str, grace: float) -> None:
+        """As the scheduler does: it says so, and deletes."""
+        self._put(changed(self.pods[name], disruption="PreemptionByScheduler"))
+        self.remove(name, grace=grace)
+
+    def remove(self, name: str, force: bool = False, grace: float = GRACE) -> None:
         pod = self.pods.get(name)
         if pod is None:
             return
         hosted = self.hosted[name]
         process = self.world.agents.get(name)
-        if force or not pod.node or pod.phase in ("Succeeded", "Failed"):
+        if force or not pod.node or pod.ended:
             self._gone(name, pod.uid)
             if process and pod.node not in self.world.network.dead:
                 # The kubelet kills what is left as soon as it hears of it.
                 self.clock.after(1.0, self._kill_when_heard, process)
         elif not pod.deleting:
-            self._put(changed(pod, deleting=True))
-            self.clock.after(0.01, self._terminate, hosted)
+            self._put(changed(pod, deleting=True, grace=grace, deletion_at=self.clock.now + grace))
+            self.clock.after(0.01, self._terminate, hosted, grace)
 
     def _put(self, pod: PodView) -> None:
         self.pods[pod.name] = pod
@@ -197,7 +212,13 @@ class Cluster:
         self.clock.after(self.clock.between(0.05, 0.5), self._start, uid, name)
 
     def _takes_pods(self, node: NodeView) -> bool:
-        return node.ready and not node.cordoned and not node.notice and self._up(node.name)
+        return (
+            node.ready
+            and node.name not in self.ending
+            and not node.cordoned
+            and not node.notice
+            and self._up(node.name)
+        )
 
     def _taken(self, node: str) -> bool:
         return any(pod.node == node and pod.phase in ("Pending", "Running") for pod in self.pods.values())
@@ -230,18 +251,18 @@ class Cluster:
             process.die()
         self.clock.after(self.clock.between(0.1, 1.0), self._start_agent, hosted)
 
-    def _terminate(self, hosted: SimPod) -> None:
+    def _terminate(self, hosted: SimPod, grace: float) -> None:
         process = self.world.agents.get(hosted.name)
         if hosted.node in self.world.network.dead:
             return
         if not self._up(hosted.node):
-            self.clock.after(1.0, self._terminate, hosted)
+            self.clock.after(1.0, self._terminate, hosted, grace)
             return
         if process is None or not process.alive:
             self._gone(hosted.name, hosted.uid)
             return
-        process.handle(e.Noticed(GRACE))
-        self.clock.after(GRACE + 0.5, self._kill_when_heard, process)
+        process.handle(e.Noticed(grace))
+        self.clock.after(grace + 0.5, self._kill_when_heard, process)
 
     def _kill_when_heard(self, process: AgentProcess) -> None:
         if process.host in self.world.network.dead:
@@ -254,6 +275,8 @@ class Cluster:
 
     def process_ended(self, hosted: SimPod, code: int, reason: str = "") -> None:
         """The kubelet reports a container that has ended."""
+        if hosted.node in self.ending and code:
+            reason = TERMINATED
         reason = reason or ("Error" if code else "Completed")
         self.clock.after(self.clock.between(0.1, 0.8), self._report_end, hosted, code, reason)
 
@@ -261,27 +284,66 @@ class Cluster:
         pod = self.pods.get(hosted.name)
         if pod is None or pod.uid != hosted.uid or hosted.node in self.world.network.dead:
             return
-        if pod.phase in ("Failed", "Succeeded") and not pod.deleting:
+        if pod.ended and not pod.deleting:
             return  # a pod ends once
         if not self._up(hosted.node):
             self.clock.after(1.0, self._report_end, hosted, code, reason)
         elif pod.deleting:
             self._gone(hosted.name, hosted.uid)
+        elif code and reason != TERMINATED and self.restarts_in_place:
+            self._restart_in_place(hosted, changed(pod, last_exit_code=code, last_exit_reason=reason))
         else:
             if reason == "StartError":
                 self.failed_starts.setdefault(pod.index, {})[pod.name] = self.clock.now
             phase = "Failed" if code else "Succeeded"
             self._put(changed(pod, phase=phase, exit_code=code, exit_reason=reason))
 
+    def _restart_in_place(self, hosted: SimPod, pod: PodView) -> None:
+        """restartPolicy OnFailure: at once, then more and more slowly."""
+        wait = 0.1 if not pod.restarts else min(BACK_OFF_MOST, BACK_OFF * 2.0 ** (pod.restarts - 1))
+        self._put(changed(pod, waiting="CrashLoopBackOff", waiting_message=f"back-off {wait:.0f} s"))
+        self.clock.after(wait, self._restarted, hosted)
+
+    def _restarted(self, hosted: SimPod) -> None:
+        pod = self.pods.get(hosted.name)
+        if pod is None or pod.uid != hosted.uid or pod.ended or hosted.node in self.world.network.dead:
+            return
+        if not self._up(hosted.node):
+            self.clock.after(1.0, self._restarted, hosted)
+            return
+        self._put(changed(pod, restarts=pod.restarts + 1, waiting="", waiting_message=""))
+        self._start_agent(hosted)
+
     # --- nodes
 
     def kill_node(self, node: str) -> None:
         self.clock.tell(f"{node} dies")
         self.world.network.dead.add(node)
-        for process in list(self.world.agents.values()):
-            if process.host == node:
-                process.die()
+        for process in self._processes_on(node):
+            process.die()
         self.clock.after(NOT_READY_AFTER, self._mark, node)
+
+    def shut_down(self, node: str, grace: float) -> None:
+        """In order: its kubelet tells all containers, waits for them, and reports their pods as failed."""
+        self.ending.add(node)
+        self._set_ready(node, False)
+        for process in self._processes_on(node):
+            process.handle(e.Noticed(grace))
+        self.clock.after(grace, self._switch_off, node)
+
+    def _switch_off(self, node: str) -> None:
+        self.ending.discard(node)
+        if node in self.world.network.dead:
+            return
+        for process in self._processes_on(node):
+            process.die()
+            pod = self.pods.get(process.replica)
+            if pod is not None and self._up(node) and not pod.ended:
+                self._put(changed(pod, phase="Failed", exit_code=143, exit_reason=TERMINATED))
+        self.kill_node(node)
+
+    def _processes_on(self, node: str) -> list[AgentProcess]:
+        return [process for process in self.world.agents.values() if process.host == node and process.alive]
 
     def node_back(self, node: str) -> None:
         if node not in self.world.network.dead:
@@ -301,7 +363,7 @@ class Cluster:
 
     def _mark(self, node: str) -> None:
         if self._up(node):
-            self._set_ready(node, True)
+            self._set_ready(node, node not in self.ending)
             return
         if self.nodes[node].ready:
             self._set_ready(node, False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
-from simulation.clock import Violation
+from simulation.clock import Violation, changed
 from simulation.storage import Lineage, check_lineage, steps_of
 
 if TYPE_CHECKING:
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 LOST = ("Connection closed by peer",)
+CONNECT = 10.0
+"""Seconds for which workers try to reach each other."""
+STUCK = ("Current thread", '  File "train.py", line 7 in step')
+WAITING = ("Current thread", '  File "/torch/distributed/c10d.py", line 9 in all_reduce')
 
 
 class Collective:
@@ -31,9 +35,17 @@ class Collective:
         self.broken = self.over = self.stepping = False
         self.stopped: dict[str, float] = {}
         """Members whose workers stand still (SIGSTOP), and until when."""
+        self.hung: dict[str, float] = {}
+        """Members one of whose workers, the first, does not come to the end of its step before then."""
         self.drain: w.DrainRequest | None = None
         self.snapshots: list[int] = []
         self.first_step_at = 0.0
+        self.moved_at = self.clock.now
+        """When any worker last got on."""
+        self.begun = 0.0
+        """When the step under way began."""
+        self._busy: dict[str, float] = {}
+        """Seconds of own work of each member's workers, in finished steps but the first."""
 
     # --- start
 
@@ -54,7 +66,20 @@ class Collective:
             raise Violation(f"members of round {self.round} start from different states: {lineage}, {self.lineage}")
         self.lineage = lineage
         self.here[process.replica] = process
-        self._try_step()
+        self.moved_at = self.clock.now
+        self._meet(process, self.clock.now + CONNECT)
+
+    def _meet(self, process: AgentProcess, until: float) -> None:
+        """All connect to all, in whatever direction."""
+        if self.broken or self.over or process.collective is not self or len(self.here) < len(self.assign.members):
+            return
+        hosts = [other.host for other in self.here.values()]
+        if all(self.world.network.reaches(a, b) for a in hosts for b in hosts):
+            self._try_step()
+        elif self.clock.now < until:
+            self.clock.after(0.3, self._meet, process, until)
+        else:
+            self._lost_peer(process)
 
     def _restored(self, process: AgentProcess) -> Lineage | None:
         restore = self.assign.restore
@@ -97,23 +122,28 @@ class Collective:
             self._snapshot(steps_of(self.lineage), durable=True, complete=True)
             self._stop("complete")
             return
-        self.stepping = True
-        self.clock.after(self.world.step_seconds * self.clock.between(0.9, 1.1), self._finish_step)
+        self.stepping, self.begun = True, self.clock.now
+        slowest = max(self._work(process) for process in self.here.values())
+        self.clock.after(slowest * self.clock.between(0.9, 1.1), self._finish_step)
+
+    def _work(self, process: AgentProcess) -> float:
+        """Seconds that a step takes its workers, apart from waiting for the others."""
+        return self.world.step_seconds * self.world.slow_nodes.get(process.host, 1.0)
 
     def _finish_step(self) -> None:
         self.stepping = False
         if self.broken or self.over:
             return
-        if any(until > self.clock.now for until in self.stopped.values()):
+        if any(until > self.clock.now for held in (self.stopped, self.hung) for until in held.values()):
             self.stepping = True
             self.clock.after(0.3, self._finish_step)
             return
-        hosts = [process.host for process in self.here.values()]
-        reaches = self.world.network.reaches
-        if any(not reaches(hosts[0], host) for host in hosts):
+        hosts, talk = [process.host for process in self.here.values()], self.world.network.talk
+        if any(not talk(hosts[0], host) for host in hosts):
             self.stepping = True
             self.clock.after(0.3, self._finish_step)
             return
+        self.moved_at = self.clock.now
         self.world.invariants.stepping(self)
         before = self.lineage or ()
         step = steps_of(before) + 1
@@ -122,6 +152,9 @@ class Collective:
         else:
             self.lineage = (*before, (self.round, step - 1, step))
         check_lineage(self.lineage)
+        if self.first_step_at:
+            for process in self.here.values():
+                self._busy[process.replica] = self._busy.get(process.replica, 0.0) + self._work(process)
         self.first_step_at = self.first_step_at or self.clock.now
         last = step >= self.world.steps
         stop = "complete" if last else "drained" if self.drain else ""
@@ -152,7 +185,7 @@ class Collective:
     def _copy(self, source: AgentProcess, copier: AgentProcess, id: p.SnapshotId) -> None:
         if not source.alive or not copier.alive or copier.collective is not self or source.collective is not self:
             return
-        if not copier.hears(source) or not source.hears(copier):
+        if not copier.hears(source) or not self.world.network.talk(source.host, copier.host):
             self.clock.after(0.5, self._copy, source, copier, id)
             return
         for rank in source.ranks:
@@ -166,7 +199,8 @@ class Collective:
         steps, begun, copied = self.world.steps, self.first_step_at, min(self.copied.values())
         ahead = next((process.ahead for process in self.here.values() if 0 in process.ranks), 0.0)
         at, begun = self.clock.now + ahead, begun + ahead
-        progress = p.Progress(step, steps, 1.0, 1.0, 0.2, step, "training", at, begun, copied)
+        took = self.clock.now - self.begun
+        progress = p.Progress(step, steps, 1.0, 1.0, took, step, "training", at, begun, copied)
         for process in list(self.here.values()):
             for rank in process.ranks:
                 said = progress if rank == 0 else w.Beat(rank, step, "training")
@@ -179,6 +213,33 @@ class Collective:
             for rank in process.ranks:
                 process.handle(e.WorkerSaid(self.round, rank, w.Done(outcome, step)))
                 self.clock.after(self.clock.between(0.001, 0.05), self._exited, process, rank, 0, ())
+
+    # --- what is seen of workers
+
+    def pulses(self, process: AgentProcess) -> tuple[p.Pulse, ...]:
+        if self.over or self.broken or process.replica not in self.here:
+            return ()
+        step, busy = steps_of(self.lineage or ()), self._busy.get(process.replica, 0.0)
+        still = self.clock.now - max(self.moved_at, self.begun)
+        waits = still > self._work(process) or self._behind(process)
+        phase = "starting" if not self.first_step_at and not self.stepping else "reducing" if waits else "computing"
+        pulses = (p.Pulse(rank, step, phase, still, busy) for rank in process.ranks)
+        return tuple(
+            changed(pulse, phase="computing") if self._hangs(process, pulse.rank) else pulse for pulse in pulses
+        )
+
+    def _behind(self, process: AgentProcess) -> bool:
+        return self.hung.get(process.replica, 0.0) > self.clock.now
+
+    def _hangs(self, process: AgentProcess, rank: int) -> bool:
+        return rank == process.ranks[0] and self._behind(process)
+
+    def stopped_ranks(self, process: AgentProcess) -> tuple[int, ...]:
+        return process.ranks if self.stopped.get(process.replica, 0.0) > self.clock.now else ()
+
+    def stacks(self, process: AgentProcess) -> dict[int, tuple[str, ...]]:
+        """Of those that wait, a collective's."""
+        return {rank: STUCK if self._hangs(process, rank) else WAITING for rank in process.ranks}
 
     # --- ends
 

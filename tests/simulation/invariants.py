@@ -29,6 +29,10 @@ class Invariants:
         self.claimed_at: dict[int, float] = {}
         self.fruitless: list[float] = []
         """When rounds were committed that were to grow the world, and did not."""
+        self.stood_still: dict[str, float] = {}
+        """Replica -> when a worker of it began to hang."""
+        self.slow_until: dict[str, float] = {}
+        """Node -> when it is no longer slow."""
         self.blind: dict[str, float] = {}
         """Operator -> when it was cut off from all nodes at once."""
 
@@ -58,6 +62,23 @@ class Invariants:
                 self._together(new)
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
+        self._accused(old, new)
+
+    def _accused(self, old: JobStatus, new: JobStatus) -> None:
+        """Who is said to hang does, or did a moment ago; and who is said to be a straggler is on a slow node."""
+        for entry in new.restarts.recent[len(old.restarts.recent) :]:
+            if entry.reason == "Hang" and entry.replica not in self.stood_still:
+                raise Violation(f"{entry.replica} is said to hang, and does not")
+            if (
+                entry.reason in ("Hang", "Standstill")
+                and self.world.cluster.spec.failure_policy.hang_action == "Report"
+            ):
+                raise Violation(f"a hang is acted on that was only to be reported: {entry}")
+        for mark in new.stragglers:
+            if mark not in old.stragglers and self.slow_until.get(mark.node, 0.0) < self.world.clock.now:
+                raise Violation(
+                    f"{mark.replica} on {mark.node} is said to be a straggler, and is as fast as the others"
+                )
 
     def _no_loop(self, old: JobStatus, new: JobStatus) -> None:
         """Training is not stopped again and again for replicas that can't be reached by the members."""

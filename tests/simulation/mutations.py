@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from concertina.plan import backoff, claims, growth, membership, restore
+from concertina_agent import stragglers, watchdog
 from concertina_agent.rounds import AgentCore
 from simulation.cluster import Cluster
 from simulation.storage import Storage
@@ -72,6 +73,34 @@ def growing_is_tried_at_once_again(patch: Patch) -> None:
     patch.setattr(growth, "_delay", lambda look, failures: 0.0)
 
 
+def reaching_one_way_is_enough(patch: Patch) -> None:
+    whole = membership.connected
+
+    def either_way(replies: Any, members: Any) -> Any:
+        def near(a: str, b: str) -> bool:
+            return b in replies[a].reachable or a in replies[b].reachable
+
+        mutual = {
+            name: dataclasses.replace(reply, reachable=tuple(other for other in replies if near(name, other)))
+            for name, reply in replies.items()
+        }
+        return whole(mutual, members)
+
+    patch.setattr(membership, "connected", either_way)
+
+
+def hangs_are_not_looked_for(patch: Patch) -> None:
+    patch.setattr(watchdog.Watchdog, "_hangs", lambda self, now: False)
+
+
+def hangs_are_the_first_ranks_fault(patch: Patch) -> None:
+    patch.setattr(watchdog, "suspects", lambda pulses: sorted(pulses, key=lambda pulse: pulse.rank)[:1])
+
+
+def somebody_is_always_a_straggler(patch: Patch) -> None:
+    patch.setattr(stragglers, "late", lambda work, seconds, factor: sorted(work)[:1])
+
+
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     agent_accepts_lower_rounds,
     plan_mixes_snapshot_ids,
@@ -81,6 +110,16 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     crash_loops_are_not_slowed_down,
     rounds_are_made_of_whoever_answers,
     growing_is_tried_at_once_again,
+    reaching_one_way_is_enough,
+    hangs_are_not_looked_for,
+    hangs_are_the_first_ranks_fault,
+    somebody_is_always_a_straggler,
 )
-ALONE = {rounds_are_made_of_whoever_answers: "cut_from_peers", growing_is_tried_at_once_again: "cut_from_peers"}
-"""Planted faults that show soonest where one fault alone strikes, all the others being away."""
+ALONE: dict[Callable[[Patch], None], tuple[str, ...]] = {
+    rounds_are_made_of_whoever_answers: ("cut_from_peers",),
+    growing_is_tried_at_once_again: ("cut_from_peers",),
+    reaching_one_way_is_enough: ("closed_node", "kill_worker"),
+    hangs_are_not_looked_for: ("hang_worker",),
+    hangs_are_the_first_ranks_fault: ("hang_worker",),
+}
+"""Planted faults that show soonest where few faults strike, a second apart, all the others being away."""

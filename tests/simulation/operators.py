@@ -252,7 +252,7 @@ class OperatorProcess:
         def answered(reply: p.Message) -> None:
             if heard is None:
                 return
-            if network.loses() or not network.reaches(self.name, process.host):
+            if network.loses() or not network.talk(self.name, process.host):
                 self.clock.after(network.delay(), self._answered, *heard, None, "connection reset before the answer")
             else:
                 self.clock.after(network.delay(), self._answered, *heard, reply, "")
@@ -317,7 +317,7 @@ class OperatorProcess:
         contact = self.contacts.get(process.replica)
         if not self.alive or contact is None or contact.process is not process:
             return
-        if not self.world.network.reaches(self.name, process.host):
+        if not self.world.network.carries(process.host, self.name):
             self.clock.after(0.5, self.reported, process, process.core.report())
             return
         ready_at = contact.view.ready_at
@@ -348,7 +348,7 @@ class OperatorProcess:
             if contact.process is None:
                 continue
             process = contact.process
-            near = self.world.network.reaches(self.name, process.host) and not self.clock.stands(process)
+            near = self.world.network.carries(process.host, self.name) and not self.clock.stands(process)
             if near and process.alive:
                 contact.silent_since = 0.0
             elif not contact.silent_since:

@@ -42,8 +42,9 @@ def test_a_disturbed_operator_changes_nothing_when_nothing_is_wrong() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_planted_fault_is_noticed(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutation(monkeypatch)
-    alone = ALONE.get(mutation)
-    schedules = ((Strike(6.0, alone, seed),) if alone else None for seed in range(ENOUGH))
+    alone = ALONE.get(mutation, ())
+    strikes = [tuple(Strike(5.0 + i, name, seed) for i, name in enumerate(alone)) for seed in range(ENOUGH)]
+    schedules = (schedule or None for schedule in strikes)
     assert any(failure(seed, schedule=schedule) for seed, schedule in enumerate(schedules))
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from concertina.api.parse import parse_spec
 from concertina.api.status import JobStatus
 from concertina_agent import protocol as p
 from simulation.agents import AgentProcess
@@ -16,6 +15,7 @@ from simulation.collective import Collective
 from simulation.faults import control
 from simulation.faults.table import BY_NAME
 from simulation.invariants import Invariants
+from simulation.job import job_spec
 from simulation.network import Network
 from simulation.operators import OperatorProcess
 from simulation.schedule import SPAN, Schedule, Strike, draw
@@ -23,22 +23,6 @@ from simulation.storage import Storage, check_lineage, steps_of
 
 LIMIT = 400.0
 """Virtual seconds after the last fault within which the job has to be complete."""
-
-
-def spec(replicas: int, least: int, steps: int, workers: int, grow_after: int, spares: int = 0) -> Any:
-    manifest = {
-        "replicas": replicas,
-        "workersPerReplica": workers,
-        "template": {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer"}]}},
-        "trainer": {"steps": steps, "data": {"uri": "/data"}},
-        "checkpoint": {"uri": "s3://bucket/run"},
-        "failurePolicy": {"maxRestarts": 1000},
-    }
-    if least < replicas:
-        manifest["elastic"] = {"minReplicas": least, "growAfterSeconds": grow_after, "spares": spares}
-    elif spares:
-        manifest["elastic"] = {"spares": spares}
-    return parse_spec({"spec": manifest})
 
 
 class World:
@@ -57,12 +41,14 @@ class World:
         self.workers = random.choice((1, 1, 2))
         self.steps = random.randint(12, 40)
         self.step_seconds = random.choice((0.2, 0.5, 1.0))
+        if seed % 8 == 3:  # long enough for stragglers to be found
+            self.steps, self.step_seconds = random.randint(60, 90), 0.2
+        self.slow_nodes: dict[str, float] = {}
+        """Node -> how many times as long a step takes there."""
         self.checkpoint_every = random.choice((3, 5, 10))
         self.claims = 0
-        grow_after = 30 if calm else random.choice((0, 2, 5))
         self.calm = calm
-        spares = 1 if seed % 3 == 2 and not calm else 0
-        job = spec(self.replicas, least, self.steps, self.workers, grow_after, spares)
+        job = job_spec(self, least, calm)
         self.cluster = Cluster(self, self.replicas + random.randint(0, 1), job)
         self.collectives: dict[tuple[int, str], Collective] = {}
         self.operators: list[OperatorProcess] = []
@@ -95,8 +81,12 @@ class World:
             self.cluster.node_back(node)
         self.storage.down_until = 0.0
         self.cluster.mend()
+        self.slow_nodes.clear()
+        self.invariants.slow_until = dict.fromkeys(self.cluster.nodes, self.clock.now + 20.0)
         for collective in self.collectives.values():
             collective.stopped.clear()
+            if self.cluster.spec.failure_policy.hang_action == "Report":
+                collective.hung.clear()
 
     def tell(self, text: str) -> None:
         self.clock.tell(text)

@@ -85,7 +85,7 @@ def test_the_end_is_said_when_the_checkpoint_is_published(outcome, complete, sta
     durable = p.Durable(UID, 1, 6, "uri", complete)
     effects = driver.tell(e.PublishDone(id, durable))
     assert effects[0] == e.ToMembers(p.DurableMoved(durable))
-    assert (driver.report.state, driver.report.storage) == (state, p.Storage("Ready", durable))
+    assert (driver.report.state, driver.report.storage) == (state, p.Storage("Ready", durable, round=1))
     assert driver.core.state().durable_parts == ()
     assert not any(isinstance(effect, e.Publish) for effect in driver.member_says("b", state, step=6))
 

@@ -53,6 +53,24 @@ def test_a_higher_prepare_refuses_who_still_waits_for_the_lower():
     assert (refused.request, type(refused.message), refused.message.round) == (1, p.Refused, 4)
 
 
+def test_who_has_not_heard_of_the_last_round_looks_at_storage_when_it_is_prepared():
+    look = e.LookAtStorage()
+    driver = Driver(storage=p.Storage("Unknown"))
+    assert look not in driver.ask(prepare(2)), "the first look is still to come"
+    driver.tell(e.StorageSeen(p.Storage("Ready")))
+    assert driver.report.storage.round == 2
+    assert look not in driver.ask(prepare(3))
+    assert look in driver.ask(prepare(4)), "round 3 may have been without it"
+    driver.tell(e.StorageSeen(p.Storage("Error", None, "no answer")))
+    assert driver.report.storage.round == 2, "trouble is no look"
+    assert look in driver.ask(prepare(5))
+    driver.tell(e.StorageSeen(p.Storage("Ready")))
+    driver.prepared(6)
+    driver.ask(assignment("a", round=6))
+    assert driver.report.storage.round == 6, "its lead tells it from now on"
+    assert look not in driver.ask(prepare(7))
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

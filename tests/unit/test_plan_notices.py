@@ -105,6 +105,27 @@ def test_several_notices_are_one_drain() -> None:
     assert [(create.index, create.attempt) for create in created(made)] == [(1, 1), (2, 1)]
 
 
+@pytest.mark.parametrize("who", ["demo-0-0", "demo-1-0"])
+def test_who_was_told_to_stop_has_a_notice_until_its_pod_has_ended(who: str) -> None:
+    """Also while the next round is made: its successor stays, for it does not."""
+    spec = jobs.spec()
+    seen = jobs.running(spec)
+    states = {who: protocol.MemberState(who, f"i-{who}", 1, "claim-a", "drained", notice=20.0)}
+    own = {"notice": 20.0} if who == "demo-0-0" else {}
+    seen = lead(seen, report=jobs.lead_report(state="drained", members=states, **own))
+    made = plan(seen, T0 + 20)
+    assert [action.attempt for action in created(made)] == [1]
+    index = int(who.split("-")[1])
+    successor = jobs.pod(index, 1, created=T0 + 20)
+    seen = replace(jobs.then(seen, made), pods=(*seen.pods, successor))
+    seen = lead(seen, connected=False, lost_at=T0 + 20.1, refused=True)
+    made = plan(seen, T0 + 20.2)
+    assert made.status.world.claim
+    assert made.status.world.claim.round == 2
+    later = plan(jobs.then(seen, made), T0 + 20.4)
+    assert successor.name not in deleted(made) + deleted(later)
+
+
 def test_a_notice_that_is_taken_back_changes_nothing() -> None:
     cordoned = on_node(RUNNING, 1, cordoned=True)
     made = plan(cordoned, T0 + 20)

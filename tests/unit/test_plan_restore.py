@@ -80,6 +80,28 @@ def test_nothing_starts_while_the_state_is_not_known(storages: list[Storage | No
     assert found.source == "Memory"
 
 
+@pytest.mark.parametrize(
+    ("held", "learnt", "source"),
+    [
+        ({}, (2,), None),
+        ({}, (2, 3), "Storage"),
+        ({}, (-1,), "Storage"),
+        ({"a": [(2, 3, (0, 1))]}, (2,), None),
+        ({"a": [(2, 3, (0, 1))]}, (3,), "Storage"),
+        ({"a": [(3, 9, (0, 1))]}, (2,), "Memory"),
+    ],
+    ids=["nothing else", "one has looked", "says nothing of it", "older memory", "older memory, looked", "memory"],
+)
+def test_who_was_not_of_the_last_round_has_to_look_at_storage_again(
+    held: dict[str, Any], learnt: tuple[int, ...], source: str | None
+) -> None:
+    """It may have gone on without them, to its end perhaps, and nobody who knows is left."""
+    replies = {name: holding(*snapshots) for name, snapshots in held.items()}
+    looks = [Storage("Ready", durable(3, 6), round=round) for round in learnt]
+    found = restore.choose(replies, looks, base(3, 5), UID, WITH_STORAGE)
+    assert (None if isinstance(found, restore.Unknown) else found.source) == source
+
+
 def test_the_status_remembers_a_checkpoint_that_agents_have_not_seen() -> None:
     mark = CheckpointMark(step=8, round=3, uri="s3://bucket/3/8", at=rfc3339(jobs.T0))
     status = JobStatus(last_checkpoint=mark)

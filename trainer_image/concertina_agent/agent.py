@@ -287,6 +287,7 @@ _CARRY_OUT: Mapping[type, Callable[[Agent, Any], None]] = {
     e.ToMembers: lambda agent, effect: agent._members.send(effect.message, effect.only),
     e.Ship: Agent._ship,
     e.Publish: lambda agent, effect: agent._uploads.publish(effect),
+    e.LookAtStorage: lambda agent, effect: agent._uploads.look(),
     e.CollectStacks: lambda agent, effect: agent._local.collect_stacks(effect.round),
     e.ReportChanged: lambda agent, effect: agent._changes.tell(),
     e.Exit: Agent._exit_with,

@@ -86,6 +86,7 @@ class AgentState:
             stragglers=lead.watchdog.stragglers.found if lead else (),
             storage=self._durability.storage,
             startup_error=self._startup_error,
+            notice=self._notice.grace if self._notice else 0.0,
         )
 
     @property

@@ -28,7 +28,15 @@ class Durability:
     def all_shipped(self) -> bool:
         return not self._unshipped
 
-    def new_round(self) -> None:
+    def outdated(self, round: int) -> bool:
+        """Whether LATEST may have been moved by rounds before this one that were not heard of."""
+        storage = self.storage
+        return storage is not None and storage.state != "Unknown" and storage.round < round - 1
+
+    def new_round(self, round: int) -> None:
+        """As a member of this round: from now on its lead tells what LATEST is."""
+        if self.storage is not None and not self.outdated(round):
+            self.storage = dataclasses.replace(self.storage, round=round)
         self.parts = ()
         self._unshipped.clear()
         self._complete.clear()
@@ -48,16 +56,19 @@ class Durability:
         self.parts = (*(known for known in self.parts if known != part), part)
         self._unshipped.discard((part.id, part.shard))
 
-    def moved(self, durable: Durable) -> None:
+    def moved(self, durable: Durable, round: int) -> None:
         """LATEST names this now; older parts are not waited for."""
-        self.storage = Storage("Ready", durable)
+        self.storage = Storage("Ready", durable, round=round)
         self.parts = tuple(part for part in self.parts if part.id.step > durable.step)
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
 
-    def seen(self, storage: Storage) -> bool:
+    def seen(self, storage: Storage, round: int) -> bool:
         """Take the news; false where it is none. What was known of LATEST outlasts trouble."""
         if storage.state == "Error" and storage.latest is None:
-            storage = dataclasses.replace(storage, latest=self.latest)
+            known = self.storage.round if self.storage else -1
+            storage = dataclasses.replace(storage, latest=self.latest, round=known)
+        else:
+            storage = dataclasses.replace(storage, round=round)
         news = self.storage is not None and storage != self.storage
         if news:
             self.storage = storage

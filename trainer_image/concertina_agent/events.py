@@ -321,11 +321,16 @@ class ReportChanged:
 
 
 @dataclasses.dataclass(frozen=True)
+class LookAtStorage:
+    """What is known of LATEST may be out of date; StorageSeen follows."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Exit:
     code: int
 
 
 Effect = Union[
     PersistSeen, KillWorkers, BindStore, ReachOut, Reply, StartRound, CopyFrom, DropSnapshots, ToWorker, SignalWorkers,
-    ToMembers, Ship, Publish, CollectStacks, ReportChanged, Exit,
+    ToMembers, Ship, Publish, LookAtStorage, CollectStacks, ReportChanged, Exit,
 ]  # fmt: skip

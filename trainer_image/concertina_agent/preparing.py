@@ -41,6 +41,8 @@ class Preparing(Draining):
             e.BindStore(message.round, message.claim),
             e.ReachOut(message),
         ]
+        if self._durability.outdated(message.round):
+            self._effects.append(e.LookAtStorage())
 
     def _assign(self, request: int, message: p.Assign) -> None:
         if (message.round, message.claim) != self.seen:
@@ -63,7 +65,7 @@ class Preparing(Draining):
         mine = message.members[me]
         ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
         lead = Lead(message, self._now) if me == 0 else None
-        self._durability.new_round()
+        self._durability.new_round(message.round)
         self._round = Membership(message, me, Workers(ranks, self._bundled), lead, self._now + JOIN_SECONDS)
         if void := self._holdings.void(message.round, message.restore):
             self._effects.append(e.DropSnapshots(void))

@@ -95,6 +95,9 @@ class Storage:
     latest: Optional[Durable] = None
     message: str = ""
     """With Error: a sentence that says what to do."""
+    round: int = -1
+    """As of which round: the one that the agent was a member of when it last learnt this, or the highest it had seen
+    when it looked by itself. -1 where it does not say (version 1 at first)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,6 +464,8 @@ class Report:
     storage: Optional[Storage] = None
     startup_error: str = ""
     """Why this agent can never be ready, in a sentence."""
+    notice: float = 0.0
+    """Seconds of grace that it was given with a SIGTERM; 0 where it may stay."""
 
 
 Message = Union[

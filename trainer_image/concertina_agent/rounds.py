@@ -296,11 +296,11 @@ class AgentCore(Preparing):
         self._durable_moved(event.durable)
 
     def _durable_moved(self, durable: p.Durable) -> None:
-        self._durability.moved(durable)
+        self._durability.moved(durable, self.seen[0])
         self._own_state_changed()
 
     def _storage_seen(self, event: e.StorageSeen) -> None:
-        self._changed |= self._durability.seen(event.storage)
+        self._changed |= self._durability.seen(event.storage, self.seen[0])
 
     def _warm(self, event: e.Warm) -> None:
         self._ready, self._startup_error, self._changed = not event.error, event.error, True

@@ -31,7 +31,7 @@ class Uploads:
         self._news = Changes()
         self._failures, self._look_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
-        self._well = False
+        self._well = self._asked_to_look = False
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
@@ -43,6 +43,11 @@ class Uploads:
 
     def publish(self, effect: e.Publish) -> None:
         self._publish = effect
+        self._news.tell()
+
+    def look(self) -> None:
+        """At LATEST, before anything else."""
+        self._well, self._asked_to_look, self._look_at = False, True, 0.0
         self._news.tell()
 
     def abandon(self) -> None:
@@ -85,9 +90,10 @@ class Uploads:
                     await self._news.after(count, 60.0)
 
     async def _look(self, end: w.AgentEnd) -> None:
+        self._asked_to_look = False
         storage = (await _ask(end, w.Probe(), w.StorageState)).storage
         self._emit(e.StorageSeen(storage))
-        self._well = storage.state == "Ready"
+        self._well = storage.state == "Ready" and not self._asked_to_look
         self._trouble("" if self._well else storage.message)
 
     async def _ship_one(self, end: w.AgentEnd, effect: e.Ship) -> None:

@@ -61,12 +61,21 @@ class Look:
     @cached
     def notices(self) -> Mapping[str, notices.Notice]:
         """Replicas that will go, by pod name, while they are still there."""
-        told = self.report.members if self.report else {}
         seen = {
-            pod.name: notices.of(notices.Sight(pod, self.node(pod), told.get(pod.name), self.now))
+            pod.name: notices.of(notices.Sight(pod, self.node(pod), self._told(pod.name), self.now))
             for pod in self.observed.pods
         }
         return {name: notice for name, notice in seen.items() if notice}
+
+    def _told(self, name: str) -> float:
+        """The grace that a replica's agent was given, as it says itself or its lead does (also of a round that a claim
+        is about to replace: who has left stays noticed until its pod is seen to have ended); 0 without one."""
+        own = self.agent(name).report
+        if own and own.notice:
+            return own.notice
+        report = self.agent(self.lead.replica).report if name in self.members else None
+        known = report.members.get(name) if report and report.round == self.world.round else None
+        return known.notice if known else 0.0
 
     def leaves(self, name: str) -> bool:
         """Whether the replica should leave at once."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.plan.types import NodeView, PodView
-from concertina_agent.protocol import MemberState
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class Sight:
 
     pod: PodView
     node: NodeView
-    told: MemberState | None
-    """What its agent tells the lead."""
+    told: float
+    """Seconds of grace that its agent was given with a SIGTERM; 0 where none was."""
     now: float
 
 
@@ -66,8 +65,7 @@ def _node_ends(sight: Sight) -> Notice | None:
 
 
 def _told(sight: Sight) -> Notice | None:
-    grace = sight.told.notice if sight.told else 0.0
-    return Notice(f"was told to stop within {grace:g} s", grace) if grace else None
+    return Notice(f"was told to stop within {sight.told:g} s", sight.told) if sight.told else None
 
 
 def _cordoned(sight: Sight) -> Notice | None:

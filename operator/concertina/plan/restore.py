@@ -26,7 +26,10 @@ def choose(
     memory = max(held, key=lambda id: (id.round, id.step, id.layout), default=None)
     if not uses_storage(spec):
         return _memory(memory, held) if memory else Restore(source="Fresh")
-    looks = [storage for storage in storages if storage is not None]
+    told = [storage for storage in storages if storage is not None]
+    looks = [storage for storage in told if not _outdated(storage, status)]
+    if told and not looks and not (memory and memory.round >= status.world.round):
+        return Unknown("")
     durable = newest((storage.latest for storage in looks if storage.state == "Ready"), status, uid)
     if memory and (
         durable is None or _is_void(durable, status, uid) or _age(durable, uid) <= (memory.round, memory.step)
@@ -37,6 +40,12 @@ def choose(
     if durable:
         return Restore(source="Storage", step=durable.step, durable=durable)
     return Restore(source="Fresh")
+
+
+def _outdated(storage: Storage, status: JobStatus) -> bool:
+    """Whether the agent has not looked since the last round, and was not of it: that may have gone far beyond what it
+    knows, with nobody left to tell. It has been asked to look again (Prepare does)."""
+    return storage.state == "Ready" and 0 <= storage.round < status.world.round
 
 
 def uses_storage(spec: JobSpec) -> bool:

@@ -17,6 +17,14 @@ def delete_pod(world: World, random: Random) -> None:
         world.cluster.remove(name, force)
 
 
+def preempt_all(world: World, random: Random) -> None:
+    """The scheduler needs the room of the whole job."""
+    grace = random.choice((0.5, 3.0, 10.0))
+    world.tell(f"all pods are preempted, with {grace:g} s to go")
+    for name in sorted(world.cluster.pods):
+        world.cluster.preempt(name, grace)
+
+
 def storage_down(world: World, random: Random) -> None:
     seconds = random.uniform(0.5, 15)
     world.tell(f"storage is away for {seconds:.1f} s")

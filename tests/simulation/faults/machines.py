@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simulation.world import World
 
+STRAGGLER_TOLD = 20.0
+"""Seconds for which the windows of `concertina_agent.stragglers` may still name who was slow."""
 NODE_DEATH = 40.0
 """Seconds for which its pods may rightly be taken for lost."""
 
@@ -55,6 +57,49 @@ def _goes(world: World, node: str, truly: bool, seconds: float) -> None:
 
 def _untainted(world: World, node: str) -> None:
     world.cluster.mark_node(node, notice="")
+
+
+def sudden_end(world: World, random: Random) -> None:
+    """A notice that leaves hardly any time: the node is gone before a drain can be over."""
+    node, seconds = some(world, random), random.uniform(0.05, 1.5)
+    world.tell(f"{node} is tainted: it goes in {seconds:.2f} s")
+    world.trouble(node, NODE_DEATH)
+    world.cluster.mark_node(node, notice="aws-node-termination-handler/spot-itn")
+    world.clock.after(seconds, _goes, world, node, True, random.uniform(5, 20))
+
+
+def shut_down(world: World, random: Random) -> None:
+    """A node is shut down in order: its kubelet tells all containers to stop, and ends their pods as Terminated. Or all
+    nodes are."""
+    nodes = sorted(world.cluster.nodes) if random.random() < 0.3 else [some(world, random)]
+    grace, seconds = random.choice((0.3, 1.0, 3.0, 10.0)), random.uniform(5, 20)
+    for node in nodes:
+        world.tell(f"{node} is shut down, with {grace:g} s for its pods")
+        world.trouble(node, NODE_DEATH)
+        world.cluster.shut_down(node, grace)
+        world.clock.after(grace + seconds, world.cluster.node_back, node)
+
+
+def slow_node(world: World, random: Random) -> None:
+    """Steps take longer there, on and on."""
+    _slow_down(world, random, random.uniform(15, 40))
+
+
+def ever_slow_node(world: World, random: Random) -> None:
+    """A condition: the same, from the start."""
+    _slow_down(world, random, 1000.0)
+
+
+def _slow_down(world: World, random: Random, seconds: float) -> None:
+    node, factor = some(world, random), random.uniform(3, 5)
+    world.tell(f"{node} is {factor:.1f} times slower than the others")
+    world.slow_nodes[node] = factor
+    world.invariants.slow_until[node] = world.clock.now + seconds + STRAGGLER_TOLD
+    world.clock.after(seconds, _fast_again, world, node)
+
+
+def _fast_again(world: World, node: str) -> None:
+    world.slow_nodes.pop(node, None)
 
 
 def cordon(world: World, random: Random) -> None:

@@ -84,6 +84,47 @@ def cut_in_two(world: World, random: Random) -> None:
                 world.network.cut(node, other, seconds)
 
 
+def one_way(world: World, random: Random) -> None:
+    """What one host sends to another is lost, and what the other sends arrives."""
+    sender, receiver = _link(world, random)
+    seconds = random.uniform(0.5, 25)
+    world.tell(f"what {sender} sends to {receiver} is lost for {seconds:.1f} s")
+    _trouble(world, (sender, receiver), seconds)
+    world.network.lose(sender, receiver, seconds)
+
+
+def closed_door(world: World, random: Random) -> None:
+    """One host can't open connections to another; the other can, and what is open stays open: a firewall, a policy."""
+    caller, called = _link(world, random)
+    seconds = random.uniform(0.5, 40)
+    world.tell(f"{caller} can't call {called} for {seconds:.1f} s")
+    _trouble(world, (caller, called), seconds)
+    world.network.close(caller, called, seconds)
+
+
+def closed_node(world: World, random: Random) -> None:
+    """No peer can call a node, which calls all: those that it leads can't join it."""
+    node, seconds = some(world, random), random.uniform(1, 40)
+    world.tell(f"no node can call {node} for {seconds:.1f} s")
+    world.trouble(node, seconds)
+    for other in world.cluster.nodes:
+        if other != node:
+            world.network.close(other, node, seconds)
+
+
+def _link(world: World, random: Random) -> tuple[str, str]:
+    """Between two nodes, or a node and the operator."""
+    a, b = some(world, random), some(world, random)
+    if a == b:
+        b = world.operators[-1].name
+    return (a, b) if random.random() < 0.5 else (b, a)
+
+
+def _trouble(world: World, hosts: tuple[str, str], seconds: float) -> None:
+    for host in hosts:
+        world.trouble(host, seconds)
+
+
 def unruly_network(world: World, random: Random) -> None:
     """A condition: messages are lost, doubled and held up."""
     world.network.unruly = True

@@ -50,6 +50,27 @@ def stop_workers(world: World, random: Random) -> None:
         process.collective.stopped[process.replica] = world.clock.now + seconds
 
 
+def hang_worker(world: World, random: Random) -> None:
+    """One worker goes on computing without end; the others wait for it, and nothing fails."""
+    process, seconds = some(world, random), random.uniform(1, 30)
+    run = process.collective if process is not None else None
+    if process is None or run is None or not run.first_step_at or run.over:
+        return
+    if world.cluster.spec.failure_policy.hang_action == "Replace":
+        seconds = 1e9
+    world.tell(f"rank {process.ranks[0]} of {process.replica} hangs{f' for {seconds:.1f} s' if seconds < 1e9 else ''}")
+    run.hung[process.replica] = world.clock.now + seconds
+    world.invariants.stood_still[process.replica] = world.clock.now
+
+
+def out_of_memory(world: World, random: Random) -> None:
+    """The container is killed, its agent too."""
+    if process := some(world, random):
+        world.tell(f"the container of {process.replica} runs out of memory")
+        process.die()
+        world.cluster.process_ended(process.pod, 137, "OOMKilled")
+
+
 def break_replica(world: World, random: Random) -> None:
     index, seconds = random.randrange(world.replicas), random.uniform(2, 30)
     world.tell(f"containers of replica {index} end as soon as they start, for {seconds:.1f} s")

@@ -18,6 +18,7 @@ CONDITIONS: dict[str, float] = {
     "crashing_operators": 0.5,
     "wrong_clocks": 0.25,
     "slow_starts": 0.15,
+    "ever_slow_node": 0.1,
 }
 """What holds from the start, and how likely it is."""
 
@@ -27,11 +28,16 @@ _FAULTS: tuple[Fault, ...] = (
     processes.restart_agent,
     processes.stop_agent,
     processes.stop_workers,
+    processes.hang_worker,
+    processes.out_of_memory,
     processes.break_replica,
     processes.damage_snapshots,
     machines.kill_node,
     machines.stop_node,
     machines.spot_notice,
+    machines.sudden_end,
+    machines.shut_down,
+    machines.slow_node,
     machines.cordon,
     machines.no_image,
     partitions.isolate_node,
@@ -41,7 +47,11 @@ _FAULTS: tuple[Fault, ...] = (
     partitions.cut_from_peers,
     partitions.cut_from_control,
     partitions.cut_in_two,
+    partitions.one_way,
+    partitions.closed_door,
+    partitions.closed_node,
     control.delete_pod,
+    control.preempt_all,
     control.storage_down,
     control.api_down,
     control.quota,
@@ -55,6 +65,7 @@ _CONDITIONS: tuple[Fault, ...] = (
     partitions.unruly_network,
     control.crashing_operators,
     machines.wrong_clocks,
+    machines.ever_slow_node,
     processes.slow_starts,
 )
 BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS)}

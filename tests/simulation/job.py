@@ -1,0 +1,42 @@
+"""The job of a run, drawn from its seed: sizes, policies, and how its containers are restarted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from concertina.api.parse import parse_spec
+from concertina.api.spec import JobSpec
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+def job_spec(world: World, least: int, calm: bool) -> JobSpec:
+    """`least`: the fewest replicas that it goes on with."""
+    random, seed = world.clock.random, world.seed
+    elastic: dict[str, Any] = {}
+    if least < world.replicas:
+        elastic = {"minReplicas": least, "growAfterSeconds": 30 if calm else random.choice((0, 2, 5))}
+    if seed % 3 == 2 and not calm:
+        elastic["spares"] = 1
+    manifest: dict[str, Any] = {
+        "replicas": world.replicas,
+        "workersPerReplica": world.workers,
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer"}]}},
+        "trainer": {"steps": world.steps, "data": {"uri": "/data"}},
+        "checkpoint": {"uri": "s3://bucket/run"},
+        "failurePolicy": _policy(random),
+    }
+    if random.random() < 0.25:
+        manifest["template"]["spec"]["restartPolicy"] = "OnFailure"
+    if elastic:
+        manifest["elastic"] = elastic
+    return parse_spec({"spec": manifest})
+
+
+def _policy(random: Any) -> dict[str, Any]:
+    policy: dict[str, Any] = {"maxRestarts": 1000, "hangAction": random.choice(("Replace", "Replace", "Report"))}
+    policy["straggler"] = {"factor": 2, "action": random.choice(("Report", "Replace"))}
+    if random.random() < 0.7:
+        policy["hangTimeoutSeconds"] = random.choice((8, 15))
+    return policy
