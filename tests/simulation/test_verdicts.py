@@ -35,7 +35,7 @@ def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
             assert pod is None or pod.deleting, world.story()
             replaced += 1
     assert replaced >= 10
-    assert reported >= 3
+    assert reported >= 2
 
 
 def test_a_straggler_is_found_and_replaced_where_that_is_wanted() -> None:

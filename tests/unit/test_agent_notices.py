@@ -35,6 +35,20 @@ def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
     assert exits(driver.tell(leaving("b"))) == [EXIT_NOTICED]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_noticed_member_that_is_through_says_success_only_where_its_lead_did(whole):
+    """Exit code 0 tells the operator that the job is complete: its last checkpoint may be on its way."""
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.say(w.Done("complete", 6), rank=1)
+    driver.ended(0, rank=1)
+    if whole:
+        driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "succeeded")))
+    driver.tell(e.Noticed(30))
+    driver.now += 30
+    assert exits(driver.tell(e.Tick())) == [0 if whole else EXIT_NOTICED]
+
+
 @pytest.mark.parametrize(
     ("others", "durable", "leaves"),
     [

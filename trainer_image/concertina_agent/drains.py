@@ -105,4 +105,10 @@ class Draining(AgentState):
     def _leave_if_noticed(self) -> None:
         notice = self._notice
         if notice is not None and (self._at_rest() or self._now >= notice.until):
-            self._effects.append(e.Exit(0 if self._reported_state() == "succeeded" else EXIT_NOTICED))
+            self._effects.append(e.Exit(0 if self._all_succeeded() else EXIT_NOTICED))
+
+    def _all_succeeded(self) -> bool:
+        """Whether the round has, as a whole: exit code 0 says that to the operator. Of a member, that its lead has."""
+        r = self._round
+        known = r is not None and (r.lead is not None or r.succeeded_at is not None)
+        return known and self._reported_state() == "succeeded"
