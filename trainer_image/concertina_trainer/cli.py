@@ -32,6 +32,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
     checking.add_argument("uri")
     checking.add_argument("--threads", type=int, default=8, help="shards read at once (default: %(default)s)")
     checking.set_defaults(run=_verify)
+    packing = data.add_parser("pack", help="plan how documents are packed into sequences (trainer.data.documents)")
+    packing.add_argument("uri")
+    packing.add_argument("--length", type=int, required=True, help="trainer.model.sequenceLength")
+    packing.add_argument("--threads", type=int, default=8, help="shards planned at once (default: %(default)s)")
+    packing.set_defaults(run=_pack)
     options = parser.parse_args(argv)
     try:
         return int(options.run(options) or 0)
@@ -97,7 +102,8 @@ def _build(options: argparse.Namespace) -> None:
 class _Bar:
     """Of progress, on a terminal only."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "MB", size: float = 1e6) -> None:
+        self._unit, self._size = unit, size
         self._started = time.monotonic()
         self._first = -1
         self._shown = sys.stderr.isatty()
@@ -109,7 +115,8 @@ class _Bar:
         speed = (done - self._first) / max(1e-9, time.monotonic() - self._started)
         left = f"{(total - done) / speed:.0f} s left" if speed else ""
         bar = ("#" * (_WIDTH * done // max(1, total))).ljust(_WIDTH)
-        line = f"\r[{bar}] {done / 1e6:,.1f}/{total / 1e6:,.1f} MB  {speed / 1e6:,.1f} MB/s  {left}"
+        done_, total_, speed_ = (number / self._size for number in (done, total, speed))
+        line = f"\r[{bar}] {done_:,.1f}/{total_:,.1f} {self._unit}  {speed_:,.1f} {self._unit}/s  {left}"
         print(line.ljust(90), end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -162,6 +169,21 @@ def _verify(options: argparse.Namespace) -> int:
     bar.end()
     print(f"{options.uri}: {problems or 'no'} of {len(manifest.shards)} shards damaged; {_summary(manifest)}")
     return 1 if problems else 0
+
+
+def _pack(options: argparse.Namespace) -> None:
+    from concertina_trainer.data.packing import name, pack
+
+    manifest = _manifest(options.uri)
+    bar = _Bar("shards", 1)
+    for done, packing in pack(Folder(options.uri), manifest, options.length, options.threads):
+        bar.show(done, len(manifest.shards))
+        if packing is not None:
+            bar.end()
+            print(
+                f"{options.uri}/{name(options.length)}: {sum(packing.packed):,} packed sequences of {options.length} "
+                f"tokens, {packing.fill:.2%} full; {sum(packing.bucketed):,} with a document each"
+            )
 
 
 def _summary(manifest: Manifest) -> str:

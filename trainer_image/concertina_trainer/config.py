@@ -201,6 +201,8 @@ class TrainerConfig(_Section):
                 f"({self.global_batch_size}) / microBatchSize ({self.micro_batch_size}) makes {count}: raise "
                 "microBatchSize"
             )
+        if self.determinism is Determinism.bitwise and self.data.documents is Documents.bucketed:
+            raise ValueError("determinism bitwise has microbatches of one shape: choose another data.documents")
         return self
 
     def digest(self) -> str:

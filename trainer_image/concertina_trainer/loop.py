@@ -41,7 +41,7 @@ def train(run: Run, step: int, position: int) -> Done:
     enter = run.reporter.pulse.enter
     while True:
         enter("loading data", step)
-        microbatches = run.batches.next()
+        microbatches = run.batches.next(run.reporter.stalled)
         enter("computing", step)
         losses = forward_backward(run, microbatches)
         enter("reducing", step)
@@ -63,12 +63,11 @@ def train(run: Run, step: int, position: int) -> Done:
 
 def forward_backward(run: Run, microbatches: list[Microbatch]) -> list[Tensor]:
     """Gradients of the global mean, reduced; returns what each microbatch adds to the loss."""
-    global_tokens = run.config.global_batch_size * run.config.model.sequence_length
     parts = []
     for i, batch in enumerate(microbatches):
         run.sums.begin(run.model, i, len(microbatches))
-        losses = token_losses(run.model(batch.tokens[:, :-1]), batch.tokens[:, 1:])
-        loss = (losses * batch.weights[:, None]).sum() / global_tokens
+        losses = token_losses(run.model(batch.tokens[:, :-1], batch.documents), batch.tokens[:, 1:])
+        loss = (losses * batch.weights).sum()
         torch.autograd.backward(loss)
         parts.append(loss.detach())
     run.sums.finish(run.optimizer.gradients())

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from concertina_trainer.attention import Mask, attend, document_mask
 from concertina_trainer.config import ModelConfig
 
 
@@ -48,17 +49,12 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(config.dim, 2 * self.kv_heads * self.head_dim, bias=False)
         self.output = nn.Linear(config.dim, config.dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         batch, length, dim = x.shape
         query = self.query(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
         key, value = self.key_value(x).view(batch, length, 2, self.kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(
-            rotate(query, self.theta),
-            rotate(key, self.theta),
-            value,
-            is_causal=True,
-            enable_gqa=self.kv_heads != self.heads,
-        )
+        gqa = self.kv_heads != self.heads
+        attended = attend(rotate(query, self.theta), rotate(key, self.theta), value, mask, gqa)
         result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, dim))
         return result
 
@@ -83,8 +79,8 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), mask)
         after: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return after
 
@@ -98,11 +94,13 @@ class Decoder(nn.Module):
         # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, length, vocabulary] for tokens [batch, length]."""
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `documents` of the same shape, a token
+        attends to its own document only (positions are relative, so they need not begin anew)."""
+        mask = None if documents is None else document_mask(documents)
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
         x = self.norm(x)
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 

@@ -15,6 +15,7 @@ import torch._inductor.config
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor
+import torch.nn.attention.flex_attention
 import torch.utils._device
 
 import concertina_trainer.store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ class Reporter:
         self._smoothed = 0.0
         self._first_step_at = 0.0
         self._saving = self._save_seconds = 0.0
+        self._sent: Progress | Beat | None = None
+        self._reason = ""
         self.restored_step, self.restored_from = -1, ""
         self.peak_flops, self.token_flops = 0.0, 0.0
         """Of all devices of the world; of one token's forward and backward. Without them there is no MFU."""
@@ -90,10 +93,11 @@ class Reporter:
         snapshot_step: int, saving: float, stalled: float,
     ) -> None:  # fmt: skip
         if self._rank != 0:
-            self._channel.send(Beat(self._rank, step, phase))
+            self._sent = Beat(self._rank, step, phase)
+            self._channel.send(self._sent)
             return
         speed = self._tokens / (self._smoothed or seconds) if seconds else 0.0
-        progress = Progress(
+        self._sent = Progress(
             step=step,
             steps=self._config.steps,
             loss=loss,
@@ -112,7 +116,17 @@ class Reporter:
             restored_step=self.restored_step,
             restored_from=self.restored_from,
         )
-        self._channel.send(progress)
+        self._channel.send(self._sent)
+
+    def stalled(self, reason: str, seconds: float) -> None:
+        """While data don't come for want of their store: that is no hang. `seconds`: as of `step`'s `stalled`."""
+        if reason != self._reason:
+            print(f"waiting for data: {reason}", flush=True)
+            self._reason = reason
+        if self._sent is not None:
+            self.pulse.enter("loading data", self._sent.step)
+            told = {"at": time.time(), "stalled_seconds": seconds} if isinstance(self._sent, Progress) else {}
+            self._channel.send(dataclasses.replace(self._sent, phase="loading data", **told))
 
 
 def _seconds_since_process_start() -> float:

@@ -44,7 +44,7 @@ def _before(module, cls, method, act):
 
 
 PATCHES = {
-    "concertina_trainer.data.reader": lambda module: _before(module, "Reader", "read", read_forever),
+    "concertina_trainer.data.reader": lambda module: _before(module, "Reader", "sequences", read_forever),
     "concertina_trainer.model": lambda module: _before(module, "Decoder", "forward", compute_forever),
 }
 

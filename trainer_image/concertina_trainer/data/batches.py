@@ -6,26 +6,39 @@ import dataclasses
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from concertina_trainer.batch import BatchPlan
+from concertina_trainer.config import Documents
+from concertina_trainer.data.buckets import buckets
 from concertina_trainer.data.reader import Reader
 
 AHEAD = 2
+_TELL_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Microbatch:
     tokens: Tensor
-    """int64 [rows, sequence_length + 1]."""
+    """int64 [rows, length + 1]."""
     weights: Tensor
-    """float32 [rows]: 1, and 0 for filling."""
+    """float32 [rows, length]: each prediction's part in the mean over the global batch, 0 for filling; those of all
+    ranks and microbatches add up to 1."""
+    documents: Tensor | None
+    """int32 [rows, length]: which document of its row each token is of; None: they are not told apart."""
+
+    def to(self, device: torch.device) -> Microbatch:
+        documents = None if self.documents is None else self.documents.to(device)
+        return Microbatch(self.tokens.to(device), self.weights.to(device), documents)
 
 
 class Batches:
-    """Step after step from `position` on, this rank's slice of each global batch."""
+    """Step after step from `position` on, this rank's part of each global batch."""
 
     def __init__(self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device) -> None:
         self._reader, self._plan, self._rank, self._device = reader, plan, rank, device
@@ -33,14 +46,21 @@ class Batches:
         self.stalled_seconds = 0.0
         threading.Thread(target=self._prepare, args=(position,), name="batches", daemon=True).start()
 
-    def next(self) -> list[Microbatch]:
-        """Waits where reading is slower than training. Raises what the reader raised."""
-        started = time.perf_counter()
-        batch = self._ready.get()
-        self.stalled_seconds += time.perf_counter() - started
+    def next(self, stalled: Callable[[str, float], None]) -> list[Microbatch]:
+        """Waits where reading is slower than training. While that is because of the store, `stalled` is told now and
+        then why, and how long this round has waited for data in all. Raises what the reader raised."""
+        started, before = time.perf_counter(), self.stalled_seconds
+        batch = None
+        while batch is None:
+            try:
+                batch = self._ready.get(timeout=_TELL_SECONDS)
+            except queue.Empty:
+                if reason := self._reader.waiting_for:
+                    stalled(reason, before + time.perf_counter() - started)
+        self.stalled_seconds = before + time.perf_counter() - started
         if isinstance(batch, Exception):
             raise batch
-        return [Microbatch(m.tokens.to(self._device), m.weights.to(self._device)) for m in batch]
+        return [microbatch.to(self._device) for microbatch in batch]
 
     def _prepare(self, position: int) -> None:
         while True:
@@ -55,13 +75,40 @@ class Batches:
 
 def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int) -> list[Microbatch]:
     """This rank's part of the global batch that begins at `position`, filled up to equal shapes."""
-    return [_filled(reader, position, part, plan.rows) for part in plan.parts(rank)]
+    reader.expect(position)
+    counts = reader.predicted(position, position + plan.global_size)
+    share = 1.0 / max(1, int(counts.sum()))
+    return [
+        _filled(reader, position + part, rows, length, share)
+        for part, rows, length in _parts(reader, counts, plan, rank)
+    ]
 
 
-def _filled(reader: Reader, position: int, part: range, rows: int) -> Microbatch:
-    found = torch.from_numpy(reader.read(position + part.start, position + part.stop))
-    tokens = torch.zeros(rows, found.size(1), dtype=torch.int64)
-    tokens[: len(part)] = found
-    weights = torch.zeros(rows)
-    weights[: len(part)] = 1.0
-    return Microbatch(tokens, weights)
+def _parts(
+    reader: Reader, counts: NDArray[np.int64], plan: BatchPlan, rank: int
+) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+    """For each microbatch: which sequences of the batch, how many rows, of what length."""
+    if reader.documents is not Documents.bucketed:
+        for part in plan.parts(rank):
+            yield np.arange(part.start, part.stop), plan.rows, reader.length
+        return
+    for bucket in buckets(counts, reader.length, plan.rows, plan.world):
+        for part in bucket.plan.parts(rank):
+            yield bucket.sequences[part.start : part.stop], bucket.plan.rows, bucket.length
+
+
+def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, share: float) -> Microbatch:
+    found = reader.sequences(sequences)
+    count = len(sequences)
+    tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
+    tokens[:count] = torch.from_numpy(found.tokens[:, : length + 1])
+    weights = torch.zeros(rows, length)
+    weights[:count] = share
+    if found.predicted is None or found.documents is None:
+        return Microbatch(tokens, weights, None)
+    weights[:count] *= torch.from_numpy(found.predicted[:, :length])
+    if reader.documents is Documents.bucketed:
+        return Microbatch(tokens, weights, None)  # nothing looks ahead at the filling
+    documents = torch.zeros(rows, length, dtype=torch.int32)
+    documents[:count] = torch.from_numpy(found.documents[:, :length])
+    return Microbatch(tokens, weights, documents)

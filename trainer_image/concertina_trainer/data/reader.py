@@ -43,7 +43,7 @@ class Reader:
         limit = config.cache_mebibytes * 2**20
         self._cache = Cache(folder_on_node(), limit, config.patience_seconds)
         self._pool = concurrent.futures.ThreadPoolExecutor(config.fetch_threads, "fetch")
-        sources, self._length, self._documents = config.sources, sequence_length, config.documents
+        sources, self.length, self.documents = config.sources, sequence_length, config.documents
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
@@ -67,9 +67,9 @@ class Reader:
 
     def _digest(self, weights: list[int]) -> str:
         digests = [each.manifest.digest for each in self._sets]
-        if len(digests) == 1 and self._documents is Documents.joined:
+        if len(digests) == 1 and self.documents is Documents.joined:
             return digests[0]
-        text = json.dumps([self._documents, list(zip(digests, weights, strict=True))])
+        text = json.dumps([self.documents, list(zip(digests, weights, strict=True))])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -82,10 +82,9 @@ class Reader:
         """Why reading waits for a store: a sentence; "" where it doesn't."""
         return self._cache.waiting_for
 
-    def places(self, start: int, stop: int) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Data set, shard and row of each of the sequences [start, stop) that are consumed."""
-        positions = self._skipped.position_of(np.arange(start, stop, dtype=np.int64))
-        sets, nth = self._interleave.at(positions)
+    def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Data set, shard and row of each of these sequences: the n-th that is consumed, for each n."""
+        sets, nth = self._interleave.at(self._skipped.position_of(consumed))
         shards, rows = np.empty_like(nth), np.empty_like(nth)
         for index, data in enumerate(self._sets):
             inside = sets == index
@@ -95,21 +94,21 @@ class Reader:
 
     def read(self, start: int, stop: int) -> _Numbers:
         """Tokens [stop - start, sequence_length + 1] of the sequences [start, stop)."""
-        return self.sequences(start, stop).tokens
-
-    def sequences(self, start: int, stop: int) -> Sequences:
-        """The sequences [start, stop), with what tells their documents apart."""
         self.expect(start)
-        count, length = stop - start, self._length
+        return self.sequences(np.arange(start, stop)).tokens
+
+    def sequences(self, consumed: _Numbers) -> Sequences:
+        """These sequences, with what tells their documents apart."""
+        count, length = len(consumed), self.length
         tokens = np.zeros((count, length + 1), dtype=np.int64)
-        if self._documents is Documents.joined:
-            for opened, which, rows in self._opened(start, stop):
+        if self.documents is Documents.joined:
+            for opened, which, rows in self._opened(consumed):
                 for i, begin in zip(which.tolist(), (rows * length).tolist(), strict=True):
                     tokens[i] = opened.tokens[begin : begin + length + 1]
             return Sequences(tokens)
         owners = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
-        for opened, which, rows in self._opened(start, stop):
+        for opened, which, rows in self._opened(consumed):
             assert opened.rows is not None
             for i, row in zip(which.tolist(), rows.tolist(), strict=True):
                 _lay_out(opened.tokens, opened.rows, row, tokens[i], owners[i], predicted[i])
@@ -117,16 +116,16 @@ class Reader:
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """How many tokens count in each of the sequences [start, stop): told from the documents' lengths."""
-        counts = np.full(stop - start, self._length, dtype=np.int64)
-        if self._documents is not Documents.joined:
-            for opened, which, rows in self._opened(start, stop):
+        counts = np.full(stop - start, self.length, dtype=np.int64)
+        if self.documents is not Documents.joined:
+            for opened, which, rows in self._opened(np.arange(start, stop)):
                 assert opened.rows is not None
                 counts[which] = opened.rows.predicted(rows)
         return counts
 
-    def _opened(self, start: int, stop: int) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
+    def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
         """Each shard that is needed, which of the sequences are in it, and their rows."""
-        sets, shards, rows = self.places(start, stop)
+        sets, shards, rows = self.places(consumed)
         for index, data in enumerate(self._sets):
             mine = np.flatnonzero(sets == index)
             for shard in np.unique(shards[mine]).tolist():

@@ -31,7 +31,8 @@ class Rows:
     def predicted(self, rows: _Numbers) -> _Numbers:
         """How many tokens each of these rows predicts."""
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths - 1)])
-        return sums[self.first[rows + 1]] - sums[self.first[rows]]
+        counts: _Numbers = sums[self.first[rows + 1]] - sums[self.first[rows]]
+        return counts
 
 
 def windows(documents: _Numbers, tokens: int, length: int) -> Rows:

@@ -1,0 +1,129 @@
+"""What is consumed, whatever happens: the same sequences in the same order, each counted once, in equal shapes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from concertina_trainer import cli
+from concertina_trainer.attention import _blocks, document_mask
+from concertina_trainer.batch import plan_batch
+from concertina_trainer.config import DataConfig
+from concertina_trainer.data.batches import microbatches
+from concertina_trainer.data.build import build
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.errors import BadInput
+
+LENGTH = 24
+MODES = ["joined", "masked", "packed", "bucketed"]
+
+
+@pytest.fixture(scope="module")
+def uris(tmp_path_factory):
+    """Two data sets of documents of all lengths: each token tells which document it is of."""
+    folder = tmp_path_factory.mktemp("batches")
+    generator = np.random.default_rng(3)
+    found = []
+    for name in "ab":
+        (folder / name).mkdir()
+        for i in range(60):
+            size = int(generator.integers(1, 70))
+            (folder / name / f"{i:02}").write_bytes(generator.integers(1, 256, size, dtype=np.uint8).tobytes())
+        list(build(sorted((folder / name).iterdir()), str(folder / f"{name}-data"), shard_bytes=300))
+        assert cli.main(["data", "pack", str(folder / f"{name}-data"), "--length", str(LENGTH)]) == 0
+        found.append(str(folder / f"{name}-data"))
+    return found
+
+
+@pytest.fixture(scope="module", params=MODES)
+def reader(request, uris):
+    mixture = [{"uri": uri, "weight": weight} for uri, weight in zip(uris, (2, 1), strict=True)]
+    config = DataConfig.model_validate({"mixture": mixture, "documents": request.param})
+    return Reader(config, LENGTH, 5, skipped=[(3, 9), (40, 47)])
+
+
+def consumed(batch):
+    """The rows that count, of one rank's microbatches."""
+    return [
+        (part.tokens[row].numpy()[: int(np.flatnonzero(weights)[-1]) + 2].tolist(), (weights > 0).tolist())
+        for part in batch
+        for row, weights in enumerate(part.weights.numpy())
+        if weights.any()
+    ]
+
+
+def cut(tokens, counts):
+    size = int(np.flatnonzero(counts)[-1]) + 2
+    return tokens[:size].tolist()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.integers(1, 13), micro=st.integers(1, 5), worlds=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    kills=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+)  # fmt: skip
+def test_any_schedule_of_kills_and_resizes_consumes_what_an_uninterrupted_run_does(reader, size, micro, worlds, kills):
+    """A round of each world takes a step more than it loses when it is killed; the next one goes on from there."""
+    position, history = 0, {}
+    for world, lost in zip(worlds, kills, strict=False):
+        plan = plan_batch(size, micro, world)
+        for step in range(1 + lost):
+            at = position + step * size
+            ranks = [microbatches(reader, plan, rank, at) for rank in range(world)]
+            shapes = {tuple(tuple(part.tokens.shape) for part in batch) for batch in ranks}
+            assert len(shapes) == 1, "all ranks run the same shapes"
+            total = sum(float(part.weights.sum()) for batch in ranks for part in batch)
+            assert total == pytest.approx(1, abs=1e-5)
+            found = sorted(row for batch in ranks for row in consumed(batch))
+            assert history.setdefault(at, found) == found, "what is trained again is the same"
+        position += size
+    reference = reader.sequences(np.arange(position))
+    predicted = np.ones_like(reference.tokens[:, 1:]) if reference.predicted is None else reference.predicted
+    for at in range(0, position, size):
+        batch = [cut(*row) for row in zip(reference.tokens[at : at + size], predicted[at : at + size], strict=True)]
+        assert [tokens for tokens, _ in history[at]] == sorted(batch)
+
+
+def test_slices_of_the_ranks_in_order_are_the_batch(reader):
+    if reader.documents == "bucketed":
+        pytest.skip("its microbatches are by length")
+    for world in (1, 2, 3, 5):
+        plan = plan_batch(11, 2, world)
+        rows = [row for rank in range(world) for row in consumed(microbatches(reader, plan, rank, 22))]
+        reference = reader.sequences(np.arange(22, 33))
+        predicted = np.ones_like(reference.tokens[:, 1:]) if reference.predicted is None else reference.predicted
+        assert [tokens for tokens, _ in rows] == [
+            cut(*row) for row in zip(reference.tokens, predicted, strict=True)
+        ]  # fmt: skip
+
+
+def test_buckets_waste_less(uris):
+    packed = {}
+    for documents in ("packed", "bucketed"):
+        reader = Reader(DataConfig.model_validate({"uri": uris[0], "documents": documents}), LENGTH, 1)
+        batch = microbatches(reader, plan_batch(32, 4, 1), 0, 0)
+        packed[documents] = sum(part.weights.numel() for part in batch) / int(reader.predicted(0, 32).sum())
+    whole = Reader(DataConfig.model_validate({"uri": uris[0], "documents": "bucketed"}), LENGTH, 1).predicted(0, 32)
+    assert packed["packed"] < 1.5
+    assert packed["bucketed"] < 32 * LENGTH / whole.sum()
+
+
+def test_both_kinds_of_mask_say_the_same():
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]], dtype=torch.int32)
+    pairs = document_mask(documents)
+    assert pairs[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]  # fmt: skip
+    visible = _blocks(documents).mask_mod
+    place = torch.arange(6)
+    for b in range(2):
+        blocks = visible(torch.tensor(b), torch.tensor(0), place[:, None], place[None, :])
+        assert (blocks == pairs[b, 0]).all()
+
+
+def test_data_that_were_not_packed_for_this_length_are_refused(uris):
+    config = DataConfig.model_validate({"uri": uris[0], "documents": "packed"})
+    with pytest.raises(BadInput, match=rf"concertina data pack {uris[0]} --length 25"):
+        Reader(config, 25, 1)

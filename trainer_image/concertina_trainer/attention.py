@@ -1,0 +1,55 @@
+"""Attention within documents: a token sees those before it that are of its own document."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Mask: TypeAlias = Any
+"""A bool Tensor [batch, 1, length, length], or FlexAttention's BlockMask."""
+
+
+def document_mask(documents: Tensor) -> Mask:
+    """For documents [batch, length], the document that each token is of. On CUDA in blocks, which takes memory for
+    blocks and not for pairs; FlexAttention has no backward on CPU."""
+    if documents.device.type == "cuda":
+        return _blocks(documents)
+    return _pairs(documents)
+
+
+def _pairs(documents: Tensor) -> Tensor:
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same.tril_()
+
+
+def _blocks(documents: Tensor) -> Mask:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents[batch, query] == documents[batch, key])
+
+    batch, length = documents.shape
+    return create_block_mask(visible, batch, None, length, length, device=documents.device)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, gqa: bool) -> Tensor:
+    """[batch, heads, length, head_dim]; causal, and as `mask` says where there is one."""
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=gqa)
+    if isinstance(mask, Tensor):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=gqa)
+    result: Tensor = _compiled()(query, key, value, block_mask=mask, enable_gqa=gqa)
+    return result
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
+    return compiled
