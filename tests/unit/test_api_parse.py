@@ -88,6 +88,7 @@ CONTAINER = "template.spec.containers.0"
         ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model model.dim (24) must be an even multiple"),
         ("parallelism", {"tensor": 2}, "spec.parallelism: the bundled trainer only does data parallelism so far"),
         ("checkpoint.uri", "ftp://host/run", "spec.checkpoint.uri: must be s3://bucket/folder, gs://"),
+        ("checkpoint.initFrom", "model.bin", "spec.checkpoint.initFrom: must be s3://bucket/folder, gs://"),
         ("checkpoint.keep", 0, "spec.checkpoint.keep must be at least 1, not 0"),
     ],
 )

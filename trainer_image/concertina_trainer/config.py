@@ -225,3 +225,4 @@ class CheckpointConfig(BaseModel):
     keep: int = 3
     keep_every_steps: int | None = None
     resume_from: str = ""
+    init_from: str = ""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from concertina_agent.protocol import Restore, SnapshotId
 from concertina_agent.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config import CheckpointConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.parallel import World
+from concertina_trainer.retention import lease
 from concertina_trainer.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
 from concertina_trainer.state import ShardBytes, TrainState, overlapping
-from concertina_trainer.stored import StoredCheckpoint
+from concertina_trainer.storage import Folder
+from concertina_trainer.stored import StoredCheckpoint, resolve
+from concertina_trainer.weights import SafetensorsFiles, is_checkpoint
 
 
 class LocalShard:
@@ -37,11 +44,22 @@ class LocalShard:
 
 
 def restore(
-    start: Restore, uid: str, state: TrainState, config: TrainerConfig, data: str, world: World, channel: WorkerEnd
+    start: Restore,
+    uid: str,
+    state: TrainState,
+    config: TrainerConfig,
+    checkpoint: CheckpointConfig | None,
+    data: str,
+    world: World,
+    channel: WorkerEnd,
 ) -> Facts:
     """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
+    if start.source == "Fresh" and checkpoint is not None and checkpoint.resume_from:
+        return _resume(checkpoint.resume_from, state, data, world)
     if start.source == "Fresh":
         state.initialise(config)
+        if checkpoint is not None and checkpoint.init_from:
+            _begin_with(checkpoint.init_from, state, world)
         return Facts(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
     if start.source == "Memory":
         assert start.id is not None
@@ -49,10 +67,16 @@ def restore(
         continued = next(iter(shards.values())).header.facts.continued
     else:
         assert start.durable is not None
-        shards, checkpoint = _from_storage(start.durable.uri, state, world)
-        continued = checkpoint.manifest.continued
+        shards, stored = _from_storage(start.durable.uri, state, world)
+        continued = stored.manifest.continued
         if start.durable.uid != uid:
             continued = Continued(start.durable.uid, start.durable.round, start.durable.step)
+    return _take(shards, continued, state, data, world)
+
+
+def _take(
+    shards: dict[int, ShardBytes], continued: Continued | None, state: TrainState, data: str, world: World
+) -> Facts:
     facts = next(iter(shards.values())).header.facts
     if facts.data != data:
         raise BadInput(
@@ -62,6 +86,43 @@ def restore(
         )
     state.load(shards, facts.id.step)
     return Facts(facts.id, world.rank, facts.position, facts.config, facts.data, continued)
+
+
+def _resume(uri: str, state: TrainState, data: str, world: World) -> Facts:
+    """Another run's whole state: this one goes on from it."""
+    with _reading(uri, world) as folder:
+        shards, stored = _from_storage(folder, state, world)
+        place = stored.manifest.place
+        continued = Continued(place.uid, place.round, place.step)
+        return _take(shards, continued, state, data, world)
+
+
+def _begin_with(uri: str, state: TrainState, world: World) -> None:
+    """Weights alone; everything else stays as at step 0."""
+    if _same(world, is_checkpoint(uri) if world.rank == 0 else None):
+        with _reading(uri, world) as folder:
+            stored = StoredCheckpoint(folder)
+            state.load_weights(stored.parts, stored.uri)
+    else:
+        state.load_weights(SafetensorsFiles(uri).shards, uri)
+    if world.rank == 0:
+        print(f"the weights to begin with are those of {uri}", flush=True)
+
+
+@contextlib.contextmanager
+def _reading(uri: str, world: World) -> Iterator[str]:
+    """The same checkpoint on all ranks, wherever LATEST moves meanwhile, and kept until all have read it."""
+    folder = _same(world, resolve(uri) if world.rank == 0 else None)
+    with lease(Folder(folder)) if world.rank == 0 else contextlib.nullcontext():
+        yield folder
+        dist.barrier()
+
+
+def _same(world: World, value: Any) -> Any:
+    """Rank 0's, on all ranks."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=world.device)
+    return box[0]
 
 
 def _from_memory(id: SnapshotId, state: TrainState, world: World, channel: WorkerEnd) -> dict[int, ShardBytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.errors import BadInput
+from concertina_trainer.hf_names import MODEL
 from concertina_trainer.model import Decoder, initial_weight
 from concertina_trainer.optimizer import ShardedAdamW, local
 from concertina_trainer.parallel import World
@@ -80,24 +81,36 @@ class TrainState:
     @torch.no_grad()
     def load(self, shards: Mapping[int, ShardBytes], step: int) -> None:
         """Fill every piece from the boxes of these shards, whatever world they were written by."""
-        self._check(shards)
-        filled = dict.fromkeys((piece.chunk.name for piece in self.pieces), 0)
-        for shard in shards.values():
-            wanted = [(piece, placed) for piece in self.pieces if (placed := overlapping(piece.chunk, shard.header))]
-            ranges = [_rows(piece.chunk, placed) for piece, placed in wanted]
-            for (piece, placed), data, span in zip(wanted, shard.read(ranges), ranges, strict=True):
-                filled[piece.chunk.name] += _copy_overlap(piece, placed, data, span[0])
-        for piece in self.pieces:
-            if filled[piece.chunk.name] != piece.tensor.numel():
-                raise BadInput(
-                    f"{piece.chunk.name} is not wholly in the saved state: {filled[piece.chunk.name]} of "
-                    f"{piece.tensor.numel()} elements were found. It was written by another model."
-                )
+        self._check(self.pieces, shards.values())
+        _fill(self.pieces, shards.values(), "the saved state")
         self._optimizer.set_step(step)
 
-    def _check(self, shards: Mapping[int, ShardBytes]) -> None:
-        for shard in shards.values():
-            for piece in self.pieces:
+    @torch.no_grad()
+    def load_weights(self, shards: Collection[ShardBytes], whence: str) -> None:
+        """Fill the weights alone, of whatever dtype they are; the rest stays as it is."""
+        known = {name for name, _ in self._model.named_parameters()}
+        for shard in shards:
+            for name, placed in shard.header.chunks.items():
+                if name.startswith(MODEL) and name.removeprefix(MODEL) not in known:
+                    raise BadInput(
+                        f"{whence} has {name.removeprefix(MODEL)} {list(placed.chunk.global_shape)}, which this model "
+                        "has not: correct spec.trainer.model, or begin with other weights."
+                    )
+        weights = [piece for piece in self.pieces if piece.chunk.name.startswith(MODEL)]
+        for shard in shards:
+            for piece in weights:
+                placed = shard.header.chunks.get(piece.chunk.name)
+                if placed and placed.chunk.global_shape != piece.chunk.global_shape:
+                    raise BadInput(
+                        f"{piece.chunk.name.removeprefix(MODEL)} is {list(placed.chunk.global_shape)} in {whence} and "
+                        f"{list(piece.chunk.global_shape)} in this model: correct spec.trainer.model, or begin with "
+                        "other weights."
+                    )
+        _fill(weights, shards, whence)
+
+    def _check(self, pieces: Collection[Piece], shards: Collection[ShardBytes]) -> None:
+        for shard in shards:
+            for piece in pieces:
                 placed = shard.header.chunks.get(piece.chunk.name)
                 if placed and (placed.chunk.global_shape, placed.chunk.dtype) != (
                     piece.chunk.global_shape,
@@ -108,6 +121,21 @@ class TrainState:
                         f"the model has {piece.chunk.dtype} {list(piece.chunk.global_shape)}: restore the model's "
                         "configuration, or start a new run under another checkpoint.uri."
                     )
+
+
+def _fill(pieces: Collection[Piece], shards: Collection[ShardBytes], whence: str) -> None:
+    filled = dict.fromkeys((piece.chunk.name for piece in pieces), 0)
+    for shard in shards:
+        wanted = [(piece, placed) for piece in pieces if (placed := overlapping(piece.chunk, shard.header))]
+        ranges = [_rows(piece.chunk, placed) for piece, placed in wanted]
+        for (piece, placed), data, span in zip(wanted, shard.read(ranges), ranges, strict=True):
+            filled[piece.chunk.name] += _copy_overlap(piece, placed, data, span[0])
+    for piece in pieces:
+        if filled[piece.chunk.name] != piece.tensor.numel():
+            raise BadInput(
+                f"{piece.chunk.name} is not wholly in {whence}: {filled[piece.chunk.name]} of "
+                f"{piece.tensor.numel()} elements were found. It was written by another model."
+            )
 
 
 def overlapping(chunk: Chunk, header: Header) -> Placed | None:

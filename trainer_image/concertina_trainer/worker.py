@@ -99,10 +99,12 @@ def run(channel: WorkerEnd) -> Done:
     reporter.phase("restoring", start.restore.step)
     with reporter.part("restore"):
         digest = reader.digest
-        restored = restore(start.restore, start.uid, state, config, digest, world, channel)
+        restored = restore(start.restore, start.uid, state, config, checkpoint, digest, world, channel)
     if restored.config != config.digest() and world.rank == 0:
         print(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
     reporter.restored_step, reporter.restored_from = restored.id.step, start.restore.source
+    if start.restore.source == "Fresh" and restored.id.step:
+        reporter.restored_from = "Storage"  # checkpoint.resumeFrom
     reporter.token_flops = parallel.token_flops(config.model, model)
     reporter.peak_flops = parallel.peak_flops(world)
     now = Facts(

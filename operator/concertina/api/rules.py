@@ -54,6 +54,10 @@ def _command(spec: JobSpec) -> bool:
     return all(container.command for container in spec.template.spec.containers if container.name == "trainer")
 
 
+def _stored(uri: str) -> bool:
+    return not uri or re.search(STORED, uri) is not None
+
+
 def _while_suspended(field: str, *, optional: bool) -> Rule:
     """A field that is part of every pod: replicas of one round must agree on it.
 
@@ -156,7 +160,26 @@ RULES: tuple[Rule, ...] = (
         at=".spec.checkpoint.uri",
         cel=f"self.matches('{STORED}')",
         message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
-        holds=lambda spec: spec.checkpoint is None or re.search(STORED, spec.checkpoint.uri) is not None,
+        holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.uri),
+    ),
+    Rule(
+        at=".spec.checkpoint.resumeFrom",
+        cel=f"size(self) == 0 || self.matches('{STORED}')",
+        message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
+        holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.resume_from),
+    ),
+    Rule(
+        at=".spec.checkpoint.initFrom",
+        cel=f"size(self) == 0 || self.matches('{STORED}')",
+        message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
+        holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.init_from),
+    ),
+    Rule(
+        at=".spec.checkpoint",
+        field=".initFrom",
+        cel="size(self.resumeFrom) == 0 || size(self.initFrom) == 0",
+        message="resumeFrom goes on from a whole state, initFrom begins anew with its weights: remove one of them",
+        holds=lambda spec: not (spec.checkpoint and spec.checkpoint.resume_from and spec.checkpoint.init_from),
     ),
     _while_suspended("template", optional=False),
     _while_suspended("trainer", optional=True),

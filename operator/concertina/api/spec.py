@@ -127,6 +127,18 @@ class Checkpoint(Model):
         le=1000000000,
         description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
     )
+    resume_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Another run's checkpoint, or its folder for the newest one: this job goes on from its whole state "
+        "(same data, same model) where there is no checkpoint under uri yet.",
+    )
+    init_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Weights to begin with at step 0 where there is no checkpoint under uri yet: another run's "
+        "checkpoint or folder, or a safetensors file or a folder of them, with Hugging Face's names for Llama.",
+    )
     secret_name: str | None = Field(
         default=None,
         min_length=1,

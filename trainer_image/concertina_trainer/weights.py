@@ -1,0 +1,99 @@
+"""Weights to begin with (`checkpoint.initFrom`): of another run's checkpoint, or of safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+
+from concertina_agent.protocol import SnapshotId
+from concertina_trainer import hf_names
+from concertina_trainer.checkpoint import LATEST
+from concertina_trainer.errors import BadInput
+from concertina_trainer.manifest import NAME
+from concertina_trainer.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
+from concertina_trainer.storage import Folder
+
+ENDING = ".safetensors"
+PASSED_OVER = ("rotary_emb.inv_freq",)
+"""Endings of what files hold beside weights."""
+_NOBODY = Facts(SnapshotId(0, 0, "", 1), 0, 0, "", "")
+
+
+class FileWeights:
+    """The tensors of one safetensors file that are the same part of one of ours."""
+
+    def __init__(self, folder: Folder, key: str, chunks: dict[str, Placed]) -> None:
+        self._folder, self._key = folder, key
+        self.header = Header(_NOBODY, chunks)
+
+    def read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
+        return self._folder.get_ranges(self._key, ranges)
+
+
+class SafetensorsFiles:
+    """A file, or a folder of files, with our names or those of Hugging Face's Llama."""
+
+    def __init__(self, uri: str) -> None:
+        """Raises StorageError, or BadInput where there is no such file."""
+        self.uri = uri
+        if uri.endswith(ENDING):
+            folder, _, file = uri.rpartition("/")
+            self._folder, self._keys = Folder(folder), [file]
+        else:
+            self._folder = Folder(uri)
+            self._keys = sorted(key for key in self._folder.entries() if key.endswith(ENDING) and "/" not in key)
+        if not self._keys:
+            raise BadInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
+
+    @cached_property
+    def shards(self) -> list[FileWeights]:
+        """Raises BadInput for a file that can't be used, and for a tensor that our model has no place for."""
+        found = []
+        for key in self._keys:
+            parts: dict[int, dict[str, Placed]] = {}
+            for index, placed in self._placed(key):
+                parts.setdefault(index, {})[placed.chunk.name] = placed
+            found += [FileWeights(self._folder, key, chunks) for chunks in parts.values()]
+        return found
+
+    def _placed(self, key: str) -> Iterator[tuple[int, Placed]]:
+        where = f"{self._folder.uri}/{key}"
+        try:
+            data_begin = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
+            header = json.loads(bytes(self._folder.get_ranges(key, [(8, data_begin)])[0]))
+            header.pop("__metadata__", None)
+            for name, entry in header.items():
+                if not name.endswith(PASSED_OVER):
+                    yield _place(name, entry, data_begin, where)
+        except (Damaged, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{where} is no safetensors file that can be read: {error}.") from error
+
+
+def _place(name: str, entry: dict[str, object], data_begin: int, where: str) -> tuple[int, Placed]:
+    """Which of the parts of our tensor, and where it lies."""
+    dtype, shape, offsets = str(entry["dtype"]), entry["shape"], entry["data_offsets"]
+    assert isinstance(shape, list)
+    assert isinstance(offsets, list)
+    bare = name.removeprefix(hf_names.MODEL)
+    found = hf_names.ours(name) or ((bare, 0, 1) if hf_names.theirs(bare) else None)
+    if found is None:
+        raise BadInput(
+            f"{where} has a tensor {name}, which the bundled model has no place for: it is of another kind of model, "
+            "and can't be begun with."
+        )
+    if dtype not in ITEM_SIZES:
+        raise BadInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
+    mine, index, count = found
+    rows = shape[0]
+    whole = (rows * count, *shape[1:])
+    chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (rows * index, *(0 for _ in shape[1:])), tuple(shape), whole)
+    return index, Placed(chunk, data_begin + offsets[0])
+
+
+def is_checkpoint(uri: str) -> bool:
+    """Whether a URI names a checkpoint of ours or a run's folder, rather than files of weights."""
+    if uri.endswith(ENDING):
+        return False
+    folder = Folder(uri)
+    return folder.get(NAME) is not None or folder.get(LATEST) is not None
