@@ -241,5 +241,5 @@ def test_the_whole_command_brings_no_torch(tmp_path):
     code = f"import sys; from concertina.cli.main import app; sys.argv[1:] = ['data', 'show', {str(tmp_path)!r}]\n"
     code += "try: app()\nexcept SystemExit as end: print(end.code, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1 False\n"
+    assert done.stdout == "78 False\n"
     assert "has no manifest.json" in done.stderr

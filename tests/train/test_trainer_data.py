@@ -143,5 +143,5 @@ def test_the_command_builds_and_shows(files, tmp_path, capsys):
     assert "2,745 tokens of 256 values (bytes) in 9 documents and 1 shards" in capsys.readouterr().out
     assert cli.main(["data", "show", out]) == 0
     assert "shard-000000.bin  2,745 tokens  9 documents" in capsys.readouterr().out
-    assert cli.main(["data", "show", str(tmp_path)]) == 1
+    assert cli.main(["data", "show", str(tmp_path)]) == 78
     assert "has no manifest.json" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from concertina_agent.worker_channel import BAD_INPUT_EXIT
 from concertina_trainer.data import build as building
 from concertina_trainer.data.manifest import NAME, Manifest, parse
 from concertina_trainer.data.sources import find
@@ -40,7 +41,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
     options = parser.parse_args(argv)
     try:
         return int(options.run(options) or 0)
-    except (BadInput, StorageError) as error:
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT_EXIT
+    except StorageError as error:
         print(error, file=sys.stderr)
         return 1
 

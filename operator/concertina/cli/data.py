@@ -1,16 +1,52 @@
-"""`concertina data`: the trainer package's own command, and the same work on a cluster."""
+"""`concertina data`: the trainer package's own command; with `--cluster`, its build as an Indexed Job."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
-from concertina.cli.connection import Complaint
+from concertina.cli.connection import Complaint, Target
 
 
 async def data(arguments: Sequence[str]) -> int:
     """Returns the exit status."""
+    if list(arguments[:1]) == ["build"] and "--cluster" in arguments:
+        return await _on_cluster(arguments[1:])
     try:
         from concertina_trainer.cli import main
     except ImportError as error:
         raise Complaint(f"{error}: install concertina[trainer], or use the image concertina/trainer.") from error
     return main(["data", *arguments], prog="concertina")
+
+
+async def _on_cluster(arguments: Sequence[str]) -> int:
+    from concertina.cli import data_job
+
+    parser = argparse.ArgumentParser(
+        prog="concertina data build --cluster",
+        description="All other options are those of `concertina data build`, and hold in the pods: sources and --out "
+        "are URIs, or paths that --claim mounts there.",
+    )
+    add = parser.add_argument
+    add("--cluster", action="store_true", help="build in pods of a Kubernetes Job")
+    add("--pods", type=int, default=4, help="which share the work (default: %(default)s)")
+    add("--image", default=data_job.default_image(), help="default: %(default)s")
+    add("--secret", default="", help="Secret with the storage's credentials, as for a TrainingJob's checkpoints")
+    add("--claim", action="append", default=[], metavar="NAME=PATH", help="mount this PersistentVolumeClaim there")
+    add("--cpus", type=int, default=2, help="of each pod, and its processes (default: %(default)s)")
+    add("--memory", default="4Gi", help="of each pod (default: %(default)s)")
+    add("--dry-run", action="store_true", help="print the Job's manifest, and do nothing")
+    add("--namespace", "-n", default=None)
+    add("--kubeconfig", type=Path, default=None)
+    add("--context", default=None)
+    options, rest = parser.parse_known_args(arguments)
+    if options.pods < 1:
+        raise Complaint("--pods must be 1 or more")
+    wanted = data_job.Wanted(
+        tuple(rest), options.pods, options.image, options.secret, tuple(options.claim), options.cpus, options.memory
+    )
+    if options.dry_run:
+        print(data_job.text(wanted))
+        return 0
+    return await data_job.run(Target(options.kubeconfig, options.context, options.namespace), wanted)

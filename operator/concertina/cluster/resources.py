@@ -30,6 +30,7 @@ EVENTS = Resource("api/v1", "events")
 NODES = Resource("api/v1", "nodes", namespaced=False)
 NAMESPACES = Resource("api/v1", "namespaces", namespaced=False)
 DEPLOYMENTS = Resource("apis/apps/v1", "deployments")
+JOBS = Resource("apis/batch/v1", "jobs")
 LEASES = Resource("apis/coordination.k8s.io/v1", "leases")
 TRAINING_JOBS = Resource("apis/concertina.dev/v1alpha1", "trainingjobs")
 
