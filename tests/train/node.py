@@ -97,6 +97,7 @@ class Job:
     def __init__(self, folder: Path, parent: Parent, trainer: dict, checkpoint: dict | None = None, uid: str = "u1"):
         self.folder, self.parent, self.uid = folder, parent, uid
         self.trainer, self.checkpoint = trainer, checkpoint
+        self.worker, self.environment = "concertina_trainer.worker:main", {}
         self.number = 0
         self.durable: Durable | None = None
         folder.mkdir(exist_ok=True)
@@ -180,7 +181,8 @@ class _Round:
         for rank in range(self.world):
             folder = self.job.folder / f"node-{rank}" / "snapshots" / f"round-{self.job.number}"
             mine = {"RANK": str(rank), "LOCAL_RANK": "0", "CONCERTINA_SNAPSHOTS": str(folder)}
-            self.pids[rank] = self.job.parent.fork("concertina_trainer.worker:main", {**common, **mine}, log.fileno())
+            environment = {**common, **mine, **self.job.environment}
+            self.pids[rank] = self.job.parent.fork(self.job.worker, environment, log.fileno())
         try:
             await self.over.wait()
             async with self.uploads:

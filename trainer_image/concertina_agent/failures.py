@@ -25,7 +25,12 @@ LOST_PEER = (
 )
 """What gloo, NCCL and the store say, in the last lines of output, when another rank has gone."""
 
-UNPROVOKED = frozenset({"WorkerSignaled", "OutOfMemory", "WorkerStopped", "MemberLost", "BadInput", "StartFailed"})
+UNPROVOKED = frozenset(
+    {
+        "WorkerSignaled", "OutOfMemory", "WorkerStopped", "MemberLost", "BadInput", "StartFailed",
+        "LossSpike", "LossNotFinite", "SilentCorruption",
+    }
+)  # fmt: skip
 """Reasons that do not come from the loss of a peer."""
 
 
@@ -52,7 +57,8 @@ def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], st
         last = ended.last_error or next((line for line in reversed(last_lines) if line.strip()), "")
         reason = "WorkerFailed"
         message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
-    return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at)
+    rollback = fault.rollback if fault else None
+    return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at, rollback=rollback)
 
 
 def worker_stopped(replica: str, rank: int, step: int, at: float) -> Failure:

@@ -118,6 +118,15 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rollback:
+    """What was trained after `step` is not to be trusted."""
+
+    step: int
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions [begin, end) that are left out from now on: all that ever were."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Restore:
     """Where the round's state comes from. source is Fresh, Memory or Storage.
 
@@ -131,6 +140,10 @@ class Restore:
     holders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Shard number, as a string, to replica names."""
     durable: Optional[Durable] = None
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions that are left out, beside those that the state itself says."""
+    at_most: int = -1
+    """With Storage, after a rollback: the newest checkpoint of this job up to this step; -1: what `durable` names."""
 
 
 # --- requests and their answers -------------------------------------------------------------------------------------
@@ -304,7 +317,7 @@ class Failure:
     replica: str
     reason: str
     """WorkerFailed, WorkerSignaled, OutOfMemory, WorkerStopped, WorkerExitedEarly, StartFailed, MemberLost, LeadLost,
-    RestoreFailed, BadInput."""
+    RestoreFailed, BadInput, LossSpike, LossNotFinite, SilentCorruption."""
     message: str
     """A sentence, with the exit code or signal."""
     last_lines: tuple[str, ...] = ()
@@ -317,6 +330,8 @@ class Failure:
     provoked: bool = False
     """Its last words are those of a rank that lost a peer: they say nothing about the script."""
     at: float = 0.0
+    rollback: Optional[Rollback] = None
+    """With LossSpike, LossNotFinite, SilentCorruption."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,6 +365,8 @@ class Progress:
     """That the slowest snapshot of this round took; 0 before the first."""
     restored_step: int = -1
     restored_from: str = ""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions that were left out so far."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,6 +40,7 @@ from concertina_agent.protocol import (
     Durable,
     Progress,
     Restore,
+    Rollback,
     SnapshotId,
     Storage,
 )
@@ -115,8 +116,9 @@ class Done:
 @dataclasses.dataclass(frozen=True)
 class Fault:
     reason: str
-    """BadInput (then exit 78) or RestoreFailed."""
+    """BadInput (then exit 78), RestoreFailed, or why the world has to roll back."""
     message: str
+    rollback: Optional[Rollback] = None
 
 
 @dataclasses.dataclass(frozen=True)

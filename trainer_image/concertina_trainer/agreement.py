@@ -41,14 +41,18 @@ class Agreed:
     """Over the global batch."""
     squared_norm: float
     said: Said
+    digests: tuple[float, ...] = ()
+    """See `digests`."""
 
 
-def agree(world: World, sums: Sums, losses: Sequence[Tensor], gradients: Sequence[Tensor], said: Said) -> Agreed:
+def agree(
+    world: World, sums: Sums, losses: Sequence[Tensor], gradients: Sequence[Tensor], said: Said, digests: Tensor
+) -> Agreed:
     """One all-reduce of a few float64."""
     flags = torch.tensor(dataclasses.astuple(said), dtype=torch.float64, device=world.device)
-    parts = [sums.losses(losses), sums.squares(gradients), flags]
+    parts = [sums.losses(losses), sums.squares(gradients), flags, digests]
     word = torch.cat(parts)
     with world.waits.measured():
         dist.all_reduce(word)
-    loss, squares, counts = (part.tolist() for part in word.split([len(part) for part in parts]))
-    return Agreed(sums.loss(loss), sums.squared_norm(squares), Said(*(round(count) for count in counts)))
+    loss, squares, counts, seen = (part.tolist() for part in word.split([len(part) for part in parts]))
+    return Agreed(sums.loss(loss), sums.squared_norm(squares), Said(*(round(count) for count in counts)), tuple(seen))

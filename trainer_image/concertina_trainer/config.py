@@ -166,6 +166,52 @@ class SnapshotConfig(_Section):
     every_steps: int = Field(default=1, ge=1, le=1000000, description="Steps between snapshots.")
 
 
+class Answer(enum.StrEnum):
+    ignore = "Ignore"
+    skip = "Skip"
+    roll_back = "RollBack"
+    stop = "Stop"
+
+
+class AnomalyConfig(_Section):
+    """What follows from a step that looks wrong. Skip leaves its batch out; RollBack goes back to a durable checkpoint
+    and leaves out all batches since; both record which samples."""
+
+    non_finite: Answer = Field(
+        default=Answer.stop,
+        description="When loss or gradient are not finite: Skip, RollBack, or Stop: the step is tried again from the "
+        "last snapshot, and the job ends where that changes nothing.",
+    )
+    spike: Answer = Field(
+        default=Answer.ignore,
+        description="When the loss is more than spikeDeviations above the mean of those before: Ignore, Skip, RollBack "
+        "or Stop.",
+    )
+    spike_deviations: float = Field(
+        default=8.0, ge=2.0, le=1000.0, description="Standard deviations of the last losses that make a spike."
+    )
+    rollback_steps: int = Field(
+        default=100,
+        ge=1,
+        le=1000000,
+        description="Steps before the one that looks wrong which RollBack undoes at least.",
+    )
+
+    corruption_check_steps: int = Field(
+        default=100,
+        ge=0,
+        le=1000000,
+        description="Steps between comparisons of what ranks hold; where it differs, the world goes back to the "
+        "state at the last one. 0: never.",
+    )
+
+    @model_validator(mode="after")
+    def _never_ignored(self) -> AnomalyConfig:
+        if self.non_finite is Answer.ignore:
+            raise ValueError("anomalies.nonFinite can't be Ignore: such a gradient would destroy the weights")
+        return self
+
+
 class TrainerConfig(_Section):
     """What the bundled trainer trains, on what, for how long."""
 
@@ -190,6 +236,7 @@ class TrainerConfig(_Section):
         "slowly. The batch is then cut into at most 16 microbatches, whatever the number of workers.",
     )
     snapshot: SnapshotConfig = Field(default=SnapshotConfig(), description="Snapshots in node memory.")
+    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="Steps that look wrong, and the answer.")
     log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
     @model_validator(mode="after")

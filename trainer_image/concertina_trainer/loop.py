@@ -10,8 +10,10 @@ from torch import Tensor
 
 from concertina_agent.worker_channel import Done
 from concertina_trainer.agreement import Said, agree
+from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.batches import Batches, Microbatch
+from concertina_trainer.digests import Digests
 from concertina_trainer.model import Decoder, token_losses
 from concertina_trainer.optimizer import ShardedAdamW, learning_rate
 from concertina_trainer.parallel import World
@@ -28,6 +30,8 @@ class Run:
     optimizer: ShardedAdamW
     sums: Sums
     batches: Batches
+    anomalies: Anomalies
+    digests: Digests
     saving: Saving
     reporter: Reporter
 
@@ -43,11 +47,16 @@ def train(run: Run, step: int, position: int) -> Done:
         enter("loading data", step)
         microbatches = run.batches.next(run.reporter.stalled)
         enter("computing", step)
+        run.digests.begin(step)
         losses = forward_backward(run, microbatches)
         enter("reducing", step)
-        agreed = agree(run.world, run.sums, losses, run.optimizer.gradients(), run.saving.say())
-        if not math.isfinite(agreed.loss + agreed.squared_norm):
-            raise FloatingPointError(f"the loss of step {step + 1} is {agreed.loss}: nothing of that step is kept")
+        digests = run.digests.word(step, run.world.device)
+        agreed = agree(run.world, run.sums, losses, run.optimizer.gradients(), run.saving.say(), digests)
+        run.digests.judge(step, agreed.digests, run.anomalies.skipped)
+        if why := run.anomalies.skips(step, position, agreed):
+            run.optimizer.drop_gradients()
+            run.reporter.left_out(why, run.anomalies.skipped)
+            continue
 
         rate = learning_rate(step, run.config.steps, run.config.optimizer)
         run.optimizer.update(rate, clip_scale(agreed.squared_norm, run.config.optimizer.gradient_clip))
@@ -59,6 +68,7 @@ def train(run: Run, step: int, position: int) -> Done:
         done = run.saving.after(step, position, agreed.said)
         if done is not None:
             return done
+        run.digests.rest(step)
 
 
 def forward_backward(run: Run, microbatches: list[Microbatch]) -> list[Tensor]:

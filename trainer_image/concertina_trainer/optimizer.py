@@ -100,6 +100,10 @@ class ShardedAdamW:
         """This rank's parts."""
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
+    def drop_gradients(self) -> None:
+        for parameter in self._sharded.values():
+            parameter.grad = None
+
     def update(self, rate: float, gradient_scale: float) -> None:
         """One step with the reduced gradients, which are scaled and then dropped."""
         for name, parameter in self._sharded.items():

@@ -12,6 +12,7 @@ from concertina_agent.protocol import Progress
 from concertina_agent.pulse import PulseWriter
 from concertina_agent.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data.skips import Ranges
 from concertina_trainer.waits import Waits
 
 _SMOOTHING = 0.9
@@ -35,6 +36,8 @@ class Reporter:
         self._sent: Progress | Beat | None = None
         self._reason = ""
         self.restored_step, self.restored_from = -1, ""
+        self.skipped: Ranges = ()
+        """Positions that were left out."""
         self.peak_flops, self.token_flops = 0.0, 0.0
         """Of all devices of the world; of one token's forward and backward. Without them there is no MFU."""
 
@@ -72,6 +75,12 @@ class Reporter:
                 f"{self._tokens / (self._smoothed or seconds):,.0f} tokens/s  {seconds * 1000:.0f} ms",
                 flush=True,
             )
+
+    def left_out(self, why: str, skipped: Ranges) -> None:
+        """A batch was skipped, why in a sentence; and all that ever were."""
+        self.skipped = skipped
+        if self._rank == 0:
+            print(why, flush=True)
 
     def _worked(self, seconds: float) -> None:
         """Of this step, what was not spent waiting for others. The first one's warm-up tells nothing."""
@@ -115,6 +124,7 @@ class Reporter:
             save_seconds=self._save_seconds,
             restored_step=self.restored_step,
             restored_from=self.restored_from,
+            skipped=self.skipped,
         )
         self._channel.send(self._sent)
 

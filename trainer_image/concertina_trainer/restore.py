@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from concertina_trainer.config import CheckpointConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.parallel import World
 from concertina_trainer.retention import lease
+from concertina_trainer.rollback import go_back
 from concertina_trainer.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
 from concertina_trainer.state import ShardBytes, TrainState, overlapping
 from concertina_trainer.storage import Folder
@@ -67,7 +69,10 @@ def restore(
         continued = next(iter(shards.values())).header.facts.continued
     else:
         assert start.durable is not None
-        shards, stored = _from_storage(start.durable.uri, state, world)
+        durable = start.durable
+        if start.at_most >= 0:
+            durable = go_back(durable, start.at_most, leads=world.rank == 0)
+        shards, stored = _from_storage(durable.uri, state, world)
         continued = stored.manifest.continued
         if start.durable.uid != uid:
             continued = Continued(start.durable.uid, start.durable.round, start.durable.step)
@@ -85,7 +90,7 @@ def _take(
             "run under another checkpoint.uri."
         )
     state.load(shards, facts.id.step)
-    return Facts(facts.id, world.rank, facts.position, facts.config, facts.data, continued)
+    return dataclasses.replace(facts, shard=world.rank, continued=continued)
 
 
 def _resume(uri: str, state: TrainState, data: str, world: World) -> Facts:

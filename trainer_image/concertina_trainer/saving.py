@@ -8,6 +8,7 @@ import time
 from concertina_agent.protocol import Durable
 from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRequest, WantDurable, WorkerEnd
 from concertina_trainer.agreement import Said
+from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
 from concertina_trainer.parallel import World
 from concertina_trainer.shardfile import Facts
@@ -24,6 +25,7 @@ class Saving:
         world: World,
         snapshots: Snapshots,
         restored: Facts,
+        anomalies: Anomalies,
         durable: Durable | None,
         channel: WorkerEnd,
     ) -> None:
@@ -31,6 +33,7 @@ class Saving:
         newest checkpoint that is known of."""
         self._config, self._checkpoint, self._world = config, checkpoint, world
         self._snapshots, self._facts, self._channel = snapshots, restored, channel
+        self._anomalies = anomalies
         self._copied_step = -1
         self._drain: DrainRequest | None = None
         self._due = False
@@ -95,7 +98,9 @@ class Saving:
 
     def _take(self, step: int, position: int, durable: bool, complete: bool) -> None:
         id = dataclasses.replace(self._facts.id, step=step)
-        taken = self._snapshots.take(dataclasses.replace(self._facts, id=id, position=position))
+        skipped, trend = self._anomalies.skipped, self._anomalies.trend
+        facts = dataclasses.replace(self._facts, id=id, position=position, skipped=skipped, trend=trend)
+        taken = self._snapshots.take(facts)
         self._channel.send(Committed(id, self._world.rank, str(taken.path)))
         if durable:
             link = self._snapshots.link_for_shipping(taken)

@@ -12,11 +12,13 @@ import hashlib
 import json
 import math
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Optional
 
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.typed_json import from_json
+from concertina_trainer.data.skips import MOST_RANGES, Ranges
 
 ITEM_SIZES = {"F64": 8, "F32": 4, "I64": 8, "BF16": 2, "F16": 2}
 ALIGNMENT = 64
@@ -49,6 +51,15 @@ class Continued:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trend:
+    """What is known of the losses so far (`anomalies`)."""
+
+    mean: float = 0.0
+    variance: float = 0.0
+    losses: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Facts:
     """What a shard says of the state it belongs to."""
 
@@ -61,6 +72,9 @@ class Facts:
     data: str
     """Digest of the data's manifest; positions mean nothing with other data."""
     continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
+    skipped: Ranges = ()
+    """Positions that were left out."""
+    trend: Trend = Trend()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +110,9 @@ class Layout:
         self._global_shapes = {chunk.name: chunk.global_shape for chunk in self.chunks}
         roomiest = SnapshotId(2**62, 2**62, "0" * 64, 2**62)
         other = Continued("0" * 64, 2**62, 2**62)
-        longest = self._json(Facts(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other))
+        skipped = ((2**62, 2**62),) * MOST_RANGES
+        trend = Trend(-sys.float_info.max, -sys.float_info.max, 2**62)
+        longest = self._json(Facts(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other, skipped, trend))
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
         self.size = self.data_begin + end
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
@@ -13,14 +14,17 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from concertina_agent.protocol import SnapshotId
+from concertina_agent.protocol import Rollback, SnapshotId
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer import parallel, summing
+from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import CheckpointConfig, Determinism, TrainerConfig
 from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.reader import Reader
-from concertina_trainer.errors import BadInput, RestoreFailed
+from concertina_trainer.data.skips import united
+from concertina_trainer.digests import Digests
+from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
 from concertina_trainer.loop import Run, train
 from concertina_trainer.optimizer import ShardedAdamW
 from concertina_trainer.report import Reporter
@@ -30,6 +34,9 @@ from concertina_trainer.shardfile import Facts
 from concertina_trainer.snapshot import Snapshots
 from concertina_trainer.state import TrainState
 from concertina_trainer.storage import StorageError
+
+AFTER_THE_CULPRIT = 0.5
+"""Seconds by which who has nothing to do with a corruption lets the one that has speak first."""
 
 
 def main() -> NoReturn:
@@ -45,6 +52,10 @@ def main() -> NoReturn:
         code = _fault(channel, "BadInput", error, BAD_INPUT_EXIT)
     except RestoreFailed as error:
         code = _fault(channel, "RestoreFailed", error, 1)
+    except RollBack as error:
+        if error.reason == "RolledBack":
+            time.sleep(AFTER_THE_CULPRIT)
+        code = _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
     except StorageError as error:
         print(error, file=sys.stderr)
     except Exception:
@@ -56,10 +67,10 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _fault(channel: WorkerEnd, reason: str, error: Exception, code: int) -> int:
+def _fault(channel: WorkerEnd, reason: str, error: Exception, code: int, rollback: Rollback | None = None) -> int:
     print(error, file=sys.stderr)
     with contextlib.suppress(ChannelClosed):
-        channel.send(Fault(reason, str(error)))
+        channel.send(Fault(reason, str(error), rollback))
     return code
 
 
@@ -102,6 +113,7 @@ def run(channel: WorkerEnd) -> Done:
         restored = restore(start.restore, start.uid, state, config, checkpoint, digest, world, channel)
     if restored.config != config.digest() and world.rank == 0:
         print(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
+    reporter.skipped = united(restored.skipped, start.restore.skipped)
     reporter.restored_step, reporter.restored_from = restored.id.step, start.restore.source
     if start.restore.source == "Fresh" and restored.id.step:
         reporter.restored_from = "Storage"  # checkpoint.resumeFrom
@@ -114,12 +126,18 @@ def run(channel: WorkerEnd) -> Done:
         config.digest(),
         digest,
         restored.continued,
+        restored.skipped,
+        restored.trend,
     )
+    anomalies = Anomalies(config, reporter.skipped, restored.trend)
+    reader.leave_out(anomalies.skipped)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=bitwise)
     sums = summing.sums(bitwise, model, plan, world.rank, world.waits)
     folder = Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}")
-    durable = start.durable or start.restore.durable
-    saving = Saving(config, checkpoint, world, Snapshots(folder, state), now, durable, channel)
+    durable = None if start.restore.at_most >= 0 else start.durable or start.restore.durable
+    saving = Saving(config, checkpoint, world, Snapshots(folder, state), now, anomalies, durable, channel)
     batches = Batches(reader, plan, world.rank, restored.position, world.device)
-    all_of_it = Run(config, world, model, optimizer, sums, batches, saving, reporter)
+    every = config.anomalies.corruption_check_steps
+    digests = Digests(every, model, state.tensors, world.rank, world.size, restored.id.step)
+    all_of_it = Run(config, world, model, optimizer, sums, batches, anomalies, digests, saving, reporter)
     return train(all_of_it, restored.id.step, restored.position)

@@ -106,6 +106,23 @@ class CheckpointMark(Observed):
     at: Timestamp = Field(description="When it became durable.")
 
 
+class SampleRange(Observed):
+    """Samples that were left out, by their position in the order of the run."""
+
+    begin: Count = Field(description="The first of them.")
+    end: Count = Field(description="The one after the last.")
+
+
+class Rollback(Observed):
+    """The last time that training went back because of what it had come to. States beyond `step` are not used again."""
+
+    round: Count = Field(description="The round that was given up.")
+    step: Count = Field(description="It went on from a state of this step or before.")
+    reason: Annotated[str, Field(max_length=128)] = Field(description="LossSpike, LossNotFinite or SilentCorruption.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why, in a sentence.")
+    at: Timestamp = Field(description="When.")
+
+
 class Restart(Observed):
     """One failure that needed a new round."""
 
@@ -256,6 +273,10 @@ class JobStatus(Observed):
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
+    rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
+    skipped: tuple[SampleRange, ...] = Field(
+        default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
+    )
     restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
     avoided_nodes: tuple[AvoidedNode, ...] = Field(
         default=(), max_length=32, description="Nodes that failed this job again and again."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from concertina.api.status import CheckpointMark, Goodput, JobProgress, SnapshotMark, rfc3339, unix_seconds
+from concertina.plan import rollback
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
 from concertina_agent import protocol
@@ -59,11 +60,15 @@ def last_snapshot(look: Look) -> SnapshotMark | None:
 def last_checkpoint(look: Look) -> CheckpointMark | None:
     """The newest that any connected agent has seen under LATEST, and that is this job's own."""
     old, uid = look.status.last_checkpoint, look.observed.job.uid
+    if old and rollback.undone(old.round, old.step, look.status):
+        old = None
     best: protocol.Durable | None = None
     for view in look.observed.agents.values():
         storage = view.report.storage if view.report else None
         durable = storage.latest if storage and storage.state == "Ready" else None
-        if durable and durable.uid == uid and (best is None or (durable.round, durable.step) > (best.round, best.step)):
+        if durable is None or durable.uid != uid or rollback.undone(durable.round, durable.step, look.status):
+            continue
+        if best is None or (durable.round, durable.step) > (best.round, best.step):
             best = durable
     if best is None or (old and (old.round, old.step) >= (best.round, best.step)):
         return old

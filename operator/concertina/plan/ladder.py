@@ -20,7 +20,7 @@ IN_A_ROW = 3
 """Failures without progress that a rung answers before the next one is tried."""
 WHOLE_RESTARTS = 2
 """Within a window."""
-REPLACE_AT_ONCE = frozenset({"Hang", "Straggler"})
+REPLACE_AT_ONCE = frozenset({"Hang", "Straggler", "SilentCorruption"})
 """Verdicts on a replica that a new round with it would not mend."""
 
 
@@ -61,7 +61,8 @@ class Rung:
 
 
 def _new_round(failing: Failing) -> str:
-    return f"{failing.failed.replica} has failed"
+    failed = failing.failed
+    return f"{failed.replica} has failed" if failed.replica else f"training went wrong ({failed.reason})"
 
 
 def _without_member(failing: Failing) -> str:
@@ -70,7 +71,7 @@ def _without_member(failing: Failing) -> str:
 
 def _replace_pod(failing: Failing) -> str:
     failed, look = failing.failed, failing.look
-    if not failing.mendable:
+    if not failing.mendable or not failed.replica:
         return ""
     if failed.reason in REPLACE_AT_ONCE:
         return f"{failed.replica} holds up the others ({failed.reason})"

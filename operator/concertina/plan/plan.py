@@ -26,6 +26,7 @@ from concertina.plan import (
     hangs,
     lifecycle,
     nodes,
+    rollback,
     rounds,
     starts,
     startup,
@@ -143,6 +144,8 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "rounds": old.rounds + committed,
         "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
         "last_checkpoint": accounting.last_checkpoint(look),
+        "rollback": rollback.seen(look),
+        "skipped": rollback.skipped(look),
     }
     changed = _differ(old, fields)
     if not changed and not accounting.due(look):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
+from concertina.plan.rollback import undone
 from concertina_agent.protocol import Durable, Prepared, Restore, SnapshotId, Storage
 
 
@@ -18,6 +19,15 @@ class Unknown:
 
 
 def choose(
+    replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
+) -> Restore | Unknown:
+    """As `_choose`, with the samples that are left out."""
+    found = _choose(replies, storages, status, uid, spec)
+    skipped = tuple((some.begin, some.end) for some in status.skipped)
+    return replace(found, skipped=skipped) if skipped and isinstance(found, Restore) else found
+
+
+def _choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
     """`replies` of the members to be; `storages` as the agents last saw durable storage. Where memory holds nothing, a
@@ -37,6 +47,9 @@ def choose(
         return _memory(memory, held)
     if not any(storage.state == "Ready" for storage in looks):
         return Unknown(next((storage.message for storage in looks if storage.state == "Error"), ""))
+    if durable and durable.uid == uid and status.rollback and undone(durable.round, durable.step, status):
+        step = status.rollback.step
+        return Restore(source="Storage", step=step, durable=durable, at_most=step)
     if durable:
         return Restore(source="Storage", step=durable.step, durable=durable)
     return Restore(source="Fresh")
@@ -69,9 +82,9 @@ def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[Snapsho
 
 
 def void(round: int, step: int, status: JobStatus) -> bool:
-    """Whether a state of a lower round lies beyond the step from which the current one started."""
+    """Whether a state of a lower round lies beyond the step from which the current one started, or was undone."""
     base = status.world.base
-    return base is not None and round < base.round and step > base.step
+    return (base is not None and round < base.round and step > base.step) or undone(round, step, status)
 
 
 def newest(seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:

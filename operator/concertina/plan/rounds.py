@@ -23,9 +23,16 @@ OWN_FAULT = frozenset(
         "StartFailed",
         "RestoreFailed",
         "BadInput",
+        "LossSpike",
+        "LossNotFinite",
+        "SilentCorruption",
+        "RolledBack",
     }
 )
 """Failures that use up the budget; a lost member does so only when its pod turns out to have ended by itself."""
+
+NOBODYS = frozenset({"LossSpike", "LossNotFinite", "RolledBack"})
+"""All ranks have seen it alike: no replica or node is to blame."""
 
 LOST = frozenset(
     {
@@ -89,7 +96,7 @@ def _failure_reported(look: Look) -> Cause | None:
         return Cause(
             failure.reason,
             failure.message,
-            failure.replica,
+            "" if failure.reason in NOBODYS else failure.replica,
             counted=failure.reason in OWN_FAULT,
             last_lines=failure.last_lines,
             error=same_failure.signature(failure),

@@ -57,6 +57,10 @@ class Reader:
         self.digest = self._digest([source.weight for source in sources])
         """Names the data and how sequences are made of them: a position under another digest is another sequence."""
 
+    def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
+        """These positions (see order.Skipped), once they are known and before anything is read."""
+        self._skipped = Skipped(skipped)
+
     def _check(self) -> None:
         tokenizers = {each.manifest.tokenizer.digest: each.manifest.tokenizer.name for each in self._sets}
         if len(tokenizers) > 1:

@@ -1,0 +1,240 @@
+"""Saving and restoring the training state of one rank: what a save costs the step, when it is durable, and how fast it
+comes back from each place; beside torch's own dcp.save, dcp.async_save and its stager, in the same run.
+
+python benchmarks/checkpoint.py [--mebibytes 10 100 1024] [--runs N] [--json FILE]
+
+The state is that of a real model of the given size, float32 weights and two moments, in one process. Node memory is
+/dev/shm, as a replica's volume is; files are on the disk of --folder; the S3 server is a SeaweedFS on this machine.
+`memcpy` copies the same tensors into others: nothing can be faster.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import report
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.device_mesh import init_device_mesh
+
+from concertina.local import s3
+from concertina_agent import snapshots as held
+from concertina_agent.protocol import Durable, SnapshotId
+from concertina_trainer import checkpoint, parallel, summing
+from concertina_trainer.batch import plan_batch
+from concertina_trainer.config import Precision, TrainerConfig
+from concertina_trainer.data.batches import Microbatch
+from concertina_trainer.loop import forward_backward
+from concertina_trainer.optimizer import ShardedAdamW
+from concertina_trainer.restore import LocalShard
+from concertina_trainer.shardfile import Facts
+from concertina_trainer.snapshot import Snapshots, Taken
+from concertina_trainer.state import TrainState
+from concertina_trainer.storage import Folder
+from concertina_trainer.waits import Waits
+
+UID = "bench"
+DEMO = {"layers": 4, "dim": 128}
+"""The demo's model, the default: 0.8 million weights."""
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[parallel.World]:
+    """A world of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    device = torch.device("cpu")
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
+    yield parallel.World(0, 1, device, mesh, Waits(device))
+    dist.destroy_process_group()
+
+
+class Subject:
+    """A model of about so many MiB of state, and its snapshots."""
+
+    def __init__(self, mebibytes: float, world: parallel.World, memory: Path) -> None:
+        self.config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": _model(mebibytes)})
+        self.model = parallel.sharded_model(self.config.model, Precision.float32, world)
+        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
+        self.state = TrainState(self.model, self.optimizer, world)
+        self.state.initialise(self.config)
+        self.snapshots = Snapshots(memory, self.state)
+        self._world = world
+        self.step = 0
+
+    @property
+    def mebibytes(self) -> float:
+        return self.state.layout.size / 2**20
+
+    def take(self) -> Taken:
+        self.step += 1
+        self.snapshots.complete = self.snapshots.count - 2
+        id = SnapshotId(1, self.step, self.state.digest, 1)
+        return self.snapshots.take(Facts(id, 0, self.step, "", ""))
+
+    def train_step(self) -> None:
+        """One step of 8 sequences, without reading and without other ranks."""
+        length = self.config.model.sequence_length
+        batch = Microbatch(
+            torch.randint(0, 256, (8, length + 1)), torch.full((8, length), 1 / 8 / length), None
+        )  # fmt: skip
+        forward_backward(self.model, self.optimizer, summing.PlainSums(), [batch])
+        self.optimizer.update(1e-6, 1.0)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As torch's own functions want them."""
+        return {piece.chunk.name: piece.tensor for piece in self.state.pieces}
+
+
+def _model(mebibytes: float) -> dict[str, int]:
+    if mebibytes <= 16:
+        return DEMO
+    weights = mebibytes * 2**20 / 12
+    dim = 1024 if mebibytes >= 512 else 512
+    layers = max(1, round(weights / (12 * dim * dim)))
+    return {"layers": layers, "dim": dim, "heads": 8}
+
+
+def timed(runs: int, work: Callable[[], object], before: Callable[[], object] = lambda: None) -> list[float]:
+    """Seconds of each; the first, which warms up, is not counted."""
+    seconds = []
+    for _ in range(runs + 1):
+        before()
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def saves(subject: Subject, runs: int, disk: Path) -> dict[str, list[float]]:
+    """What the training loop waits for."""
+    tensors = subject.tensors()
+    copies = [torch.empty_like(tensor) for tensor in tensors.values()]
+    options = StagingOptions(False, False, False, False)
+    stager = DefaultStager(options)
+
+    def memcpy() -> None:
+        for copy, tensor in zip(copies, tensors.values(), strict=True):
+            copy.copy_(tensor)
+
+    rows = {"memcpy": timed(runs, memcpy), "concertina: snapshot": timed(max(runs, 9), subject.take)}
+    rows["torch: stager"] = timed(runs, lambda: stager.stage(tensors))
+    target = disk / "dcp"
+    wipe = lambda: shutil.rmtree(target, ignore_errors=True)  # noqa: E731
+    rows["torch: dcp.save"] = timed(runs, lambda: dcp.save(tensors, checkpoint_id=target, no_dist=True), wipe)
+    stalls, durable = [], []
+    for _ in range(runs + 1):
+        wipe()
+        started = time.perf_counter()
+        pending = dcp.async_save(tensors, checkpoint_id=target, no_dist=True)
+        stalls.append(time.perf_counter() - started)
+        assert isinstance(pending, Future)
+        pending.result()
+        durable.append(time.perf_counter() - started)
+    rows["torch: dcp.async_save, stall"], rows["torch: dcp.async_save, durable"] = stalls[1:], durable[1:]
+    return rows
+
+
+def durables(subject: Subject, runs: int, uris: dict[str, str]) -> tuple[dict[str, list[float]], dict[str, Durable]]:
+    """From the start of a save until LATEST names it."""
+    rows, newest = {}, {}
+    for name, uri in uris.items():
+        folder = Folder(uri, create=True)
+
+        def save(folder: Folder = folder, name: str = name) -> None:
+            taken = subject.take()
+            checkpoint.ship(folder, UID, taken.id, 0, taken.path)
+            newest[name] = checkpoint.publish(folder, UID, taken.id, False, 2)
+
+        rows[f"concertina: durable, {name}"] = timed(runs, save)
+    return rows, newest
+
+
+def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]) -> dict[str, list[float]]:
+    """From the order to restore until every tensor is filled and checked."""
+    taken = subject.take()
+    mark = held._marked(taken.path.with_suffix(".json"))
+    assert mark is not None
+
+    def load_from_memory() -> None:
+        subject.state.load({0: LocalShard(taken.path, taken.id)}, taken.id.step)
+
+    def from_memory() -> None:
+        asyncio.run(mark.verify())
+        load_from_memory()
+
+    def from_storage(durable: Durable) -> None:
+        subject.state.load({0: checkpoint.StoredCheckpoint(durable.uri).part(0)}, durable.step)
+
+    rows = {
+        "concertina: memory, verified": timed(runs, from_memory),
+        "concertina: memory, copying alone": timed(runs, load_from_memory),
+    }
+    for name, durable in newest.items():
+        rows[f"concertina: {name}"] = timed(runs, lambda durable=durable: from_storage(durable))
+    into = {name: torch.empty_like(tensor) for name, tensor in subject.tensors().items()}
+    rows["torch: dcp.load"] = timed(runs, lambda: dcp.load(into, checkpoint_id=disk / "dcp", no_dist=True))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--mebibytes", type=float, nargs="+", default=[10, 100, 1024])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="a folder on the disk to write to (default: the temporary one)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, as a worker has (default: 1)")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    everything: dict[str, list[float]] = {}
+    facts: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(alone())
+        server = stack.enter_context(s3.serve("benchmark-checkpoint", ["bench"]))
+        os.environ.update(server.environment())
+        for size in options.mebibytes:
+            memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+            disk = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.folder)))
+            subject = Subject(size, world, memory)
+            rows = saves(subject, options.runs, disk)
+            uris = {"file": f"file://{disk}/durable", "S3": f"s3://bench/{int(size)}"}
+            more, newest = durables(subject, options.runs, uris)
+            rows |= more
+            report.show(f"save, {subject.mebibytes:.0f} MiB of state", rows)
+            back = restores(subject, options.runs, disk, newest)
+            report.show(f"restore, {subject.mebibytes:.0f} MiB of state", back)
+            if subject.mebibytes < 100:
+                rows["a training step"] = timed(20, subject.train_step)
+                print(f"a snapshot at every step costs {share(rows):.2%} of the step time")
+            facts[f"{subject.mebibytes:.0f} MiB"] = {"restore, share of memcpy's speed": speed(rows, back)}
+            print(f"restore from memory runs at {speed(rows, back):.0%} of memcpy's speed")
+            label = f"{subject.mebibytes:.0f} MiB, "
+            everything |= {label + name: values for name, values in (rows | back).items()}
+            for folder in (memory, disk):
+                shutil.rmtree(folder, ignore_errors=True)
+    report.write(options.json, "checkpoint", everything, **facts)
+
+
+def share(rows: dict[str, list[float]]) -> float:
+    return median(rows["concertina: snapshot"]) / median(rows["a training step"])
+
+
+def speed(rows: dict[str, list[float]], back: dict[str, list[float]]) -> float:
+    return median(rows["memcpy"]) / median(back["concertina: memory, verified"])
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""A worker in whose memory one bit flips (FLIP: kind, rank, step), as bad memory would have it."""
+
+import os
+
+import torch
+
+from concertina_trainer import worker
+from concertina_trainer.digests import Digests
+
+
+def flip(tensor):
+    tensor.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 20)
+
+
+def main():
+    kind, rank, step = os.environ["FLIP"].split()
+    if os.environ["RANK"] == rank:
+        {"resting": at_rest, "gathered": in_gathered_weights}[kind](int(step))
+    worker.main()
+
+
+def at_rest(step):
+    rest = Digests.rest
+
+    def then_flip(self, at):
+        rest(self, at)
+        if at == step:
+            flip(self._still[0])
+
+    Digests.rest = then_flip
+
+
+def in_gathered_weights(step):
+    begin, see = Digests.begin, Digests._see
+
+    def note(self, at):
+        begin(self, at)
+        self.flip = at == step
+
+    def flip_first(self, module, arguments):
+        if self.flip:
+            owner, name = self._own[module][0]
+            flip(getattr(owner, name).detach())
+            self.flip = False
+        see(self, module, arguments)
+
+    Digests.begin, Digests._see = note, flip_first

@@ -1,0 +1,101 @@
+"""Steps that look wrong, with real workers: samples that are left out, going back, and bits that flip."""
+
+import random
+import string
+
+import node
+import pytest
+
+from concertina_agent.protocol import Restore
+from concertina_trainer.config import DataConfig
+from concertina_trainer.data.build import build
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.skips import positions
+from concertina_trainer.shardfile import header_length, parse_header
+
+STEPS, BATCH, LENGTH = 110, 4, 32
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """Data of one letter, with a few samples of noise: where they stand, and the configuration."""
+    folder = tmp_path_factory.mktemp("strange")
+    noise = "".join(random.Random(1).choices(string.printable[:90], k=LENGTH - 8))
+    half = "a" * (LENGTH * BATCH * STEPS // 2)
+    (folder / "text").write_text(half + "aaaa" + noise + half)
+    list(build([folder / "text"], str(folder / "data")))
+    for seed in range(1000):
+        reader = Reader(DataConfig(uri=str(folder / "data")), LENGTH, seed)
+        tokens = reader.read(0, BATCH * STEPS)
+        found = [i for i, row in enumerate(tokens) if len(set(row.tolist())) > 1]
+        if found and all(75 <= i // BATCH < 85 for i in found) and len({i // BATCH for i in found}) == 1:
+            break
+    step = found[0] // BATCH
+    trainer = {
+        "steps": STEPS, "seed": seed, "data": {"uri": str(folder / "data")},
+        "globalBatchSize": BATCH, "microBatchSize": 2,
+        "model": {"layers": 1, "dim": 32, "heads": 2, "sequenceLength": LENGTH},
+        "optimizer": {"learningRate": 0.01, "warmupSteps": 4}, "logEverySteps": 100,
+    }  # fmt: skip
+    return trainer, step
+
+
+def policy(strange, **anomalies):
+    trainer, step = strange
+    return {**trainer, "anomalies": {"spikeDeviations": 2, **anomalies}}, step
+
+
+def last_facts(job):
+    content = job.find(job.newest().id, 0).read_bytes()
+    return parse_header(content[8 : header_length(content[:8])]).facts
+
+
+def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, parent, strange):
+    trainer, step = policy(strange, spike="Skip")
+    job = node.Job(folder / "a", parent, trainer)
+    first = job.run(2, script=node.Script(kill=(step + 9, (0, 1))))
+    assert f"samples {step * BATCH} to {step * BATCH + 3}: " in first.output.replace(")", "")
+    assert first.progress[-1].skipped == ((step * BATCH, step * BATCH + BATCH),)
+    second = job.run(1, job.newest())
+    assert second.codes == {0: 0}, second.output
+    assert last_facts(job).skipped == ((step * BATCH, step * BATCH + BATCH),)
+    assert (last_facts(job).position, last_facts(job).id.step) == (STEPS * BATCH, STEPS)
+    whole = node.Job(folder / "b", parent, trainer)
+    expected = whole.run(1).losses
+    assert {**first.losses, **second.losses} == pytest.approx(expected, rel=1e-2, abs=1e-4)
+    assert max(loss for at, loss in expected.items() if at > step) < 0.5, "the noise was trained on"
+
+
+def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(folder, parent, strange, tmp_path):
+    trainer, step = policy(strange, spike="RollBack", rollbackSteps=12)
+    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/durable", "everySteps": 10, "keep": 9})
+    first = job.run(2)
+    (fault,) = {fault.rollback for fault in first.faults.values()}
+    assert {fault.reason for fault in first.faults.values()} == {"LossSpike"}, first.output
+    assert fault.step == step - 12
+    assert fault.skipped == positions((step - 12) * BATCH, (step + 1) * BATCH, ())
+    latest = first.durable[-1]
+    assert latest.step > fault.step, "the newest checkpoint is of after what has to be undone"
+    second = job.run(2, Restore("Storage", fault.step, durable=latest, skipped=fault.skipped, at_most=fault.step))
+    assert set(second.codes.values()) == {0}, second.output
+    assert second.progress[-1].restored_step == fault.step // 10 * 10
+    assert second.durable[0].round == 2
+    assert second.durable[0].step < latest.step, "LATEST goes back"
+    assert (last_facts(job).skipped, last_facts(job).id.step) == (fault.skipped, STEPS)
+
+
+@pytest.mark.parametrize("kind", ["resting", "gathered"])
+def test_a_flipped_bit_is_seen_and_its_rank_is_named(folder, parent, trainer, kind):
+    job = node.Job(folder, parent, {**trainer, "anomalies": {"corruptionCheckSteps": 2}})
+    job.worker, job.environment = "corrupted:main", {"FLIP": f"{kind} 1 6"}
+    outcome = job.run(3)
+    fault = outcome.faults[1]
+    assert (fault.reason, fault.rollback.step) == ("SilentCorruption", 4), outcome.output
+    assert "after step 6: rank 1 " in fault.message
+    assert max(outcome.losses) == 6, "nothing is trained with it"
+
+
+def test_checks_find_nothing_where_nothing_is_wrong(folder, parent, trainer):
+    job = node.Job(folder, parent, {**trainer, "anomalies": {"corruptionCheckSteps": 1}})
+    outcome = job.run(2)
+    assert set(outcome.codes.values()) == {0}, outcome.output

@@ -1,0 +1,84 @@
+"""Training that was undone: what is beyond it is not gone on from again, and what was left out stays so."""
+
+from dataclasses import replace
+
+from builders import jobs
+from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, rfc3339
+from concertina.plan import restore
+from concertina.plan.plan import plan
+from concertina_agent import protocol
+from concertina_agent.protocol import Durable, Held, Prepared, SnapshotId, Storage
+
+WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
+NOW = jobs.T0 + 20
+BACK = Rollback(round=3, step=50, reason="LossSpike", at=rfc3339(NOW))
+SKIPPED = (SampleRange(begin=8, end=16),)
+
+
+def holding(round, step):
+    return {"a": Prepared("", "i", 9, "c", 1, "s", (), (Held(SnapshotId(round, step, "layout", 1), (0,)),))}
+
+
+def latest(round, step):
+    return Storage("Ready", Durable(jobs.UID, round, step, f"s3://bucket/run/{jobs.UID}/round-{round}/step-{step}"))
+
+
+def chosen(held, storage, status):
+    found = restore.choose(held, [storage], status, jobs.UID, WITH_STORAGE)
+    return found.source, found.step, found.at_most, found.skipped
+
+
+def test_a_state_that_was_undone_is_never_gone_on_from():
+    status = JobStatus(rollback=BACK, skipped=SKIPPED)
+    assert chosen(holding(3, 60), latest(3, 55), status) == ("Storage", 50, 50, ((8, 16),))
+    assert chosen(holding(3, 50), latest(3, 55), status) == ("Memory", 50, -1, ((8, 16),))
+    assert chosen(holding(4, 52), latest(3, 55), status) == ("Memory", 52, -1, ((8, 16),)), "trained since"
+    assert chosen({}, latest(2, 40), status) == ("Storage", 40, -1, ((8, 16),))
+    assert chosen({}, latest(4, 53), status) == ("Storage", 53, -1, ((8, 16),))
+
+
+def told(reason, status=None):
+    seen = jobs.running(jobs.spec())
+    rollback = protocol.Rollback(25, ((100, 108),))
+    failure = protocol.Failure("demo-1-0", reason, "Rank 1: the loss is 9.", rank=1, rollback=rollback)
+    lead = seen.agents["demo-0-0"]
+    report = replace(lead.report, state="failed", failures=(failure,), storage=latest(1, 30))
+    agents = {**seen.agents, "demo-0-0": replace(lead, report=report)}
+    job = replace(seen.job, status=seen.job.status.model_copy(update=status or {}))
+    return plan(replace(seen, agents=agents, job=job), NOW)
+
+
+def test_a_rollback_and_its_samples_stand_in_the_status_with_the_claim_that_answers_it():
+    made = told("LossSpike")
+    back = made.status.rollback
+    assert (back.round, back.step, back.reason) == (1, 25, "LossSpike")
+    assert made.status.skipped == (SampleRange(begin=100, end=108),)
+    assert made.status.world.claim.round == 2
+    (entry,) = made.status.restarts.recent
+    assert (entry.reason, entry.replica, entry.node, entry.counted) == ("LossSpike", "", "", True)
+
+
+def test_a_corruption_blames_its_replica_which_is_replaced():
+    (entry,) = told("SilentCorruption").status.restarts.recent
+    assert (entry.replica, entry.node, entry.rung) == ("demo-1-0", "node-1", "ReplacePod")
+
+
+def test_samples_left_out_in_a_running_round_are_joined_with_those_known():
+    seen = jobs.running(jobs.spec())
+    lead = seen.agents["demo-0-0"]
+    progress = replace(lead.report.progress, step=41, at=NOW, skipped=((16, 20), (40, 44)))
+    agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
+    job = replace(seen.job, status=seen.job.status.model_copy(update={"skipped": SKIPPED}))
+    made = plan(replace(seen, agents=agents, job=job), NOW)
+    assert made.status.skipped == (SampleRange(begin=8, end=20), SampleRange(begin=40, end=44))
+
+
+def test_the_status_names_no_checkpoint_that_was_undone():
+    seen = jobs.running(jobs.spec())
+    lead = seen.agents["demo-0-0"]
+    for storage, step in ((latest(3, 55), None), (latest(3, 45), 45), (latest(4, 52), 52)):
+        agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, storage=storage))}
+        mark = CheckpointMark(step=55, round=3, uri="s3://x", at=rfc3339(NOW))
+        status = seen.job.status.model_copy(update={"rollback": BACK, "last_checkpoint": mark})
+        made = plan(replace(seen, agents=agents, job=replace(seen.job, status=status)), NOW)
+        assert (made.status.last_checkpoint and made.status.last_checkpoint.step) == step

@@ -1,0 +1,44 @@
+"""Positions that are never consumed: a sorted tuple of ranges [begin, end) that don't touch.
+
+Consumed samples are counted without them: sample n of a run stands at the n-th position that is not skipped. So a run
+consumes 0, 1, 2, ... in this count whatever was skipped, and a range that is added ahead of what was consumed changes
+nothing of the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Ranges = tuple[tuple[int, int], ...]
+MOST_RANGES = 32
+"""That a state can record (its header has room for so many)."""
+
+
+def positions(start: int, stop: int, skipped: Ranges) -> Ranges:
+    """Where the samples start ... stop-1 stand, in order; one range, which may be empty, where none is between."""
+    found, shift = [], 0
+    for begin, end in skipped:
+        reached = begin - shift
+        if reached >= stop:
+            break
+        if reached > start:
+            found.append((start + shift, begin))
+            start = reached
+        shift += end - begin
+    return (*found, (start + shift, stop + shift))
+
+
+def united(*several: Iterable[tuple[int, int]]) -> Ranges:
+    """All of them, sorted and joined."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted((begin, end) for ranges in several for begin, end in ranges if end > begin):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
+
+
+def words(ranges: Ranges) -> str:
+    """As a person counts them: 'samples 7 to 13'."""
+    return "samples " + ", ".join(f"{begin} to {end - 1}" for begin, end in ranges)

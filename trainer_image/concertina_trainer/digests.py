@@ -1,0 +1,108 @@
+"""Silent corruption: bits that should be equal and are not.
+
+With FSDP nothing of the weights is held twice, so two things can be compared every `corruption_check_steps` steps:
+- what each rank gathered: the same weights reach all ranks, so a rank whose digest differs from the others' has them
+  wrong, by its memory or by its network;
+- what lay still: a rank's own weights and moments between the end of one step and the update of the next, which nothing
+  may change. This needs no other rank.
+A wrong result of arithmetic that reaches all ranks alike is not seen; it shows in the loss, if at all (`anomalies`).
+
+A digest is torch.hash_tensor's (an exclusive or) of each tensor, mixed in order: it guards against accidents only.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from concertina_trainer.data.skips import Ranges
+from concertina_trainer.errors import RollBack
+
+_MODULUS = 2**48 - 59
+"""A prime below 2**53, so that digests travel as float64."""
+
+
+def digest(tensors: Iterable[Tensor], start: int = 0) -> int:
+    found = [torch.hash_tensor(tensor) for tensor in tensors if tensor.numel()]
+    total = start
+    for one in found:
+        total = (total * 1_000_003 + int(one.item()) + 1) % _MODULUS
+    return total
+
+
+class Digests:
+    def __init__(self, every: int, model: nn.Module, still: Sequence[Tensor], rank: int, size: int, step: int) -> None:
+        """`still`: this rank's state; `step`: from which it goes on, and which is taken to be good."""
+        self._every, self._still, self._rank, self._size = every, still, rank, size
+        self._agreed = step
+        self._gathered, self._resting = 0, -1
+        self._unseen: set[nn.Module] = set()
+        self._own: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+        if every:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    self._own[module] = _own_parameters(module)
+                    module.register_forward_pre_hook(self._see)
+
+    def due(self, step: int) -> bool:
+        return bool(self._every) and step % self._every == 0
+
+    def begin(self, step: int) -> None:
+        """Before the forward of the step after `step`."""
+        self._gathered, self._unseen = 0, set(self._own) if self.due(step) else set()
+
+    def _see(self, module: nn.Module, arguments: Any) -> None:
+        """FSDP's own hook runs first: the weights are whole here."""
+        if module in self._unseen:
+            self._unseen.remove(module)
+            tensors = (getattr(owner, name).detach() for owner, name in self._own[module])
+            self._gathered = digest(tensors, self._gathered)
+
+    def rest(self, step: int) -> None:
+        """After the update that ends `step`, and after anything that may take long."""
+        self._resting = digest(self._still) if self.due(step) else -1
+
+    def word(self, step: int, device: torch.device) -> Tensor:
+        """float64: nothing, or for each rank what it gathered and whether what lay still has changed."""
+        if not self.due(step):
+            return torch.empty(0, dtype=torch.float64, device=device)
+        said = torch.zeros(2, self._size, dtype=torch.float64)
+        said[0, self._rank] = self._gathered
+        said[1, self._rank] = self._resting >= 0 and digest(self._still) != self._resting
+        return said.flatten().to(device)
+
+    def judge(self, step: int, word: Sequence[float], skipped: Ranges) -> None:
+        """Raises RollBack where ranks don't agree: to the last step at which they did."""
+        if not word:
+            return
+        gathered, changed = word[: self._size], word[self._size :]
+        bad = {rank: "its memory changed while nothing wrote to it" for rank in range(self._size) if changed[rank]}
+        counts = collections.Counter(gathered).most_common()
+        if len(counts) > 1:
+            sure = counts[0][1] > self._size - counts[0][1]
+            odd = [rank for rank in range(self._size) if not sure or gathered[rank] != counts[0][0]]
+            says = "has other weights than most" if sure else "is one of those that have different weights"
+            bad |= dict.fromkeys(odd, says)
+        if not bad:
+            self._agreed = step
+            return
+        named = "; ".join(f"rank {rank} {why}" for rank, why in sorted(bad.items())[:5])
+        reason = "SilentCorruption" if self._rank in bad else "RolledBack"
+        node = os.environ.get("CONCERTINA_NODE", "")
+        here = f" (this is rank {self._rank} on node {node})" if self._rank in bad and node else ""
+        said = f"silent corruption seen after step {step}: {named}{here}; all go back to step {self._agreed} or before"
+        raise RollBack(reason, said, self._agreed, skipped)
+
+
+def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Those that FSDP gathers with this module: not those of modules within it that it gathers by themselves."""
+    inner = {part for child in module.modules() if child is not module and isinstance(child, FSDPModule)
+             for part in child.modules()}  # fmt: skip
+    parts = [part for part in module.modules() if part not in inner]
+    return [(part, name) for part in parts for name, _ in part.named_parameters(recurse=False)]
