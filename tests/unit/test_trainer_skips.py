@@ -75,8 +75,8 @@ def test_by_default_a_loss_that_is_not_finite_fails_the_step_and_a_spike_is_born
 def test_a_spike_is_far_above_the_losses_before_and_only_once_there_are_enough():
     watch = anomalies(spike="Stop")
     assert watch.skips(20, 80, agreed(2.79)) == ""
-    with pytest.raises(BadInput, match=r"the loss is 3\.5"):
-        watch.skips(20, 80, agreed(3.5))
+    with pytest.raises(BadInput, match=r"the loss is 4\.5"):
+        watch.skips(20, 80, agreed(4.5))
     young = anomalies(spike="Stop")
     young.trend = Trend(2.0, 0.01, SEASONED - 1)
     assert young.skips(20, 80, agreed(50.0)) == ""
