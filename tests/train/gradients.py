@@ -26,9 +26,9 @@ def main() -> int:
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
     batch = microbatches(reader, plan, world.rank, position=100)
-    run = loop.Run(config, world, model, optimizer, PlainSums(), None, None, None)
-    loop.forward_backward(run, batch)
-    squared = run.sums.squares(optimizer.gradients())[0]
+    sums = PlainSums()
+    loop.forward_backward(model, optimizer, sums, batch)
+    squared = sums.squares(optimizer.gradients())[0]
     torch.distributed.all_reduce(squared)
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     optimizer.update(0.0, 1.0)

@@ -48,7 +48,7 @@ def train(run: Run, step: int, position: int) -> Done:
         microbatches = run.batches.next(run.reporter.stalled)
         enter("computing", step)
         run.digests.begin(step)
-        losses = forward_backward(run, microbatches)
+        losses = forward_backward(run.model, run.optimizer, run.sums, microbatches)
         enter("reducing", step)
         digests = run.digests.word(step, run.world.device)
         agreed = agree(run.world, run.sums, losses, run.optimizer.gradients(), run.saving.say(), digests)
@@ -71,16 +71,18 @@ def train(run: Run, step: int, position: int) -> Done:
         run.digests.rest(step)
 
 
-def forward_backward(run: Run, microbatches: list[Microbatch]) -> list[Tensor]:
+def forward_backward(
+    model: Decoder, optimizer: ShardedAdamW, sums: Sums, microbatches: list[Microbatch]
+) -> list[Tensor]:
     """Gradients of the global mean, reduced; returns what each microbatch adds to the loss."""
     parts = []
     for i, batch in enumerate(microbatches):
-        run.sums.begin(run.model, i, len(microbatches))
-        losses = token_losses(run.model(batch.tokens[:, :-1], batch.documents), batch.tokens[:, 1:])
+        sums.begin(model, i, len(microbatches))
+        losses = token_losses(model(batch.tokens[:, :-1], batch.documents), batch.tokens[:, 1:])
         loss = (losses * batch.weights).sum()
         torch.autograd.backward(loss)
         parts.append(loss.detach())
-    run.sums.finish(run.optimizer.gradients())
+    sums.finish(optimizer.gradients())
     return parts
 
 
