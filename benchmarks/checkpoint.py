@@ -31,19 +31,21 @@ from concertina.local import s3
 from concertina_agent import snapshots as held
 from concertina_agent.protocol import Durable, SnapshotId
 from concertina_trainer import checkpoint, parallel, summing
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.batches import Microbatch
 from concertina_trainer.loop import forward_backward
+from concertina_trainer.manifest import Code
 from concertina_trainer.optimizer import ShardedAdamW
 from concertina_trainer.restore import LocalShard
 from concertina_trainer.shardfile import Facts
 from concertina_trainer.snapshot import Snapshots, Taken
 from concertina_trainer.state import TrainState
 from concertina_trainer.storage import Folder
+from concertina_trainer.stored import StoredCheckpoint
 from concertina_trainer.waits import Waits
 
 UID = "bench"
+RUN = checkpoint.Publishing(UID, "bench/bench", {}, Code(), keep=2)
 DEMO = {"layers": 4, "dim": 128}
 """The demo's model, the default: 0.8 million weights."""
 
@@ -153,7 +155,7 @@ def durables(subject: Subject, runs: int, uris: dict[str, str]) -> tuple[dict[st
         def save(folder: Folder = folder, name: str = name) -> None:
             taken = subject.take()
             checkpoint.ship(folder, UID, taken.id, 0, taken.path)
-            newest[name] = checkpoint.publish(folder, UID, taken.id, False, 2)
+            newest[name] = checkpoint.publish(folder, RUN, taken.id, False)
 
         rows[f"concertina: durable, {name}"] = timed(runs, save)
     return rows, newest
@@ -173,7 +175,7 @@ def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]
         load_from_memory()
 
     def from_storage(durable: Durable) -> None:
-        subject.state.load({0: checkpoint.StoredCheckpoint(durable.uri).part(0)}, durable.step)
+        subject.state.load({0: StoredCheckpoint(durable.uri).parts[0]}, durable.step)
 
     rows = {
         "concertina: memory, verified": timed(runs, from_memory),

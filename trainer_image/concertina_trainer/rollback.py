@@ -50,4 +50,3 @@ def _point(folder: Folder, expected: Durable, latest: Latest) -> None:
             folder.put_if(LATEST, to_json(latest), found[1])
         except Changed:
             return
-
