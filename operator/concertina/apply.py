@@ -17,7 +17,17 @@ from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.control.authority import Authority
 from concertina.control.links import Links
 from concertina.journal import decision
-from concertina.plan.types import CreatePod, CreateRendezvous, CreateSecret, DeleteJob, DeletePod, JobView, Plan, Send
+from concertina.plan.types import (
+    CreatePod,
+    CreateRendezvous,
+    CreateSecret,
+    DeleteJob,
+    DeletePod,
+    Event,
+    JobView,
+    Plan,
+    Send,
+)
 from concertina.world import Job, World
 
 SECRET_SECONDS = 60.0
@@ -42,6 +52,8 @@ class Applier:
     master_key: bytes
     remember: Callable[[Raw], None]
     """Takes a pod that a write of ours returned."""
+    lost: tuple[str, ...] = ()
+    """Fields of the status that the API server was last seen to drop."""
 
     async def apply(self, job: Job, plan: Plan) -> None:
         """Raises Outdated where a precondition is lost; nothing after that step is done."""
@@ -70,7 +82,19 @@ class Applier:
             self.world.hear_job(await self.client.get(TRAINING_JOBS, view.namespace, view.name))
             raise Outdated("the claim is not the one that was observed") from error
         _tell_of_changes(job.name, view.status.manifest(), wanted)
+        self._tell_of_losses(view, lost(wanted, stored.get("status") or {}))
         self.world.hear_job(stored)
+
+    def _tell_of_losses(self, view: JobView, paths: tuple[str, ...]) -> None:
+        """Once, on the job that it was seen on."""
+        if paths and paths != self.lost:
+            self.lost = paths
+            message = (
+                f"the API server does not keep {', '.join(paths[:10])}: its CustomResourceDefinition is older than "
+                "this operator. Apply the crds/ of this version (helm upgrade leaves them as they are)"
+            )
+            decision("outdated crd", f"{view.namespace}/{view.name}", message=message)
+            self.events.post(view, Event("Warning", "OutdatedCRD", message))
 
     async def _act(self, job: Job, kind: type, actions: list[object]) -> None:
         if kind is Send:
@@ -172,6 +196,24 @@ class Applier:
     async def _delete_job(self, view: JobView) -> None:
         await self.client.delete(TRAINING_JOBS, view.namespace, view.name, uid=view.uid, propagation="Background")
         decision("job deleted", f"{view.namespace}/{view.name}")
+
+
+def lost(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
+    """Paths of fields that were written and are not there; of lists, of their first entry."""
+    if wanted == stored:
+        return ()
+    found: list[str] = []
+    for name, value in wanted.items():
+        here = f"{path}.{name}"
+        if name not in stored:
+            found.append(here)
+            continue
+        kept = stored[name]
+        if isinstance(value, list) and isinstance(kept, list) and value and kept:
+            value, kept, here = value[0], kept[0], f"{here}[]"
+        if isinstance(value, dict) and isinstance(kept, dict):
+            found += lost(value, kept, here)
+    return tuple(found)
 
 
 def claim_tests(status: Raw) -> list[Raw]:

@@ -4,7 +4,8 @@ Standard library only and Python 3.9+: this file is imported by both sides and b
 
 The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes. A connection carries one request;
 the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every BEAT_SECONDS.
-A line is {"v": VERSION, "kind": class name, "body": fields}; VERSION - 1 is understood, unknown fields are ignored.
+A line is {"v": VERSION, "kind": class name, "body": fields}. One version more or less than one's own is understood, for
+agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults.
 
 Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
 Assign, Drain and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
@@ -508,6 +509,6 @@ def decode(line: bytes) -> Message:
         version, kind, body = frame["v"], KINDS[frame["kind"]], frame["body"]
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"not a message of this protocol: {line[:80]!r}") from error
-    if version not in (VERSION, VERSION - 1):
-        raise ProtocolError(f"protocol version {version}, this side speaks {VERSION} and {VERSION - 1}")
+    if version not in (VERSION - 1, VERSION, VERSION + 1):
+        raise ProtocolError(f"protocol version {version}, this side speaks {VERSION}, and one more or less")
     return typing.cast(Message, from_json(kind, body))

@@ -5,6 +5,7 @@ The API server refuses all of this itself; what gets here was stored under an ol
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,16 +30,53 @@ def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     try:
-        # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
-        spec = JobSpec.model_validate_json(json.dumps(manifest["spec"]), strict=True)
+        return _checked(manifest["spec"])
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        raise SpecError(
-            tuple(dict.fromkeys(_sentence(detail) for detail in details if not _echo(detail, details)))
-        ) from error
+        raise _refusal(error.errors(include_url=False)) from error
+
+
+def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
+    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well: the API
+    server stores those that its CRD has, and a newer one has more, with defaults of its own. Raises SpecError."""
+    try:
+        return parse_spec(manifest), ()
+    except SpecError:
+        known, unknown = _without_unknown(manifest)
+        if not unknown:
+            raise
+        return parse_spec(known), unknown
+
+
+def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A manifest without the fields that are not ours, and their paths."""
+    known = copy.deepcopy(dict(manifest))
+    try:
+        _checked(known.get("spec"))
+    except ValidationError as error:
+        strange = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
+        for location in strange:
+            *parents, last = location
+            target = known["spec"]
+            for part in parents:
+                target = target[part]
+            del target[last]
+        return known, tuple(sorted(_path(location) for location in strange))
+    except SpecError:
+        pass
+    return known, ()
+
+
+def _checked(raw: Any) -> JobSpec:
+    """Raises ValidationError, and SpecError where fields that are each right don't go together."""
+    # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
+    spec = JobSpec.model_validate_json(json.dumps(raw), strict=True)
     if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec)):
         raise SpecError(problems)
     return spec
+
+
+def _refusal(details: list[ErrorDetails]) -> SpecError:
+    return SpecError(tuple(dict.fromkeys(_sentence(detail) for detail in details if not _echo(detail, details))))
 
 
 SENTENCES = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from concertina.api.parse import SpecError, parse_spec
+from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.cluster.notice_taints import NOTICE_TAINTS
@@ -89,9 +89,9 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
     metadata = obj["metadata"]
     generation = int(metadata.get("generation") or 0)
     if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
-        spec, spec_error = before.spec, before.spec_error
+        spec, spec_error, ignored = before.spec, before.spec_error, before.ignored
     else:
-        spec, spec_error = _spec(obj)
+        spec, spec_error, ignored = _spec(obj)
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -102,14 +102,16 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         spec=spec,
         spec_error=spec_error,
         status=_status(obj.get("status") or {}),
+        ignored=ignored,
     )
 
 
-def _spec(obj: Raw) -> tuple[JobSpec | None, str]:
+def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
     try:
-        return parse_spec(obj), ""
+        spec, ignored = parse_stored(obj)
+        return spec, "", ignored
     except SpecError as error:
-        return None, str(error)
+        return None, str(error), ()
 
 
 def _status(raw: Raw) -> JobStatus:

@@ -98,7 +98,17 @@ def plan(observed: Observed, now: float) -> Plan:
 
 def _found(look: Look, status: JobStatus) -> tuple[Event, ...]:
     """What is told besides the decision."""
-    return (*nodes.told(look.status, status), *containers.events(look))
+    return (*_ignored(look), *nodes.told(look.status, status), *containers.events(look))
+
+
+def _ignored(look: Look) -> tuple[Event, ...]:
+    """Once for each generation: fields of a newer CRD, which may just be its defaults."""
+    job = look.observed.job
+    if not job.ignored or job.generation == look.status.observed_generation:
+        return ()
+    names = ", ".join(job.ignored[:10])
+    message = f"{names}: the CRD has these fields, this version of the operator does not and goes on without them"
+    return (Event("Warning", "UnknownFields", f"{message}; upgrade the operator"),)
 
 
 def _unreadable(observed: Observed, now: float) -> Plan:

@@ -33,6 +33,8 @@ class JobView:
     """None where the manifest is wrong; then `spec_error` says how."""
     spec_error: str
     status: JobStatus
+    ignored: tuple[str, ...] = ()
+    """Paths of fields of its spec that this version does not know; `spec` is what remains."""
 
 
 @dataclass(frozen=True)
