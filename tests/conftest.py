@@ -1,7 +1,18 @@
 """For all tests."""
 
+import pytest
 from hypothesis import settings
+
+from builders.drills import FIGURES
 
 # An example's time says more about the machine's load than about the code.
 settings.register_profile("concertina", deadline=None)
 settings.load_profile("concertina")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The figures of the drills that were played: seconds from the blow on."""
+    if lines := config.stash.get(FIGURES, []):
+        terminalreporter.section("drills: seconds from the blow on")
+        for line in lines:
+            terminalreporter.write_line(line)

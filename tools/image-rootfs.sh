@@ -26,7 +26,8 @@ trap 'rm -rf "$copy"' EXIT
 for part in pyproject.toml README.md LICENSE operator trainer_image; do cp -a "$root/$part" "$copy/"; done
 install --no-deps --no-build-isolation "$copy"
 rm -rf "$packages/bin"
-for entry in "concertina concertina.cli.main app" "concertina-agent concertina_agent.main main"; do
+for entry in "concertina concertina.cli.main app" "concertina-agent concertina_agent.main main" \
+    "torchrun torch.distributed.run main"; do
     # shellcheck disable=SC2086  # three words
     set -- $entry
     printf '#!/usr/bin/python3\nimport sys\nfrom %s import %s\nsys.exit(%s())\n' "$2" "$3" "$3" > "$folder/usr/local/bin/$1"

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from builders import drills
+from builders.drills import JOB
 from concertina.local import binaries
 
 Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 GIVE_UP = 240.0
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace")
-JOB = "drilled"
 
 
 def setting(name: str, default: str = "") -> str:
@@ -34,6 +38,9 @@ AGENT_IMAGE, TRAINER_IMAGE = setting("AGENT_IMAGE", IMAGE), setting("TRAINER_IMA
 SITE_PACKAGES = setting("SITE_PACKAGES")
 """A folder of the nodes with torch in it, for a trainer image without."""
 BUCKET = setting("BUCKET", "e2e")
+DATA = f"s3://{BUCKET}/data"
+RUN = os.getpid()
+"""Tells the checkpoints of one run of the tests from those of another."""
 STORAGE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
 
 
@@ -55,53 +62,54 @@ def prerequisites() -> str:
     return crd + "\n---\n" + yaml.safe_dump_all([namespace, *wide])
 
 
+def trainer(**fields: Any) -> Object:
+    """A container `trainer` that can run torch, whatever is in its image."""
+    container: Object = {"name": "trainer", "image": TRAINER_IMAGE, **fields}
+    if SITE_PACKAGES:
+        container["env"] = [*fields.get("env", ()), {"name": "PYTHONPATH", "value": "/site"}]
+        container["volumeMounts"] = [{"name": "site", "mountPath": "/site", "readOnly": True}]
+    return container
+
+
+def pod(container: Object, **fields: Any) -> Object:
+    """The template's pod with that container."""
+    volumes = [{"name": "site", "hostPath": {"path": SITE_PACKAGES, "type": "Directory"}}] if SITE_PACKAGES else []
+    return {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 20, **fields}
+
+
 def job() -> Object:
-    """Three small replicas, one a node, that train until they are deleted."""
-    trainer = {
-        "steps": 1_000_000,
-        "model": {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 64},
-        "data": {"uri": f"s3://{BUCKET}/data"},
-        "globalBatchSize": 12,
-        "logEverySteps": 1,
-    }
+    """The job that the session's tests share: one replica a node."""
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "DoNotSchedule",
         "labelSelector": {"matchLabels": {"e2e": JOB}},
     }
-    container: Object = {
-        "name": "trainer",
-        "image": TRAINER_IMAGE,
-        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}},
+    resources = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}}
+    template = {
+        "metadata": {"labels": {"e2e": JOB}},
+        "spec": pod(trainer(resources=resources), topologySpreadConstraints=[spread]),
     }
-    pod: Object = {
-        "containers": [container],
-        "topologySpreadConstraints": [spread],
-        "terminationGracePeriodSeconds": 20,
-    }
-    if SITE_PACKAGES:
-        container["env"] = [{"name": "PYTHONPATH", "value": "/site"}]
-        container["volumeMounts"] = [{"name": "site", "mountPath": "/site", "readOnly": True}]
-        pod["volumes"] = [{"name": "site", "hostPath": {"path": SITE_PACKAGES, "type": "Directory"}}]
+    checkpoint = {"uri": f"s3://{BUCKET}/{JOB}-{RUN}", "everySeconds": 5}
+    return drills.manifest(template, DATA, checkpoint)
+
+
+def own_job(name: str, template: Object, **spec: Any) -> Object:
+    """A job of a test's own, of two replicas."""
     return {
         "apiVersion": "concertina.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": {"name": JOB},
-        "spec": {
-            "replicas": 3,
-            "elastic": {"minReplicas": 2, "growAfterSeconds": 1},
-            "failurePolicy": {"maxRestarts": 100},
-            "template": {"metadata": {"labels": {"e2e": JOB}}, "spec": pod},
-            "trainer": trainer,
-            "checkpoint": {
-                "uri": f"s3://{BUCKET}/{JOB}-{os.getpid()}",
-                "everySeconds": 5,
-                "keep": 2,
-                "secretName": "s3",
-            },
-        },
+        "metadata": {"name": name},
+        "spec": {"replicas": 2, "template": {"spec": template}, **spec},
     }
+
+
+def on_node(node: str, *words: str) -> None:
+    """Run a command in the network of a node, as root there."""
+    run = setting("NODE_RUN")
+    if not run:
+        pytest.skip('set CONCERTINA_E2E_NODE_RUN="... {node}" to what runs a command in the network of a node')
+    subprocess.run([*shlex.split(run.replace("{node}", node)), *words], check=True, capture_output=True, timeout=60)
 
 
 @dataclass
@@ -117,37 +125,58 @@ class Cluster:
         assert done.returncode == 0 or not check, f"kubectl {' '.join(arguments)}: {done.stderr.strip()}"
         return done.stdout if done.returncode == 0 else ""
 
-    def job(self) -> Object:
-        found: Object = json.loads(self.kubectl("get", "tj", JOB, "-o", "json"))
+    def job(self, name: str = JOB) -> Object:
+        found: Object = json.loads(self.kubectl("get", "tj", name, "-o", "json"))
         return found
 
-    def status(self) -> Object:
-        return dict(self.job().get("status", {}))
+    def status(self, name: str = JOB) -> Object:
+        return dict(self.job(name).get("status", {}))
 
-    def until(self, what: str, look: Callable[[Object], Any]) -> Object:
+    def pods(self, name: str = JOB) -> list[Object]:
+        found: list[Object] = json.loads(self.kubectl("get", "pods", "-l", f"concertina.dev/job={name}", "-o", "json"))[
+            "items"
+        ]
+        return found
+
+    def until(self, what: str, look: Callable[[Object], Any], name: str = JOB) -> Object:
         """The job's status as soon as `look` finds it right."""
         give_up = time.monotonic() + GIVE_UP
-        while not look(status := self.status()):
+        while not look(status := self.status(name)):
             assert time.monotonic() < give_up, f"{what} did not come: {json.dumps(status, indent=1)}"
             time.sleep(0.3)
         return status
 
-    def training(self, replicas: int, above: int = -1) -> Object:
+    def training(self, replicas: int, above: int = -1, name: str = JOB) -> Object:
         """The status once so many replicas train in a round above that number."""
 
         def right(status: Object) -> bool:
             world = status.get("world", {})
             return reason(status) == "Training" and world["replicas"] == replicas and world["round"] > above
 
-        return self.until(f"a world of {replicas} above round {above}", right)
+        return self.until(f"a world of {replicas} above round {above}", right, name)
 
     def apply(self, *objects: Object) -> None:
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
+    @contextmanager
+    def running(self, *jobs: Object) -> Iterator[None]:
+        """They are deleted afterwards, with their pods."""
+        self.apply(*jobs)
+        try:
+            yield
+        finally:
+            names = [job["metadata"]["name"] for job in jobs]
+            self.kubectl("delete", "tj", *names, "--ignore-not-found", "--timeout=60s", check=False)
+
+
+def condition(status: Object, kind: str) -> Object:
+    """Empty where it was never set."""
+    return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
+
 
 def reason(status: Object) -> str:
     """The word in the column Status."""
-    return str(next((each["reason"] for each in status.get("conditions", ()) if each["type"] == "Ready"), ""))
+    return str(condition(status, "Ready").get("reason", ""))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from concertina.local.cluster import LocalCluster
 
 Object = dict[str, Any]
 GIVE_UP = 90.0
+FAULTS = Path(__file__).resolve().parents[1] / "train/faults"
 NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
 """As in a container: the user that the operator runs as has no name."""
 JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
@@ -28,6 +32,19 @@ def until(condition: Callable[[], Any], why: Callable[[], object] = lambda: "") 
         assert time.monotonic() < deadline, why()
         time.sleep(0.05)
     return value
+
+
+def bundled(data: Path, fault: Path) -> Object:
+    """For `Jobs.create`: a small model that trains for long on that data, under the faults that tests/train/faults
+    plays as the file `fault` says."""
+    container = {
+        "name": "trainer",
+        "image": "concertina/trainer:test",
+        "env": [{"name": "PYTHONPATH", "value": str(FAULTS)}, {"name": "FAULT", "value": str(fault)}],
+    }
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
+    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
+    return {"trainer": trainer, "pod": {"containers": [container]}}
 
 
 class Operator:
@@ -125,6 +142,21 @@ class Jobs:
     def kill_pod(self, name: str) -> None:
         """Its processes end at once, and the pod with them."""
         self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
+
+    def kill_worker(self, name: str, replica: str) -> None:
+        """SIGKILL to the newest worker of a replica, by the pid that its agent logged."""
+        started = [line for line in self.logs(replica).splitlines() if '"event":"worker_started"' in line]
+        os.kill(self.process(name, replica, json.loads(started[-1])["pid"]), signal.SIGKILL)
+
+    def process(self, name: str, replica: str, pid: int = 1) -> int:
+        """The pid on this machine of a process of a replica's container, the agent where none is named."""
+        wanted = {f"CONCERTINA_JOB={self.namespace}/{name}".encode(), f"CONCERTINA_REPLICA={replica}".encode()}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone
+                inside = re.search(r"NSpid:.*\s(\d+)\n", (process / "status").read_text())
+                if wanted <= set((process / "environ").read_bytes().split(b"\0")) and inside and int(inside[1]) == pid:
+                    return int(process.name)
+        raise LookupError(f"no process {pid} of {replica}")
 
     def patch(self, name: str, spec: Object) -> None:
         self.cluster.kubectl(

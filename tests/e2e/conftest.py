@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from builders import e2e
+from builders import drills, e2e
 from builders.e2e import Cluster
 
 
@@ -58,10 +55,14 @@ def operator(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def job(cluster: Cluster, operator: None) -> Iterator[str]:
+def data(cluster: Cluster) -> None:
+    """Token shards of a short text, in storage."""
+    drills.build_data(e2e.DATA, {}, __file__, e2e.__file__)
+
+
+@pytest.fixture(scope="session")
+def job(cluster: Cluster, operator: None, data: None) -> Iterator[str]:
     """The job's name, as soon as all of it trains and has a checkpoint."""
-    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", f"s3://{e2e.BUCKET}/data"]
-    subprocess.run([*build, __file__, e2e.__file__], check=True, capture_output=True, timeout=120)
     cluster.apply(e2e.job())
     try:
         cluster.training(3)
@@ -72,19 +73,13 @@ def job(cluster: Cluster, operator: None) -> Iterator[str]:
 
 
 @pytest.fixture
-def drill(cluster: Cluster, job: str) -> Callable[[str], Any]:
-    """Plays a scenario with the real command; the verdict that it prints as JSON. Skips what needs a command."""
+def drill(cluster: Cluster, job: str, request: pytest.FixtureRequest) -> Callable[[str], Any]:
+    """Plays a scenario with the real command; its verdict. Skips what needs a command that is not given."""
 
     def play(scenario: str) -> Any:
-        words = ["drill", job, "--scenario", scenario, "--yes", "-o", "json", "-n", e2e.NAMESPACE]
-        command = [sys.executable, "-m", "concertina.cli", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+        done = drills.drill(scenario, "--yes", "-o", "json", "-n", e2e.NAMESPACE)
         if "CONCERTINA_DRILL_" in done.stderr:
             pytest.skip(done.stderr.strip().splitlines()[-1])
-        assert done.stdout, done.stderr
-        verdict = json.loads(done.stdout)
-        assert done.returncode == (0 if verdict["passed"] else 1)
-        print(json.dumps(verdict, indent=1))
-        return verdict
+        return drills.verdict(done, request.config)
 
     return play

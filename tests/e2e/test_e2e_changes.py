@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from builders.e2e import JOB, Cluster, Object
+from builders.e2e import JOB, Cluster, Object, reason
 
 pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
 
@@ -42,6 +42,31 @@ def test_kubectl_drain(cluster: Cluster) -> None:
             assert node not in [member["node"] for member in shrunk["world"]["members"]]
         finally:
             cluster.kubectl("uncordon", node)
+
+
+def test_kubectl_cordon(cluster: Cluster) -> None:
+    """Nothing is evicted, so nothing need hurry: the successor is at work elsewhere before the replica leaves."""
+    with nothing_lost(cluster) as before:
+        node = node_to_drain(cluster, before)
+        try:
+            cluster.kubectl("cordon", node)
+            moved = cluster.until("a world of three off the node", lambda status: whole_without(status, node))
+        finally:
+            cluster.kubectl("uncordon", node)
+        # Two share a node now. The younger leaves, and its successor has only the empty one to go to.
+        shared = [member for member in moved["world"]["members"] if member["replica"].rpartition("-")[2] != "0"]
+        newest = max(shared, key=lambda member: int(member["replica"].rpartition("-")[2]))
+        cluster.kubectl("delete", "pod", newest["replica"], "--wait=false")
+        cluster.until("a replica on each node", lambda status: len(set(nodes_of(status))) == 3)
+
+
+def nodes_of(status: Object) -> list[str]:
+    return [member["node"] for member in status["world"]["members"]]
+
+
+def whole_without(status: Object, node: str) -> bool:
+    nodes = nodes_of(status)
+    return reason(status) == "Training" and len(nodes) == 3 and node not in nodes
 
 
 def test_kubectl_scale(cluster: Cluster) -> None:

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,15 +29,11 @@ def addresses(cluster: Cluster, *selector: str) -> dict[str, str]:
 @contextmanager
 def cut(node: str, others: list[str]) -> Iterator[float]:
     """The node's pods and these addresses lose each other, without a word to either; yields when, in Unix seconds."""
-    run = e2e.setting("NODE_RUN")
-    if not run:
-        pytest.skip('set CONCERTINA_E2E_NODE_RUN="... {node}" to what runs a command in the network of a node')
     rules = [("FORWARD", way, address, "-j", "DROP") for address in others for way in ("-s", "-d")]
 
     def filter_packets(action: str) -> None:
         for chain, *rule in rules:
-            words = [*shlex.split(run.replace("{node}", node)), "iptables", "-w", action, chain, *rule]
-            subprocess.run(words, check=True, capture_output=True, timeout=60)
+            e2e.on_node(node, "iptables", "-w", action, chain, *rule)
 
     at = time.time()
     try:

@@ -134,9 +134,9 @@ def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     assert agent["resources"] == {"limits": {"memory": "1Gi"}, "requests": {"cpu": "1"}}
 
 
-def test_pods_end_and_are_spread_where_the_template_does_not_say_otherwise() -> None:
+def test_containers_start_again_and_pods_are_spread_where_the_template_does_not_say_otherwise() -> None:
     spec = made(job(OWN))["spec"]
-    assert spec["restartPolicy"] == "Never"
+    assert spec["restartPolicy"] == "OnFailure"
     (spread,) = spec["topologySpreadConstraints"]
     assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
     assert spread["labelSelector"] == {"matchLabels": {"concertina.dev/job-uid": UID}}

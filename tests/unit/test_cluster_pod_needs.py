@@ -109,6 +109,10 @@ def test_quantities(quantity: object, expected: int) -> None:
         ("Never", {"terminated": {"exitCode": 0}}, ("Succeeded", True)),
         ("Never", {"terminated": {"exitCode": 9}}, ("Failed", True)),
         ("OnFailure", {"terminated": {"exitCode": 9}}, ("Running", False)),
+        ("OnFailure", {"terminated": {"exitCode": 0}}, ("Succeeded", True)),
+        ("OnFailure", {"waiting": {"reason": "CrashLoopBackOff"}}, ("Failed", True)),
+        ("Always", {"waiting": {"reason": "CrashLoopBackOff"}}, ("Failed", True)),
+        ("OnFailure", {"waiting": {"reason": "ContainerCreating"}}, ("Running", False)),
         ("Never", {"running": {}}, ("Running", False)),
     ],
 )
@@ -116,6 +120,22 @@ def test_a_pod_ends_with_its_trainer_whatever_sidecars_do(
     policy: str, trainer: Raw, expected: tuple[str, bool]
 ) -> None:
     pod = pod_of(restartPolicy=policy)
-    states = [{"name": "side", "state": {"running": {}}}, {"name": "trainer", "state": trainer}]
+    states = [
+        {"name": "side", "state": {"running": {}}},
+        {"name": "trainer", "state": trainer, "lastState": {"terminated": {"exitCode": 69, "message": "too old"}}},
+    ]
     view = seen({**pod, "status": {"phase": "Running", "containerStatuses": states}})
     assert (view.phase, view.lingers) == expected
+
+
+@pytest.mark.parametrize(("kind", "phase"), [({}, "Failed"), ({"restartPolicy": "Always"}, "Pending")])
+def test_an_init_container_that_fails_again_and_again_ends_the_pod_and_a_sidecar_does_not(
+    kind: Raw, phase: str
+) -> None:
+    pod = pod_of(initContainers=[{"name": "first", "image": "i", **kind}])
+    held = {"waiting": {"reason": "CrashLoopBackOff"}}
+    last = {"terminated": {"exitCode": 3, "reason": "Error"}}
+    status = {"phase": "Pending", "initContainerStatuses": [{"name": "first", "state": held, "lastState": last}]}
+    view = seen({**pod, "status": status})
+    assert view.phase == phase
+    assert phase == "Pending" or (view.exit_code, view.exit_reason) == (3, "Error")

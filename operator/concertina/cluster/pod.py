@@ -89,7 +89,7 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     pod["containers"] = [changed if c is trainer else c for c in pod["containers"]]
     pod["initContainers"] = [_installer(trainer, images), *(pod.get("initContainers") or ())]
     pod["volumes"] = [*(pod.get("volumes") or ()), *volumes]
-    pod.setdefault("restartPolicy", "Never")
+    pod.setdefault("restartPolicy", "OnFailure")  # a container that dies with its agent comes back with its volume
     pod.setdefault("topologySpreadConstraints", [spread(job)])
     if create.avoid_nodes or create.never_nodes:
         pod["affinity"] = keeping_off(pod.get("affinity") or {}, create)

@@ -47,6 +47,8 @@ KEPT_FIELDS = (
     "securityContext", "priorityClassName", "runtimeClassName", "schedulerName",
 )  # fmt: skip
 """Of the template's pod, for the store's: where it may run, and as whom."""
+PATHS = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Of the members' variables, for the store's: torch may lie in a volume instead of the image."""
 SMALL = {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
 
@@ -55,7 +57,7 @@ def rendezvous_name(job: str, round: int) -> str:
 
 
 def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -> Raw:
-    """A small pod of the job's own image (its torch must be the members'), without GPUs."""
+    """A small pod of the job's own image and volumes (its torch must be the members'), without GPUs."""
     template = spec.template.manifest()["spec"]
     trainer = next(c for c in template["containers"] if c["name"] == TRAINER)
     script = SERVE.format(port=protocol.PORT).strip()
@@ -68,9 +70,10 @@ def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -
             {"name": "TMPDIR", "value": "/concertina"},
             {"name": "CUDA_VISIBLE_DEVICES", "value": ""},
             {"name": "CONCERTINA_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *(entry for entry in trainer.get("env") or () if entry["name"] in PATHS),
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": "concertina", "mountPath": "/concertina"}],
+        "volumeMounts": [*(trainer.get("volumeMounts") or ()), {"name": "concertina", "mountPath": "/concertina"}],
     }
     for field in ("securityContext", "imagePullPolicy"):
         if field in trainer:
@@ -78,7 +81,7 @@ def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -
     pod = {
         **{field: template[field] for field in KEPT_FIELDS if field in template},
         "containers": [container],
-        "volumes": [{"name": "concertina", "emptyDir": {}}],
+        "volumes": [*(template.get("volumes") or ()), {"name": "concertina", "emptyDir": {}}],
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
     }

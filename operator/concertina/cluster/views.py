@@ -20,6 +20,8 @@ from concertina_agent.protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")
 """Reasons for waiting that every pod passes through."""
+_HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
+"""Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
@@ -38,7 +40,7 @@ def pod_view(obj: Raw) -> OwnedPod:
     code, reason, message = _exit(status)
     spec: Raw = obj.get("spec") or {}
     phase = status.get("phase") or "Pending"
-    lingers = phase == "Running" and spec.get("restartPolicy") == "Never" and _trainer_ended(status)
+    lingers = phase in ("Running", "Pending") and _is_over(spec, status)
     view = PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -146,7 +148,7 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
     """How the trainer container ended, or an init container that failed, or the pod as a whole (an eviction)."""
     pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
     for container in _containers(status):
-        ended = (container.get("state") or {}).get("terminated")
+        ended = (container.get("state") or {}).get("terminated") or _held_back(container)
         failed_init = ended and ended["exitCode"] and container["name"] != TRAINER_CONTAINER
         if ended and (container["name"] == TRAINER_CONTAINER or failed_init):
             reason = pod_reason or ended.get("reason") or ""
@@ -154,10 +156,29 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
     return None, pod_reason, pod_message
 
 
-def _trainer_ended(status: Raw) -> bool:
-    """Sidecars of a template may never end by themselves."""
-    states = status.get("containerStatuses") or ()
-    return any(each["name"] == TRAINER_CONTAINER and "terminated" in (each.get("state") or {}) for each in states)
+def _is_over(spec: Raw, status: Raw) -> bool:
+    """Whether the trainer has ended for good, or it or what comes before it fails again and again, in a pod that
+    Kubernetes does not call ended: sidecars may run for ever, and a kubelet never gives up."""
+    before = {each["name"] for each in spec.get("initContainers") or () if each.get("restartPolicy") != "Always"}
+    if any(each["name"] in before and _held_back(each) for each in status.get("initContainerStatuses") or ()):
+        return True
+    policy, trainer = spec.get("restartPolicy"), _trainer(status)
+    ended = (trainer.get("state") or {}).get("terminated")
+    final = policy == "Never" or (policy == "OnFailure" and ended and not ended["exitCode"])
+    return bool((ended and final) or _held_back(trainer))
+
+
+def _held_back(container: Raw) -> Raw | None:
+    """How it ended the last time, where its next start is put off."""
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    last: Raw | None = (container.get("lastState") or {}).get("terminated")
+    return last if waiting.get("reason") in _HELD_BACK else None
+
+
+def _trainer(status: Raw) -> Raw:
+    """Empty while it has no status."""
+    containers: Iterable[Raw] = status.get("containerStatuses") or ()
+    return next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
 
 
 def _port(spec: Raw) -> int:
@@ -167,8 +188,7 @@ def _port(spec: Raw) -> int:
 
 def _restarts(status: Raw) -> Raw:
     """Of the trainer container, in place."""
-    containers: Iterable[Raw] = status.get("containerStatuses") or ()
-    trainer: Raw = next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
+    trainer = _trainer(status)
     ended = (trainer.get("lastState") or {}).get("terminated") or {}
     return {
         "restarts": trainer.get("restartCount") or 0,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from builders.drills import build_data
 from builders.operator import Jobs, Operator
 from concertina.local import binaries
 from concertina.local.cluster import LocalCluster
@@ -55,6 +56,14 @@ def operator(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory
         running.end(signal.SIGTERM)
     raised = [line for line in running.lines("log") if "traceback" in line]
     assert not raised, raised
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token shards of a short text."""
+    folder = tmp_path_factory.mktemp("data")
+    build_data(str(folder), {}, __file__)
+    return folder
 
 
 @pytest.fixture

@@ -159,9 +159,11 @@ def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None
     jobs.wait_training("a", 2)
 
 
-def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs) -> None:
+@pytest.mark.parametrize("policy", ["Never", "OnFailure"])
+def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs, policy: str) -> None:
+    """With OnFailure its pod starts again on it, under another address."""
     cluster = jobs.cluster
-    jobs.create("a", STAY, replicas=3, elastic=ELASTIC)
+    jobs.create("a", STAY, replicas=3, elastic=ELASTIC, pod={"restartPolicy": policy})
     before = jobs.wait_training("a", 3)
     nodes = {member["node"] for member in before["status"]["world"]["members"]}
     assert len(nodes) == 3, "replicas were not spread"

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from builders.operator import Jobs
+from builders.operator import Jobs, bundled
 
 pytestmark = pytest.mark.usefixtures("operator")
-FAULTS = Path(__file__).resolve().parents[2] / "train/faults"
 
 
-def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     """First hangAction is Report; the same hang after it was changed to Replace leads to a new pod."""
-    data, fault = tmp_path / "data", tmp_path / "fault"
-    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", str(data), __file__]
-    subprocess.run(build, check=True, capture_output=True, timeout=120)
-    container = {
-        "name": "trainer",
-        "image": "concertina/trainer:test",
-        "env": [{"name": "PYTHONPATH", "value": str(FAULTS)}, {"name": "FAULT", "value": str(fault)}],
-    }
-    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 100000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
+    fault = tmp_path / "fault"
     policy = {"hangTimeoutSeconds": 2, "hangAction": "Report"}
-    jobs.create("a", replicas=2, trainer=trainer, pod={"containers": [container]}, failurePolicy=policy)
+    jobs.create("a", **bundled(data, fault), replicas=2, failurePolicy=policy)
     job = jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) > 5)
     victim, node = jobs.members(job)[1], jobs.members(job, "node")[1]
     fault.write_text("1 read_forever")
@@ -53,24 +39,34 @@ def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jo
     assert (entry["replica"], entry["reason"]) == (victim, "Hang")
 
 
-def agent_pid(jobs: Jobs, replica: str) -> int:
-    """Process 1 of the trainer container, as this machine counts."""
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            variables = (process / "environ").read_bytes().split(b"\0")
-            numbers = re.search(r"NSpid:(.*)", (process / "status").read_text())
-            mine = {f"CONCERTINA_REPLICA={replica}".encode(), f"CONCERTINA_JOB={jobs.namespace}/a".encode()}
-            if mine <= set(variables) and numbers and numbers[1].split()[-1] == "1":
-                return int(process.name)
-    raise AssertionError(f"no process of {replica}")
+def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs, data: Path, tmp_path: Path) -> None:
+    """Its pod leaves as after a notice; its node is avoided."""
+    fault = tmp_path / "fault"
+    fault.write_text("1 slow 0.1")
+    policy = {"straggler": {"factor": 2, "action": "Replace"}}
+    elastic = {"minReplicas": 1, "growAfterSeconds": 0}
+    jobs.create("a", **bundled(data, fault), replicas=2, elastic=elastic, failurePolicy=policy)
+    job = jobs.wait_training("a", 2)
+    victim, node = jobs.members(job)[1], jobs.members(job, "node")[1]
+    jobs.wait("a", lambda job: job["status"]["restarts"].get("recent"))
+    fault.unlink()
+    assert f"rank 1 (replica {victim} on node {node}) is a straggler" in jobs.events("a", "Straggler")[0]["message"]
+    jobs.wait_gone(f"pod/{victim}")
+    job = jobs.wait("a", lambda job: len(jobs.members(job)) == 2 and victim not in jobs.members(job))
+    status = job["status"]
+    (entry,) = status["restarts"]["recent"]
+    assert (entry["replica"], entry["reason"], entry["counted"]) == (victim, "Straggler", False)
+    assert [avoided["node"] for avoided in status["avoidedNodes"]] == [node]
+    assert node not in jobs.members(job, "node")
+    assert (status.get("stepsReplayed", 0), status["restarts"].get("inWindow", 0)) == (0, 0)
 
 
 def test_an_agent_that_dies_with_its_container_comes_back_in_place(jobs: Jobs) -> None:
     """As when the kernel kills all of a container for want of memory: the pod and its volume stay."""
-    jobs.create("a", "import time; time.sleep(3600)", replicas=2, pod={"restartPolicy": "OnFailure"})
+    jobs.create("a", "import time; time.sleep(3600)", replicas=2)
     job = jobs.wait_training("a", 2)
     before = jobs.members(job)
-    os.kill(agent_pid(jobs, before[1]), signal.SIGKILL)
+    os.kill(jobs.process("a", before[1]), signal.SIGKILL)
     job = jobs.wait("a", lambda job: job["status"].get("containerRestarts"))
     job = jobs.wait_training("a", 2, past=1)
     assert sorted(jobs.members(job)) == sorted(before)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builders.operator import Jobs
+from builders.drills import build_data
+from builders.operator import Jobs, bundled
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
@@ -47,8 +46,7 @@ def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path
     """One token beyond the vocabulary: the same step fails whichever replica reads it."""
     text = ("a" * 40 + "\n") * 150
     (tmp_path / "text").write_text(text[:3000] + "\x7f" + text[3000:])
-    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", str(tmp_path / "data")]
-    subprocess.run([*build, str(tmp_path / "text")], check=True, capture_output=True, timeout=120)
+    build_data(str(tmp_path / "data"), {}, str(tmp_path / "text"))
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 127, "sequenceLength": 32}
     spec = {"steps": 100, "model": model, "data": {"uri": str(tmp_path / "data")}, "globalBatchSize": 4}
     jobs.create("a", trainer=spec, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 30})
@@ -101,3 +99,25 @@ def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_pat
     assert job["status"]["restarts"]["inWindow"] == 2
     job = jobs.wait_true("a", "Complete")
     assert jobs.members(job, "node") == [name]
+
+
+def test_a_memory_that_cannot_be_restored_twice_leads_to_a_whole_restart(
+    jobs: Jobs, data: Path, tmp_path: Path
+) -> None:
+    """From the durable checkpoint, whatever is in node memory; the pods stay."""
+    fault = tmp_path / "fault"
+    checkpoint = {"uri": f"file://{tmp_path}/checkpoints", "everySteps": 10}
+    jobs.create("a", **bundled(data, fault), replicas=2, checkpoint=checkpoint)
+    job = jobs.wait("a", lambda job: job.get("status", {}).get("lastCheckpoint"))
+    before = [pod["metadata"]["uid"] for pod in jobs.pods("a")]
+    fault.write_text("0 memory_is_lost")
+    jobs.kill_worker("a", jobs.members(job)[1])
+    job = jobs.wait("a", lambda job: "WholeRestart" in rungs(job))
+    assert rungs(job) == {"NewRound": 2, "WholeRestart": 1}
+    recent = job["status"]["restarts"]["recent"]
+    assert [each["reason"] for each in recent] == ["WorkerSignaled", "RestoreFailed", "RestoreFailed"]
+    events = jobs.events("a", "WholeRestart")
+    assert any("the state in node memory can't be restored" in event["message"] for event in events)
+    job = jobs.wait_training("a", 2, past=3)
+    assert job["status"]["world"]["base"]["source"] == "Storage"
+    assert [pod["metadata"]["uid"] for pod in jobs.pods("a")] == before

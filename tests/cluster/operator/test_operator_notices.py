@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,6 @@ pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
 SERVES = {"taints": None, "unschedulable": None}
 TAINT = "aws-node-termination-handler/spot-itn"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token shards of a short text."""
-    folder = tmp_path_factory.mktemp("data")
-    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", str(folder), __file__]
-    subprocess.run(build, check=True, capture_output=True, timeout=120)
-    return folder
 
 
 def node_names(jobs: Jobs) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -147,26 +146,15 @@ def test_a_namespace_that_enforces_restricted_pod_security(jobs: Jobs) -> None:
 def test_a_sidecar_that_never_ends_holds_up_neither_success_nor_replacement(jobs: Jobs) -> None:
     sidecar = {"name": "side", "image": IMAGE, "command": FOREVER}
     jobs.create("a", pod={"containers": [trainer(SAY), sidecar]})
-    jobs.create("b", pod={"containers": [trainer(STAY), sidecar]}, replicas=2, elastic=ELASTIC)
+    never_again = {"containers": [trainer(STAY), sidecar], "restartPolicy": "Never"}
+    jobs.create("b", pod=never_again, replicas=2, elastic=ELASTIC)
     jobs.wait_true("a", "Complete")
     jobs.wait_training("b", 2)
     lead = jobs.get("b")["status"]["world"]["lead"]
-    os.kill(agent_of(f"{jobs.namespace}/b", lead), signal.SIGKILL)
+    os.kill(jobs.process("b", lead), signal.SIGKILL)
     jobs.wait("b", lambda job: lead not in jobs.members(job) and len(jobs.members(job)) == 2)
     jobs.wait_gone(f"pod/{lead}")
     jobs.wait("a", lambda _: all(pod["status"]["phase"] != "Running" for pod in jobs.pods("a")))
-
-
-def agent_of(job: str, replica: str) -> int:
-    """The agent's pid on this machine: the nodes here have no `kubectl exec`."""
-    wanted = {f"CONCERTINA_JOB={job}".encode(), f"CONCERTINA_REPLICA={replica}".encode()}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted <= set((process / "environ").read_bytes().split(b"\0")):
-                command = (process / "cmdline").read_bytes()
-                if b"agent.pyz\0run" in command:
-                    return int(process.name)
-    raise LookupError(f"no agent of {replica}")
 
 
 def env(name: str, value: str) -> Object:

@@ -86,6 +86,26 @@ def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs
     jobs.wait("a", lambda _: all(pod["status"]["phase"] != "Running" for pod in jobs.pods("a")))
 
 
+def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
+    """torchrun can't change a fixed size: all its pods are replaced, in a rendezvous of their own."""
+    told = Told(jobs, tmp_path)
+    create(jobs, tmp_path, replicas=2)
+    told.wait("2 a-0-0", "2 a-1-0")
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=1", "-n", jobs.namespace)
+    told.wait("1 a-0-1")
+    jobs.wait_gone("pod/a-1-0")
+    assert jobs.get("a")["status"]["world"]["round"] == 2
+
+    jobs.patch("a", {"suspend": True})
+    jobs.wait_true("a", "Suspended")
+    jobs.wait("a", lambda _: not jobs.pods("a"))
+    jobs.patch("a", {"suspend": False})
+    told.wait("1 a-0-2")
+    (tmp_path / "stop").touch()
+    job = jobs.wait_true("a", "Complete")
+    assert job["status"]["restarts"]["inWindow"] == 0
+
+
 def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
     container = {"name": "trainer", "image": "concertina/trainer:test", "command": ["torchrun", "/nowhere.py"]}
     container["env"] = [{"name": "PET_MAX_RESTARTS", "value": "0"}]  # type: ignore[assignment]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +15,6 @@ from concertina.local import s3
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token shards of a short text."""
-    folder = tmp_path_factory.mktemp("data")
-    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", str(folder), __file__]
-    subprocess.run(build, check=True, capture_output=True, timeout=120)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 1 read_forever        rank 1's reader waits as long as the file is there
 0 compute_forever     so does rank 0, in the forward pass
 2 slow 0.2            rank 2 takes so many seconds more for each step's forward pass
+0 memory_is_lost      rank 0 can't restore anything from node memory
 """
 
 import importlib.abc
@@ -33,19 +34,27 @@ def compute_forever():
         time.sleep(float(arguments[0]))
 
 
-def _before(module, cls, method, act):
-    original = getattr(getattr(module, cls), method)
+def memory_is_lost():
+    from concertina_trainer.errors import RestoreFailed
+
+    if _fault("memory_is_lost") is not None:
+        raise RestoreFailed("node memory is lost, as a test wants it")
+
+
+def _before(owner, name, act):
+    original = getattr(owner, name)
 
     def changed(*args, **kwargs):
         act()
         return original(*args, **kwargs)
 
-    setattr(getattr(module, cls), method, changed)
+    setattr(owner, name, changed)
 
 
 PATCHES = {
-    "concertina_trainer.data.reader": lambda module: _before(module, "Reader", "sequences", read_forever),
-    "concertina_trainer.model": lambda module: _before(module, "Decoder", "forward", compute_forever),
+    "concertina_trainer.data.reader": lambda module: _before(module.Reader, "sequences", read_forever),
+    "concertina_trainer.model": lambda module: _before(module.Decoder, "forward", compute_forever),
+    "concertina_trainer.restore": lambda module: _before(module, "_from_memory", memory_is_lost),
 }
 
 

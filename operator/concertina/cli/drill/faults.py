@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from concertina.cli.drill.site import Blow, Site
 from concertina.cluster.errors import ApiError
@@ -14,28 +14,29 @@ SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 KILL, STOP, CONTINUE = "9", "19", "18"
 
 
-@asynccontextmanager
-async def kill_worker(site: Site) -> AsyncIterator[Blow]:
+def kill_worker(site: Site) -> AbstractAsyncContextManager[Blow]:
     """SIGKILL to a training process."""
-    member = await site.victim()
-    pid = await site.worker(member)
-    at = time.time()
-    await site.run_python(member.replica, SIGNAL, pid, KILL)
-    yield Blow(at, f"SIGKILL to the worker of {member.replica} on {member.node}")
+    return _signal_worker(site, "SIGKILL", KILL)
+
+
+def hang(site: Site) -> AbstractAsyncContextManager[Blow]:
+    """SIGSTOP to a training process: it stands still, its connections stay open."""
+    return _signal_worker(site, "SIGSTOP", STOP)
 
 
 @asynccontextmanager
-async def hang(site: Site) -> AsyncIterator[Blow]:
-    """SIGSTOP to a training process: it stands still, its connections stay open."""
+async def _signal_worker(site: Site, name: str, number: str) -> AsyncIterator[Blow]:
+    """What was stopped, and is still there, goes on afterwards."""
     member = await site.victim()
     pid = await site.worker(member)
     at = time.time()
-    await site.run_python(member.replica, SIGNAL, pid, STOP)
+    await site.run_python(member.replica, SIGNAL, pid, number)
     try:
-        yield Blow(at, f"SIGSTOP to the worker of {member.replica} on {member.node}")
+        yield Blow(at, f"{name} to the worker of {member.replica} on {member.node}")
     finally:
-        with suppress(ApiError):  # it was killed, and its pod perhaps with it
-            await site.run_python(member.replica, SIGNAL, pid, CONTINUE)
+        if number == STOP:
+            with suppress(ApiError):  # it was killed, and its pod perhaps with it
+                await site.run_python(member.replica, SIGNAL, pid, CONTINUE)
 
 
 @asynccontextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from concertina.cli.connection import Complaint
-from concertina.cli.drill.site import OUTAGE, Blow, Site, environment_of
+from concertina.cli.drill.site import OUTAGE, Blow, Fault, Site, environment_of
 from concertina.local import processes
+from concertina.local.cluster import LocalCluster
 
 API_SERVER = "kube-apiserver"
 
@@ -41,60 +42,58 @@ async def kill_operator(site: Site) -> AsyncIterator[Blow]:
     yield Blow(at, f"SIGKILL to the operator {name}")
 
 
-@asynccontextmanager
-async def kill_node(site: Site) -> AsyncIterator[Blow]:
-    """SIGKILL to every process of a node; it is booted again."""
-    node = await site.victim_node()
-    at = time.time()
-    try:
-        await asyncio.to_thread(site.cluster.kill_node, node)
-        yield Blow(at, f"killed node {node} with every process on it")
-    finally:
-        await asyncio.to_thread(site.cluster.start_node, node)
-        await asyncio.to_thread(site.cluster.wait_nodes, [node])
+def _on_a_node(
+    hurt: Callable[[LocalCluster, str], object], heal: Callable[[LocalCluster, str], object], what: str
+) -> Fault:
+    @asynccontextmanager
+    async def fault(site: Site) -> AsyncIterator[Blow]:
+        node = await site.victim_node()
+        at = time.time()
+        try:
+            await asyncio.to_thread(hurt, site.cluster, node)
+            yield Blow(at, what.format(node=node))
+        finally:
+            await asyncio.to_thread(heal, site.cluster, node)
+            await asyncio.to_thread(site.cluster.wait_nodes, [node])
+
+    return fault
 
 
-@asynccontextmanager
-async def stop_node(site: Site) -> AsyncIterator[Blow]:
-    """SIGSTOP to every process of a node: it falls silent, connections stay open; then it goes on where it was."""
-    node = await site.victim_node()
-    at = time.time()
-    try:
-        await asyncio.to_thread(site.cluster.stop_node, node)
-        yield Blow(at, f"stopped node {node} with every process on it")
-    finally:
-        await asyncio.to_thread(site.cluster.cont_node, node)
-        await asyncio.to_thread(site.cluster.wait_nodes, [node])
+kill_node = _on_a_node(
+    LocalCluster.kill_node, LocalCluster.start_node, "killed node {node} with every process on it"
+)  # fmt: skip
+"""SIGKILL to every process of a node; it is booted again."""
+stop_node = _on_a_node(
+    LocalCluster.stop_node, LocalCluster.cont_node, "stopped node {node} with every process on it"
+)  # fmt: skip
+"""SIGSTOP to every process of a node: it falls silent, connections stay open; then it goes on where it was."""
 
 
-@asynccontextmanager
-async def kill_apiserver(site: Site) -> AsyncIterator[Blow]:
+def kill_apiserver(site: Site) -> AbstractAsyncContextManager[Blow]:
     """SIGKILL to the API server; it is started again, with its address and data."""
-    at = time.time()
-    try:
-        await asyncio.to_thread(site.cluster.kill_component, API_SERVER)
-        yield Blow(at, "SIGKILL to the API server", watched=False)
-        await _last(at)
-    finally:
-        await asyncio.to_thread(site.cluster.start_component, API_SERVER)
-        await asyncio.to_thread(site.cluster.wait_api)
+
+    def start() -> None:
+        site.cluster.start_component(API_SERVER)
+        site.cluster.wait_api()
+
+    blow = Blow(time.time(), "SIGKILL to the API server", watched=False)
+    return _outage(lambda: site.cluster.kill_component(API_SERVER), start, blow)
 
 
-@asynccontextmanager
-async def kill_storage(site: Site) -> AsyncIterator[Blow]:
+def kill_storage(site: Site) -> AbstractAsyncContextManager[Blow]:
     """SIGKILL to the cluster's S3 server; it is started again, with its address and data."""
     server = site.cluster.s3
     if server is None:
         raise Complaint("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
-    at = time.time()
+    return _outage(server.kill, server.start, Blow(time.time(), "SIGKILL to the S3 server"))
+
+
+@asynccontextmanager
+async def _outage(stop: Callable[[], object], start: Callable[[], object], blow: Blow) -> AsyncIterator[Blow]:
+    """At least OUTAGE seconds long."""
     try:
-        await asyncio.to_thread(server.kill)
-        yield Blow(at, "SIGKILL to the S3 server")
-        await _last(at)
+        await asyncio.to_thread(stop)
+        yield blow
+        await asyncio.sleep(max(0.0, blow.at + OUTAGE - time.time()))
     finally:
-        await asyncio.to_thread(server.start)
-
-
-async def _last(since: float) -> None:
-    """Until the outage has lasted."""
-    await asyncio.sleep(max(0.0, since + OUTAGE - time.time()))
+        await asyncio.to_thread(start)

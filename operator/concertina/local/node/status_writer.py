@@ -55,20 +55,22 @@ class StatusWriter:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            status = pod_status(self._facts(), self._written)
-            gone = not await self._write(status)
+            gone = not await self._write()
             if gone or not self._dirty.is_set():
                 self._clean.set()
             if gone:
                 return
 
-    async def _write(self, status: Object) -> bool:
-        """False when there is no such pod any more."""
-        if status == self._written and not self._stale:
-            return True
-        self._stale = False
-        body = {"metadata": {"uid": self._uid}, "status": _replacing_addresses(status)}
+    async def _write(self) -> bool:
+        """False when there is no such pod any more. Asks for the facts at each try: those that were refused may have
+        changed. (A pod that comes back after its node's death runs its init containers again, and the API server takes
+        no status in which one of those that had succeeded runs.)"""
         while True:
+            status = pod_status(self._facts(), self._written)
+            if status == self._written and not self._stale:
+                return True
+            self._stale = False
+            body = {"metadata": {"uid": self._uid}, "status": _replacing_addresses(status)}
             try:
                 await self._client.call("PATCH", self._path, body, STRATEGIC_MERGE)
                 self._written = status
@@ -79,6 +81,7 @@ class StatusWriter:
                 _log.warning("status of %s not written: %s", self._path, error)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 _log.warning("status of %s not written: %s", self._path, error or type(error).__name__)
+            self._stale = True
             await asyncio.sleep(_RETRY)
 
 

@@ -1,0 +1,74 @@
+"""Drills in tests: the job that they are played on, the real command that plays one, and the figures of all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+Object = dict[str, Any]
+JOB = "drilled"
+FIGURES = pytest.StashKey[list[str]]()
+"""Of the session: a line for each drill and each change, printed at its end (tests/conftest.py)."""
+SHOWN = ("claimed", "committed", "first_step", "named", "whole", "checkpoint")
+TRAINER: Object = {
+    "steps": 1_000_000,
+    "model": {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 64},
+    "globalBatchSize": 12,
+    "logEverySteps": 1,
+}
+
+
+def manifest(pod: Object, data: str, checkpoint: Object) -> Object:
+    """Three small replicas that train until they are deleted. `pod`: the template; `data`: the URI of its shards."""
+    return {
+        "apiVersion": "concertina.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": JOB},
+        "spec": {
+            "replicas": 3,
+            "elastic": {"minReplicas": 2, "growAfterSeconds": 1},
+            "failurePolicy": {"maxRestarts": 100},
+            "template": pod,
+            "trainer": {**TRAINER, "data": {"uri": data}},
+            "checkpoint": {"keep": 2, "secretName": "s3", **checkpoint},
+        },
+    }
+
+
+def build_data(uri: str, environment: Mapping[str, str], *sources: str) -> None:
+    """Token shards of these files."""
+    command = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", uri, *sources]
+    subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, timeout=120)
+
+
+def drill(scenario: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The real command, through to its end."""
+    command = [sys.executable, "-m", "concertina.cli", "drill", JOB, "--scenario", scenario, *options]
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=800, check=False
+    )
+
+
+def verdict(played: subprocess.CompletedProcess[str], config: pytest.Config) -> Any:
+    """What it printed as JSON; its figures are kept for the end of the session."""
+    assert played.stdout, played.stderr
+    found = json.loads(played.stdout)
+    assert played.returncode == (0 if found["passed"] else 1)
+    print(json.dumps(found, indent=1))
+    seen = found["seen"]
+    seconds = [f"{name} {seen['seconds'][name]:.1f}" for name in SHOWN if seen["seconds"][name] is not None]
+    steps = f"{seen['replayed']} steps again, {seen['counted']} counted"
+    keep(config, found["scenario"], "PASS" if found["passed"] else "FAIL", *seconds, steps)
+    return found
+
+
+def keep(config: pytest.Config, what: str, *figures: str) -> None:
+    """One line for the end of the session, with the machine's load."""
+    line = f"{what:<44} {', '.join(figures)} (load {os.getloadavg()[0]:.1f})"
+    config.stash.setdefault(FIGURES, []).append(line)
