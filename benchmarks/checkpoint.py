@@ -31,6 +31,7 @@ from concertina.local import s3
 from concertina_agent import snapshots as held
 from concertina_agent.protocol import Durable, SnapshotId
 from concertina_trainer import checkpoint, parallel, summing
+from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.batches import Microbatch
 from concertina_trainer.loop import forward_backward
@@ -84,12 +85,13 @@ class Subject:
         return self.snapshots.take(Facts(id, 0, self.step, "", ""))
 
     def train_step(self) -> None:
-        """One step of 8 sequences, without reading and without other ranks."""
-        length = self.config.model.sequence_length
-        batch = Microbatch(
-            torch.randint(0, 256, (8, length + 1)), torch.full((8, length), 1 / 8 / length), None
-        )  # fmt: skip
-        forward_backward(self.model, self.optimizer, summing.PlainSums(), [batch])
+        """One step of a whole global batch, without reading and without other ranks."""
+        length, size = self.config.model.sequence_length, self.config.global_batch_size
+        plan = plan_batch(size, self.config.micro_batch_size, 1)
+        tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
+        weights = torch.full((plan.rows, length), 1 / size / length)
+        batches = [Microbatch(part, weights, None) for part in tokens]
+        forward_backward(self.model, self.optimizer, summing.PlainSums(), batches)
         self.optimizer.update(1e-6, 1.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -215,7 +217,7 @@ def main() -> None:
             back = restores(subject, options.runs, disk, newest)
             report.show(f"restore, {subject.mebibytes:.0f} MiB of state", back)
             if subject.mebibytes < 100:
-                rows["a training step"] = timed(20, subject.train_step)
+                rows["a training step"] = timed(10, subject.train_step)
                 print(f"a snapshot at every step costs {share(rows):.2%} of the step time")
             facts[f"{subject.mebibytes:.0f} MiB"] = {"restore, share of memcpy's speed": speed(rows, back)}
             print(f"restore from memory runs at {speed(rows, back):.0%} of memcpy's speed")

@@ -1,0 +1,49 @@
+"""A process that saves without a pause: two ranks' snapshots to memory, shipped and published as an uploader does."""
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from concertina_agent.protocol import SnapshotId
+from concertina_agent.worker_channel import Publish, Ship
+from concertina_trainer.config import CheckpointConfig
+from concertina_trainer.shardfile import Chunk, Facts, Layout
+from concertina_trainer.snapshot import Snapshots
+from concertina_trainer.uploader import answer
+
+RANKS, ELEMENTS, UID = 2, 50_000, "crashing"
+
+
+class State:
+    """A rank's half of one tensor, which holds the step everywhere."""
+
+    def __init__(self, rank):
+        self.layout = Layout([Chunk("x", "F32", (rank * ELEMENTS,), (ELEMENTS,), (RANKS * ELEMENTS,))])
+        self.tensors = [torch.zeros(ELEMENTS)]
+
+
+def main():
+    config = CheckpointConfig.model_validate_json(os.environ["CONCERTINA_CHECKPOINT"])
+    round, first = int(os.environ["CONCERTINA_ROUND"]), int(os.environ["FIRST_STEP"])
+    states = [State(rank) for rank in range(RANKS)]
+    memory = [Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{r}"), states[r]) for r in range(RANKS)]
+    said = os.open(os.environ["SAID"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for step in itertools.count(first):
+        id = SnapshotId(round, step, "layout", RANKS)
+        for rank, (state, snapshots) in enumerate(zip(states, memory, strict=True)):
+            state.tensors[0].fill_(step)
+            snapshots.complete = snapshots.count - 2
+            taken = snapshots.take(Facts(id, rank, step, "", ""))
+            until_done(Ship(id, rank, str(snapshots.link_for_shipping(taken))), config)
+        until_done(Publish(id), config)
+        os.write(said, f"{step}\n".encode())
+
+
+def until_done(request, config):
+    while (answered := answer(request, config, UID)).error:
+        if getattr(answered, "refused", False):
+            raise SystemExit(answered.error)
+        time.sleep(0.02)
