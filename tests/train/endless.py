@@ -29,4 +29,4 @@ def main() -> None:
     snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"]), state)
     for step in range(1_000_000):
         snapshots.complete = step - 2
-        snapshots.take(state.at(step))
+        snapshots.begin(state.at(step))

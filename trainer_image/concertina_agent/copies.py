@@ -28,10 +28,14 @@ class Peers:
         self._replica = ""
         self._copying: list[asyncio.Task[None]] = []
         self._fetching: dict[tuple[p.SnapshotId, int], asyncio.Lock] = {}
+        self._fetched: dict[tuple[p.SnapshotId, int], Path] = {}
+        """Of this round, here and checked."""
 
     def begin(self, assign: p.Assign, replica: str) -> None:
         self._assign, self._replica = assign, replica
         self._snapshots.news.tell()
+        for number in _surely_needed(assign, replica):
+            self._copying.append(asyncio.get_running_loop().create_task(self._expect(assign.restore.id, number)))
 
     def stop(self) -> None:
         """The round is over."""
@@ -40,6 +44,7 @@ class Peers:
             task.cancel()
         self._copying.clear()
         self._fetching.clear()
+        self._fetched.clear()
         self._snapshots.forget_fetched()
         self._snapshots.news.tell()
 
@@ -83,19 +88,30 @@ class Peers:
     async def fetch(self, id: p.SnapshotId, number: int) -> Path:
         """A local file with this shard, checked; pulled from a peer if need be. Raises Damaged with a sentence."""
         async with self._fetching.setdefault((id, number), asyncio.Lock()):
-            for held in (self._snapshots.find(id, number), self._snapshots.fetched(id, number)):
-                if held is not None:
-                    try:
-                        await held.verify()
-                        return held.path
-                    except (OSError, Damaged):
-                        self._snapshots.discard(held)
-            reasons = []
-            for address in self._holders(number):
+            if (id, number) not in self._fetched:
+                self._fetched[id, number] = await self._fetch(id, number)
+            return self._fetched[id, number]
+
+    async def _expect(self, id: Optional[p.SnapshotId], number: int) -> None:
+        """Check, or pull, what a worker of ours will ask for as soon as it is there."""
+        with contextlib.suppress(OSError, Damaged):  # the worker's own request says so
+            if id is not None:
+                await self.fetch(id, number)
+
+    async def _fetch(self, id: p.SnapshotId, number: int) -> Path:
+        for held in (self._snapshots.find(id, number), self._snapshots.fetched(id, number)):
+            if held is not None:
                 try:
-                    return await self._fetch_from(address, id, number)
-                except GONE as error:
-                    reasons.append(f"{address}: {error or type(error).__name__}")
+                    await held.verify()
+                    return held.path
+                except (OSError, Damaged):
+                    self._snapshots.discard(held)
+        reasons = []
+        for address in self._holders(number):
+            try:
+                return await self._fetch_from(address, id, number)
+            except GONE as error:
+                reasons.append(f"{address}: {error or type(error).__name__}")
         raise Damaged(_nowhere(id, number, reasons))
 
     async def header(self, id: p.SnapshotId, number: int) -> str:
@@ -178,6 +194,15 @@ class Peers:
         except Damaged as error:
             self._snapshots.discard(shard)
             raise ConnectionError(str(error)) from error
+
+
+def _surely_needed(assign: p.Assign, replica: str) -> range:
+    """Shards that workers of this replica will ask for: where nothing was resized, their own numbers."""
+    world, id = sum(member.workers for member in assign.members), assign.restore.id
+    mine = next((member for member in assign.members if member.replica == replica), None)
+    if assign.restore.source != "Memory" or id is None or id.shards != world or mine is None:
+        return range(0)
+    return range(mine.first_rank, mine.first_rank + mine.workers)
 
 
 def _not_here(id: p.SnapshotId, number: int) -> p.Refused:

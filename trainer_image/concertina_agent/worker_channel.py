@@ -31,6 +31,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+import threading
 import typing
 from asyncio import StreamReader, StreamWriter
 from typing import Any, Deque, Dict, List, Optional, Type, TypeVar, Union
@@ -279,18 +280,20 @@ def decode(line: bytes) -> Message:
 
 
 class WorkerEnd:
-    """The end that a forked process holds: blocking, one thread, no event loop."""
+    """The end that a forked process holds: blocking, no event loop; one thread reads."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._partial = b""
+        self._sending = threading.Lock()
         self._received: Deque[Message] = collections.deque()
 
     def send(self, message: Message) -> None:
-        """Raises ChannelClosed when the agent is gone."""
+        """From any thread. Raises ChannelClosed when the agent is gone."""
         try:
-            self._socket.sendall(encode(message))
+            with self._sending:
+                self._socket.sendall(encode(message))
         except OSError as error:
             raise ChannelClosed("the agent closed its end") from error
 

@@ -12,7 +12,7 @@ from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
 from concertina_trainer.parallel import World
 from concertina_trainer.shardfile import Facts
-from concertina_trainer.snapshot import Snapshots
+from concertina_trainer.snapshot import Snapshots, Taken
 
 
 class Saving:
@@ -85,7 +85,7 @@ class Saving:
         )
         regular = durable or step % self._config.snapshot.every_steps == 0
         if complete or drained or (regular and self._snapshots.keeping_up):
-            self._take(step, position, durable, complete)
+            self._take(step, position, durable, complete, last=complete or drained)
         self.seconds += time.perf_counter() - started
         return Done("complete" if complete else "drained", step) if complete or drained else None
 
@@ -96,13 +96,17 @@ class Saving:
         elif agreed.copied_before == self._world.size:
             self._snapshots.complete = max(self._snapshots.complete, last - 1)
 
-    def _take(self, step: int, position: int, durable: bool, complete: bool) -> None:
+    def _take(self, step: int, position: int, durable: bool, complete: bool, last: bool) -> None:
         id = dataclasses.replace(self._facts.id, step=step)
         skipped, trend = self._anomalies.skipped, self._anomalies.trend
         facts = dataclasses.replace(self._facts, id=id, position=position, skipped=skipped, trend=trend)
-        taken = self._snapshots.take(facts)
-        self._channel.send(Committed(id, self._world.rank, str(taken.path)))
+        taken = self._snapshots.begin(facts, self._tell)
+        if last or durable:
+            self._snapshots.finish()
         if durable:
             link = self._snapshots.link_for_shipping(taken)
             self._channel.send(WantDurable(id, self._world.rank, str(link), complete))
             self._due, self._durable_step, self._durable_at = False, step, time.time()
+
+    def _tell(self, taken: Taken) -> None:
+        self._channel.send(Committed(taken.id, self._world.rank, str(taken.path)))

@@ -14,6 +14,8 @@ import json
 import mmap
 import os
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -42,15 +44,18 @@ class Slot:
             for chunk, begin in zip(state.layout.chunks, state.layout.begins, strict=True)
         ]
 
-    def write(self, facts: Facts) -> None:
-        """Copy the live state in and commit."""
-        mark = self.path.with_suffix(".json")
-        mark.unlink(missing_ok=True)
+    def fill(self, facts: Facts) -> None:
+        """Copy the live state in; until `seal` the slot is not there."""
+        self.path.with_suffix(".json").unlink(missing_ok=True)
         layout = self._state.layout
         self._map[: layout.data_begin] = layout.header(facts)
         with torch.no_grad():
             for view, tensor in zip(self._views, self._state.tensors, strict=True):
                 view.copy_(tensor)
+
+    def seal(self, facts: Facts) -> None:
+        """Commit what was filled in."""
+        layout, mark = self._state.layout, self.path.with_suffix(".json")
         committed = {
             "id": dataclasses.asdict(facts.id),
             "shard": facts.shard,
@@ -88,6 +93,8 @@ class Snapshots:
         self._steps: list[int] = []
         self.complete = -1
         """Ordinal of the newest one that is complete on the peers of all ranks."""
+        self._sealer = ThreadPoolExecutor(1, "seal")
+        self._sealing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -108,8 +115,16 @@ class Snapshots:
         return self.complete >= self.count - 2
 
     def take(self, facts: Facts) -> Taken:
-        """Write and commit. Where peers don't keep up this still leaves the newest complete one and the newest
-        committed one untouched."""
+        """Write and commit."""
+        taken = self.begin(facts)
+        self.finish()
+        return taken
+
+    def begin(self, facts: Facts, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
+        """Write; the checksum, which takes longer than the copy, is a thread's, and so is the commit: then `committed`
+        is called there. Where peers don't keep up this still leaves the newest complete one and the newest committed
+        one untouched."""
+        self.finish()
         ordinal = self.count
         kept = {self.complete, ordinal - 1}
         free = [index for index in range(SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
@@ -118,10 +133,18 @@ class Snapshots:
         path = self._folder / f"slot-{index}"
         if slot is None or slot.shared:
             slot = self._slots[index] = Slot(path, self._state)
-        slot.write(facts)
+        slot.fill(facts)
         self._holds[index] = ordinal
         self._steps.append(facts.id.step)
-        return Taken(facts.id, path)
+        taken = Taken(facts.id, path)
+        self._sealing = self._sealer.submit(_seal, slot, facts, taken, committed)
+        return taken
+
+    def finish(self) -> None:
+        """Wait until the last one is committed. Raises what went wrong there."""
+        if self._sealing is not None:
+            self._sealing.result()
+            self._sealing = None
 
     def link_for_shipping(self, taken: Taken) -> Path:
         """A second name for a committed slot, under which it stays as it is until that name is removed."""
@@ -134,6 +157,11 @@ class Snapshots:
     def shipping(self) -> bool:
         """Whether a part is still on its way to storage."""
         return any(self._folder.glob("shipping-*"))
+
+
+def _seal(slot: Slot, facts: Facts, taken: Taken, committed: Callable[[Taken], None]) -> None:
+    slot.seal(facts)
+    committed(taken)
 
 
 def _map_new(path: Path, size: int) -> mmap.mmap:

@@ -24,6 +24,9 @@ def restore(end: w.WorkerEnd, start: w.Start) -> int:
     id = start.restore.id
     for shard in range(id.shards):
         answer = end.request(w.FetchHeader(id, shard), w.FetchedHeader)
+        if answer.error:
+            end.send(w.Fault("RestoreFailed", answer.error))
+            raise SystemExit(1)
         assert json.loads(answer.header)["__metadata__"] == {"step": str(id.step), "shard": str(shard)}, answer
         fetched = end.request(w.Fetch(id, shard), w.Fetched)
         if fetched.error:
