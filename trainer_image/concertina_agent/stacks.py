@@ -28,6 +28,8 @@ FAMILY = 8
 """Processes of one worker that are looked at."""
 FRAMES = 8
 """Kept of each thread, innermost first."""
+IDLE = ("<no Python frame>", "concurrent/futures/thread.py")
+"""In the innermost frame of a thread that tells nothing: a library's own, or a pool's that has nothing to do."""
 
 
 def register(environment: Mapping[str, str]) -> None:
@@ -47,8 +49,8 @@ async def collect(pid: int, pulse: str, reaper: Reaper) -> list[str]:
 
 
 def bounded(lines: list[str]) -> tuple[str, ...]:
-    """The innermost frames of each thread, within what a message may hold. The thread that answered, the main one,
-    comes last in a dump and first here."""
+    """The innermost frames of each thread at work, within what a message may hold. The thread that answered, the main
+    one, comes last in a dump and first here."""
     threads: list[list[str]] = [[]]
     for line in lines:
         if line.startswith(("Current thread", "Thread ")):
@@ -56,6 +58,7 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
         if line.strip() and len(threads[-1]) <= FRAMES:
             threads[-1].append(line[:KEEP_CHARACTERS])
     head, *rest = threads
+    rest = [thread for thread in rest if not (len(thread) > 1 and any(word in thread[1] for word in IDLE))]
     rest.sort(key=lambda thread: not (thread[0].startswith("Current thread") or "MainThread" in thread[0]))
     return tuple(line for thread in (head, *rest) for line in thread)[:KEEP_LINES]
 
