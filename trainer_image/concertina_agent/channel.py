@@ -151,7 +151,7 @@ class ChannelServer:
 
     async def _serve(self, worker: LocalWorker, hello: w.Hello, end: w.AgentEnd) -> None:
         world = sum(member.workers for member in worker.assign.members)
-        end.send(w.Start(worker.assign.restore, world, worker.assign.uid))
+        end.send(w.Start(worker.assign.restore, world, worker.assign.uid, history=worker.assign.history))
         self._local.attach(worker, end)
         self._emit(e.WorkerSaid(worker.round, worker.rank, hello))
         try:

@@ -186,6 +186,29 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
+class History:
+    """Of the job, when a round begins."""
+
+    seconds: float = 0.0
+    """Since its start."""
+    failures: int = 0
+    """Whatever their cause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInterval:
+    """How often checkpoints are written, and how often it would be best."""
+
+    seconds: float
+    """0: not by the clock."""
+    suggested: float
+    save_seconds: float
+    """That training waited for a save, at most; 0 before the first of this round."""
+    failure_seconds: float
+    """Between failures."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Assign:
     """Operator to every member, after the commit; also to those with a notice that were asked and are none: they need
     not stay for what they hold. Answer: Accepted or Refused. members[0] is the lead."""
@@ -197,6 +220,7 @@ class Assign:
     store: str
     restore: Restore
     limits: Limits = Limits()
+    history: History = History()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,6 +392,8 @@ class Progress:
     restored_from: str = ""
     skipped: tuple[tuple[int, int], ...] = ()
     """Positions that were left out so far."""
+    interval: Optional[CheckpointInterval] = None
+    """With durable storage."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,7 @@ from typing import Any, Deque, Dict, List, Optional, Type, TypeVar, Union
 from concertina_agent.protocol import (
     MAX_LINE,
     Durable,
+    History,
     Progress,
     Restore,
     Rollback,
@@ -149,6 +150,7 @@ class Start:
     durable: Optional[Durable] = None
     """What LATEST names, as this agent knows it: a checkpoint that a failure has kept from being finished is then due
     at once. None: nothing that is known of."""
+    history: History = dataclasses.field(default_factory=History)
 
 
 @dataclasses.dataclass(frozen=True)

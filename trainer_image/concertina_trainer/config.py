@@ -10,7 +10,7 @@ import enum
 import hashlib
 import json
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -268,7 +268,7 @@ class CheckpointConfig(BaseModel):
 
     uri: str
     every_steps: int | None = None
-    every_seconds: int | None = None
+    every_seconds: int | Literal["auto"] | None = None
     keep: int = 3
     keep_every_steps: int | None = None
     resume_from: str = ""

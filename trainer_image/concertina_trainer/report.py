@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from concertina_agent.protocol import Progress
+from concertina_agent.protocol import CheckpointInterval, Progress
 from concertina_agent.pulse import PulseWriter
 from concertina_agent.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
@@ -36,6 +36,8 @@ class Reporter:
         self._sent: Progress | Beat | None = None
         self._reason = ""
         self.restored_step, self.restored_from = -1, ""
+        self.interval: Callable[[], CheckpointInterval] | None = None
+        """With durable storage."""
         self.skipped: Ranges = ()
         """Positions that were left out."""
         self.peak_flops, self.token_flops = 0.0, 0.0
@@ -125,6 +127,7 @@ class Reporter:
             restored_step=self.restored_step,
             restored_from=self.restored_from,
             skipped=self.skipped,
+            interval=self.interval() if self.interval else None,
         )
         self._channel.send(self._sent)
 

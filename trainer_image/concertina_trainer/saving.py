@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from concertina_agent.protocol import Durable
+from concertina_agent.protocol import Durable, History
 from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRequest, WantDurable, WorkerEnd
 from concertina_trainer.agreement import Said
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.interval import Interval
 from concertina_trainer.parallel import World
 from concertina_trainer.shardfile import Facts
 from concertina_trainer.snapshot import Snapshots, Taken
@@ -28,6 +29,7 @@ class Saving:
         anomalies: Anomalies,
         durable: Durable | None,
         channel: WorkerEnd,
+        history: History,
     ) -> None:
         """`restored`: what this round's snapshots say of themselves, at the step it goes on from. `durable`: the
         newest checkpoint that is known of."""
@@ -39,6 +41,7 @@ class Saving:
         self._due = False
         self._durable_step = durable.step if durable else 0
         self._durable_at = durable.at if durable else (0.0 if restored.id.step else time.time())
+        self.interval = Interval(checkpoint.every_seconds if checkpoint else None, history)
         self.seconds = 0.0
         """Spent on snapshots in this round."""
 
@@ -68,7 +71,7 @@ class Saving:
         """By the clock, or because a round ended before its checkpoint was in storage."""
         if self._checkpoint is None:
             return False
-        seconds, steps = self._checkpoint.every_seconds, self._checkpoint.every_steps
+        seconds, steps = self.interval.seconds, self._checkpoint.every_steps
         by_clock = seconds is not None and time.time() - self._durable_at >= seconds
         return by_clock or (steps is not None and self._facts.id.step // steps > self._durable_step // steps)
 
@@ -76,6 +79,8 @@ class Saving:
         """Save what is to be saved after `step` steps; Done when the round ends with it."""
         started = time.perf_counter()
         self._note_copies(agreed)
+        if agreed.shipping == 0:
+            self.interval.shipped()
         complete, drained = step >= self._config.steps, agreed.drain > 0
         if self._checkpoint is not None:
             every = self._checkpoint.every_steps
@@ -86,7 +91,10 @@ class Saving:
         regular = durable or step % self._config.snapshot.every_steps == 0
         if complete or drained or (regular and self._snapshots.keeping_up):
             self._take(step, position, durable, complete, last=complete or drained)
-        self.seconds += time.perf_counter() - started
+        took = time.perf_counter() - started
+        if durable:
+            self.interval.saved(took)
+        self.seconds += took
         return Done("complete" if complete else "drained", step) if complete or drained else None
 
     def _note_copies(self, agreed: Said) -> None:

@@ -135,7 +135,11 @@ def run(channel: WorkerEnd) -> Done:
     sums = summing.sums(bitwise, model, plan, world.rank, world.waits)
     folder = Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}")
     durable = None if start.restore.at_most >= 0 else start.durable or start.restore.durable
-    saving = Saving(config, checkpoint, world, Snapshots(folder, state), now, anomalies, durable, channel)
+    saving = Saving(
+        config, checkpoint, world, Snapshots(folder, state), now, anomalies, durable, channel, start.history
+    )
+    if checkpoint is not None:
+        reporter.interval = saving.interval.told
     batches = Batches(reader, plan, world.rank, restored.position, world.device)
     every = config.anomalies.corruption_check_steps
     digests = Digests(every, model, state.tensors, world.rank, world.size, restored.id.step)

@@ -119,7 +119,20 @@ class Checkpoint(Model):
     every_steps: int | None = Field(
         default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: by everySeconds alone."
     )
-    every_seconds: int = Field(default=600, ge=1, le=31536000, description="Most seconds between checkpoints.")
+    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
+        default=600,
+        description="Most seconds between checkpoints; auto: what loses the least time, by how long saves take and how "
+        "often replicas fail (status.checkpointInterval).",
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'auto'",
+                    "message": "must be auto or a number of seconds from 1 to 31536000",
+                }
+            ],
+        },
+    )
     keep: int = Field(default=5, ge=1, le=1000, description="Newest checkpoints that are kept.")
     keep_every_steps: int | None = Field(
         default=None,

@@ -123,6 +123,15 @@ class Rollback(Observed):
     at: Timestamp = Field(description="When.")
 
 
+class CheckpointEvery(Observed):
+    """How often checkpoints are written, and how often would lose the least time (Young's and Daly's estimate)."""
+
+    seconds: Seconds = Field(description="Between checkpoints by the clock; 0: by steps alone.")
+    suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: auto follows it.")
+    save_seconds: Seconds = Field(default=0.0, description="What training waited for a save, at most.")
+    failure_seconds: Seconds = Field(default=0.0, description="Between failures, the next one taken to come now.")
+
+
 class Restart(Observed):
     """One failure that needed a new round."""
 
@@ -276,6 +285,9 @@ class JobStatus(Observed):
     rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
+    )
+    checkpoint_interval: CheckpointEvery | None = Field(
+        default=None, description="How often checkpoints are written, and how often would be best."
     )
     restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
     avoided_nodes: tuple[AvoidedNode, ...] = Field(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 
-from concertina.api.status import CheckpointMark, Goodput, JobProgress, SnapshotMark, rfc3339, unix_seconds
+from concertina.api.status import (
+    CheckpointEvery,
+    CheckpointMark,
+    Goodput,
+    JobProgress,
+    SnapshotMark,
+    rfc3339,
+    unix_seconds,
+)
 from concertina.plan import rollback
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
@@ -37,6 +45,18 @@ def progress(look: Look) -> JobProgress | None:
         tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
         mfu=round(told.mfu, 4) or None,
         at=rfc3339(round(told.at, 3)),
+    )
+
+
+def interval(look: Look) -> CheckpointEvery | None:
+    told = look.report.progress.interval if look.report and look.report.progress else None
+    if told is None:
+        return look.status.checkpoint_interval
+    return CheckpointEvery(
+        seconds=round(told.seconds),
+        suggested_seconds=round(told.suggested),
+        save_seconds=round(told.save_seconds, 3),
+        failure_seconds=round(told.failure_seconds),
     )
 
 

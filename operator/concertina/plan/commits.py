@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from concertina.api.spec import JobSpec
-from concertina.api.status import Base, Claim, Member, World, rfc3339
+from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
 from concertina.plan import constants, restore
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
@@ -120,10 +120,15 @@ def _assigns(
     claim_id = world.claim.claim_id if world.claim else ""
     store = replies[world.members[0].replica].store
     message = protocol.Assign(
-        look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(look.spec)
+        look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(look.spec), _history(look)
     )
     told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
     return tuple(Send(name, look.address(name), message) for name in told)
+
+
+def _history(look: Look) -> protocol.History:
+    since = look.status.start_time
+    return protocol.History(look.now - unix_seconds(since) if since else 0.0, look.status.restarts.total)
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:

@@ -160,7 +160,11 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     changed = _differ(old, fields)
     if not changed and not accounting.due(look):
         return old
-    numbers = {"progress": accounting.progress(look), "last_snapshot": accounting.last_snapshot(look)}
+    numbers = {
+        "progress": accounting.progress(look),
+        "last_snapshot": accounting.last_snapshot(look),
+        "checkpoint_interval": accounting.interval(look),
+    }
     if not changed and not _differ(old, numbers):
         return old
     return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(look, decision)})

@@ -1,0 +1,35 @@
+"""everySeconds: auto: what the trainer is told of the job's failures, and what it tells of the interval."""
+
+from dataclasses import replace
+
+import pytest
+
+from builders import jobs
+from concertina.api.parse import SpecError
+from concertina.plan import commits
+from concertina.plan.look import Look
+from concertina.plan.plan import plan
+from concertina_agent.protocol import CheckpointInterval
+
+
+def test_a_round_is_told_how_long_the_job_has_run_and_how_often_it_failed():
+    seen = jobs.running(jobs.spec())
+    restarts = seen.job.status.restarts.model_copy(update={"total": 4})
+    job = replace(seen.job, status=seen.job.status.model_copy(update={"restarts": restarts}))
+    history = commits._history(Look(replace(seen, job=job), job.spec, jobs.T0 + 1010))
+    assert (history.failures, round(history.seconds)) == (4, 1000)
+
+
+def test_the_interval_stands_in_the_status():
+    seen = jobs.running(jobs.spec())
+    lead = seen.agents["demo-0-0"]
+    progress = replace(lead.report.progress, step=41, interval=CheckpointInterval(0.0, 84.3, 0.01234, 3600.4))
+    agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
+    found = plan(replace(seen, agents=agents), jobs.T0 + 60).status.checkpoint_interval
+    assert (found.seconds, found.suggested_seconds, found.save_seconds, found.failure_seconds) == (0, 84, 0.012, 3600)
+
+
+def test_every_seconds_is_a_number_or_auto():
+    assert jobs.spec(checkpoint={"uri": "s3://b/x", "everySeconds": "auto"}).checkpoint.every_seconds == "auto"
+    with pytest.raises(SpecError, match="everySeconds"):
+        jobs.spec(checkpoint={"uri": "s3://b/x", "everySeconds": "often"})

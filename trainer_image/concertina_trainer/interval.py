@@ -1,0 +1,58 @@
+"""How often to write durable checkpoints: what saves cost against what failures cost."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from concertina_agent.protocol import CheckpointInterval, History
+
+SHORTEST, UNKNOWN_COST = 10.0, 1.0
+"""Seconds: between checkpoints at least; and what a save is taken to cost before one was made."""
+
+
+def best(cost: float, between_failures: float) -> float:
+    """Seconds of training between saves that lose the least time (Daly 2006, A higher order estimate of the optimum
+    checkpoint interval, eq. 37; its first term is Young's of 1974). `cost`: seconds that training waits for a save."""
+    if cost >= 2 * between_failures:
+        return between_failures
+    ratio = cost / (2 * between_failures)
+    return math.sqrt(2 * cost * between_failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
+
+
+class Interval:
+    """Of one round: `seconds` as spec.checkpoint says; with `auto` the best one, by what was measured so far."""
+
+    def __init__(self, setting: int | str | None, history: History) -> None:
+        self._setting, self._history = setting, history
+        self._began = time.monotonic()
+        self._cost = self._shipping = 0.0
+        self._wanted_at: float | None = None
+
+    def saved(self, cost: float) -> None:
+        """Training waited so long for a snapshot that is now on its way to storage."""
+        self._cost, self._wanted_at = max(self._cost, cost), time.monotonic()
+
+    def shipped(self) -> None:
+        """It has arrived."""
+        if self._wanted_at is not None:
+            self._shipping = max(self._shipping, time.monotonic() - self._wanted_at)
+            self._wanted_at = None
+
+    @property
+    def between_failures(self) -> float:
+        """One failure more than was seen: that of now may come at any time."""
+        return (self._history.seconds + time.monotonic() - self._began) / (self._history.failures + 1)
+
+    @property
+    def suggested(self) -> float:
+        return max(SHORTEST, self._shipping, best(self._cost or UNKNOWN_COST, max(1.0, self.between_failures)))
+
+    @property
+    def seconds(self) -> float | None:
+        """None: not by the clock."""
+        return self.suggested if self._setting == "auto" else None if self._setting is None else float(self._setting)
+
+    def told(self) -> CheckpointInterval:
+        failures = round(self.between_failures, 1)
+        return CheckpointInterval(round(self.seconds or 0.0, 1), round(self.suggested, 1), self._cost, failures)
