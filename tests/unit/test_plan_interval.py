@@ -30,6 +30,6 @@ def test_the_interval_stands_in_the_status():
 
 
 def test_every_seconds_is_a_number_or_auto():
-    assert jobs.spec(checkpoint={"uri": "s3://b/x", "everySeconds": "auto"}).checkpoint.every_seconds == "auto"
+    assert jobs.spec(checkpoint={"uri": "s3://bucket/x", "everySeconds": "auto"}).checkpoint.every_seconds == "auto"
     with pytest.raises(SpecError, match="everySeconds"):
-        jobs.spec(checkpoint={"uri": "s3://b/x", "everySeconds": "often"})
+        jobs.spec(checkpoint={"uri": "s3://bucket/x", "everySeconds": "often"})
