@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.manifests import container, environment, job, made
+from concertina.api.quantities import bytes_of
 from concertina.cluster.pod_needs import HOST_PORTS
-from concertina.cluster.resources import Raw, bytes_of
+from concertina.cluster.resources import Raw
 from concertina.cluster.views import pod_view
 from concertina.plan.types import CreatePod
 

@@ -68,6 +68,15 @@ class ModelConfig(_Section):
     def resolved_hidden_dim(self) -> int:
         return self.hidden_dim or math.ceil(self.dim * 8 / 3 / 32) * 32
 
+    @property
+    def weights(self) -> int:
+        """How many parameters the model has."""
+        head = self.dim // self.heads
+        attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
+        block = attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
+        return embeddings + self.layers * block + self.dim
+
     @model_validator(mode="after")
     def _divisible(self) -> ModelConfig:
         if self.dim % (2 * self.heads):

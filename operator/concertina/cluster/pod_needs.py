@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concertina.cluster.resources import Raw, bytes_of
+from concertina.api.quantities import bytes_of
+from concertina.cluster.resources import Raw
 from concertina.plan.types import CreatePod, JobView
 from concertina_agent import protocol
 

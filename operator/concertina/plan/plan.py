@@ -25,6 +25,7 @@ from concertina.plan import (
     growth,
     hangs,
     lifecycle,
+    memory,
     nodes,
     rollback,
     rounds,
@@ -49,6 +50,7 @@ POLICIES: tuple[Policy, ...] = (
     budget.exhausted,
     lifecycle.uri_in_use,
     lifecycle.no_size,
+    memory.too_small,
     lifecycle.suspend,
     startup.refused,
     gang.release,
@@ -98,7 +100,7 @@ def plan(observed: Observed, now: float) -> Plan:
 
 def _found(look: Look, status: JobStatus) -> tuple[Event, ...]:
     """What is told besides the decision."""
-    return (*_ignored(look), *nodes.told(look.status, status), *containers.events(look))
+    return (*memory.tight(look), *_ignored(look), *nodes.told(look.status, status), *containers.events(look))
 
 
 def _ignored(look: Look) -> tuple[Event, ...]:

@@ -1,0 +1,61 @@
+"""Snapshots that don't fit are told before anything starts, with figures."""
+
+import pytest
+import torch
+
+from builders import jobs
+from concertina.plan import memory
+from concertina.plan.plan import plan
+from concertina_trainer.config import ModelConfig
+from concertina_trainer.model import Decoder
+
+LARGE = {"layers": 24, "dim": 1024, "heads": 16, "vocabSize": 32768}
+
+
+def limited(amount, replicas=4, least=None, model=LARGE):
+    container = {"name": "trainer", "image": "x", "resources": {"limits": {"memory": amount}}}
+    return jobs.spec(
+        replicas=replicas,
+        elastic={"minReplicas": least or replicas},
+        template={"spec": {"containers": [container]}},
+        trainer={"steps": 100, "data": {"uri": "/data"}, "model": model},
+    )
+
+
+def first(spec):
+    return plan(jobs.observed(jobs.job(spec)), jobs.T0 + 1)
+
+
+def stalled(made):
+    return next(condition.message for condition in made.status.conditions if condition.type == "Stalled")
+
+
+@pytest.mark.parametrize(
+    "model", [{}, LARGE, {"layers": 3, "dim": 64, "heads": 4, "kvHeads": 2, "tieEmbeddings": False, "hiddenDim": 96}]
+)
+def test_the_count_of_weights_is_the_model_s(model):
+    config = ModelConfig.model_validate(model)
+    with torch.device("meta"):
+        assert config.weights == sum(p.numel() for p in Decoder(config).parameters())
+
+
+def test_a_job_whose_snapshots_fit_at_no_size_is_not_started():
+    need = memory.needed(limited("1Gi"), 4)
+    assert need == 5 * 12 * ModelConfig.model_validate(LARGE).weights // 4
+    made = first(limited("4Gi"))
+    assert not made.actions, "no pod is made"
+    assert "with 4 replicas the snapshots of each take 4," in stalled(made)
+    assert "3,686 MiB. Raise resources.limits.memory" in stalled(made)
+    assert first(limited("8Gi")).actions
+
+
+def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
+    made = first(limited("8Gi", least=2))
+    assert made.actions
+    (event,) = (event for event in made.events if event.reason == "MemoryTight")
+    assert "with 2 replicas the snapshots of each take 9,646 MiB (of 3,859 MiB of state" in event.message
+
+
+def test_one_replica_has_no_copies_of_another_and_no_limit_is_no_worry():
+    assert memory.needed(limited("1Gi"), 1) == 3 * 12 * ModelConfig.model_validate(LARGE).weights
+    assert first(jobs.spec()).actions
