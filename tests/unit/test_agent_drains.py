@@ -27,6 +27,17 @@ def test_a_bundled_drain_goes_to_rank_0_and_to_members_who_join_later():
     assert e.ToWorker(0, w.DrainRequest(True)) in driver.ask(drain(durable=True)), "durable is asked for later"
 
 
+def test_a_checkpoint_now_goes_to_rank_0_of_the_lead():
+    driver = Driver()
+    driver.begun("a", "b")
+    effects = driver.ask(p.Save(UID, 1, "claim-1", "r1"))
+    assert effects == [e.Reply(effects[0].request, p.Accepted(1, "claim-1")), e.ToWorker(0, w.SaveNow())]
+    assert kinds(driver.ask(p.Save(UID, 1, "claim-0", "r1"))) == ["Reply"]
+    member = Driver("b")
+    member.begun("a", "b")
+    assert "does not lead round 1" in member.ask(p.Save(UID, 1, "claim-1", "r1"))[0].message.reason
+
+
 def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
     for late in (False, True):
         driver = Driver("b")

@@ -11,7 +11,7 @@ from concertina_agent import worker_channel as w
 
 # --- events ---------------------------------------------------------------------------------------------------------
 
-Request = Union[p.Prepare, p.Assign, p.Drain, p.Join, p.Ping]
+Request = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Join, p.Ping]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +270,7 @@ class DropSnapshots:
 @dataclasses.dataclass(frozen=True)
 class ToWorker:
     rank: int
-    message: Union[w.DrainRequest, w.CopiedUpTo, w.Attended, w.AskPassed, w.StopAt]
+    message: Union[w.DrainRequest, w.SaveNow, w.CopiedUpTo, w.Attended, w.AskPassed, w.StopAt]
 
 
 @dataclasses.dataclass(frozen=True)

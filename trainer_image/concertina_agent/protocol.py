@@ -8,7 +8,7 @@ A line is {"v": VERSION, "kind": class name, "body": fields}. One version more o
 agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults.
 
 Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
-Assign, Drain and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
+Assign, Drain, Save and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
 
 The states of an agent; every arrow is one message or one event, and nothing else moves it:
 
@@ -234,6 +234,17 @@ class Drain:
     reason: str
     durable: bool
     grace_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """Operator to the lead: make the state after the next step durable. Answer: Accepted or Refused."""
+
+    uid: str
+    round: int
+    claim: str
+    request: str
+    """Which request of a person this is: the same again changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -513,7 +524,7 @@ class Report:
 
 
 Message = Union[
-    Prepare, Prepared, Assign, Drain, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
+    Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
     ShardHeader, Copied, MemberState, Report,
 ]  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}

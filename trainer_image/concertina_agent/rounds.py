@@ -78,6 +78,17 @@ class AgentCore(Preparing):
             self._begin_drain(r, message)
         return None
 
+    def _save(self, request: int, message: p.Save) -> None:
+        r = self._round
+        if (message.round, message.claim) != self.seen:
+            return self._refuse(request, self._older(message.round))
+        if r is None or r.lead is None:
+            return self._refuse(request, f"{self.replica} does not lead round {message.round}")
+        self._reply(request, p.Accepted(*self.seen))
+        if self._bundled and r.drain is None:
+            self._effects.append(e.ToWorker(0, w.SaveNow()))
+        return None
+
     def _join(self, request: int, message: p.Join) -> None:
         r = self._round
         if (message.round, message.claim) != self.seen or r is None or r.lead is None:
@@ -310,6 +321,7 @@ _ON_REQUEST: Mapping[type, Callable[[AgentCore, int, Any], None]] = {
     p.Prepare: AgentCore._prepare,
     p.Assign: AgentCore._assign,
     p.Drain: AgentCore._drain,
+    p.Save: AgentCore._save,
     p.Join: AgentCore._join,
     p.Ping: AgentCore._ping,
 }

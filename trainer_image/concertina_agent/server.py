@@ -20,7 +20,7 @@ FIRST_LINE_SECONDS = 10.0
 IDLE_SECONDS = 600.0
 """A connection that has been answered may carry the next request; after this long it is closed."""
 
-Answered = Union[p.Prepare, p.Assign, p.Drain, p.Ping]
+Answered = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Ping]
 
 
 class Handler(Protocol):
@@ -44,7 +44,7 @@ class Server:
         self._seen: Callable[[], tuple[int, str]] = lambda: (0, "")
         handle = handler
         self._routes: Mapping[type, tuple[str, Callable[[Any, Wire], Awaitable[None]]]] = {
-            **dict.fromkeys((p.Prepare, p.Assign, p.Drain), (tls.OPERATOR, self._answer)),
+            **dict.fromkeys((p.Prepare, p.Assign, p.Drain, p.Save), (tls.OPERATOR, self._answer)),
             p.Watch: (tls.OPERATOR, lambda message, wire: handle.watch(wire)),
             p.Ping: (tls.AGENT, self._answer),
             p.Join: (tls.AGENT, handle.join),

@@ -9,7 +9,7 @@ A worker's life (bundled trainer):
            <-  Start                            where the state comes from
     (FetchHeader -> FetchedHeader, Fetch -> Fetched)*      only with Restore.source Memory; one at a time
     (Beat | Progress | Committed | WantDurable)*           every step, as they come
-           <-  CopiedUpTo*, DrainRequest        at any time
+           <-  CopiedUpTo*, SaveNow*, DrainRequest        at any time
     Done -> and exit 0,  or  Fault -> and a non-zero exit (BadInput: 78), each after `finish`
 
 A command of one's own may speak too, through the package `trainingjob`: Hello, Progress and Beat as above, and, to stop
@@ -174,6 +174,11 @@ class DrainRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class SaveNow:
+    """To rank 0 only: want the snapshot after the next step durable, and go on."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CopiedUpTo:
     """This rank's snapshots up to this step are complete on its peer (sent at once where there is no peer)."""
 
@@ -254,7 +259,7 @@ class Published:
 
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
-    Attends, Passed, Start, FetchedHeader, Fetched, DrainRequest, CopiedUpTo, Attended, AskPassed, StopAt,
+    Attends, Passed, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo, Attended, AskPassed, StopAt,
     UploaderHello, Probe, StorageState, Ship, Shipped, Publish, Published,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}

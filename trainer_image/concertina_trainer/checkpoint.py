@@ -20,7 +20,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from concertina_agent.protocol import Durable, SnapshotId
 from concertina_agent.typed_json import from_json
@@ -39,6 +39,9 @@ from concertina_trainer.manifest import (
 )
 from concertina_trainer.shardfile import Continued, Damaged, header_length, parse_header
 from concertina_trainer.storage import Changed, Folder, StorageError
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
 
 LATEST = "LATEST"
 
@@ -180,7 +183,7 @@ def read_latest(folder: Folder) -> Durable | None:
     return found.durable if found else None
 
 
-def _read_latest(folder: Folder) -> tuple[Latest | None, str | None]:
+def _read_latest(folder: Folder) -> tuple[Latest | None, UpdateVersion | None]:
     found = folder.get_version(LATEST)
     if found is None:
         return None, None

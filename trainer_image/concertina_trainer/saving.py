@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 from concertina_agent.protocol import Durable, History
-from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRequest, WantDurable, WorkerEnd
+from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRequest, SaveNow, WantDurable, WorkerEnd
 from concertina_trainer.agreement import Said
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
@@ -39,6 +39,8 @@ class Saving:
         self._copied_step = -1
         self._drain: DrainRequest | None = None
         self._due = False
+        self._asked = False
+        """A person wants a checkpoint."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = durable.at if durable else (0.0 if restored.id.step else time.time())
         self.interval = Interval(checkpoint.every_seconds if checkpoint else None, history)
@@ -57,11 +59,13 @@ class Saving:
                 self._copied_step = max(self._copied_step, message.step)
             elif isinstance(message, DrainRequest):
                 self._drain = message
+            elif isinstance(message, SaveNow):
+                self._asked = self._checkpoint is not None
         last = self._snapshots.count - 1
         return Said(
             drain=int(self._drain is not None),
             drain_durable=int(self._drain is not None and self._drain.durable),
-            checkpoint_due=int(self._world.rank == 0 and self._overdue()),
+            checkpoint_due=int(self._world.rank == 0 and (self._asked or self._overdue())),
             copied_last=int(self._snapshots.copied(last, self._copied_step)),
             copied_before=int(self._snapshots.copied(last - 1, self._copied_step)),
             shipping=int(self._snapshots.shipping),
@@ -114,7 +118,7 @@ class Saving:
         if durable:
             link = self._snapshots.link_for_shipping(taken)
             self._channel.send(WantDurable(id, self._world.rank, str(link), complete))
-            self._due, self._durable_step, self._durable_at = False, step, time.time()
+            self._due, self._asked, self._durable_step, self._durable_at = False, False, step, time.time()
 
     def _tell(self, taken: Taken) -> None:
         self._channel.send(Committed(taken.id, self._world.rank, str(taken.path)))

@@ -125,15 +125,18 @@ class Folder:
             list(pool.map(fetch, range(begin, end, PIECE)))
         return whole
 
-    def stream(self, key: str) -> Iterator[memoryview]:
-        """An object's bytes, in pieces as they come."""
-        with self._sentences(f"read {key}", missing_is_error=True):
-            for piece in obstore.get(self._store, key).stream(min_chunk_size=PIECE):
-                yield memoryview(piece)
+    def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
+        """An object of about `size` bytes that comes in pieces; it is there once all of them are."""
+        with self._sentences(f"write {key}", missing_is_error=True):
+            writer = obstore.open_writer(self._store, key, buffer_size=max(PIECE, size // MOST_PIECES))
+        for piece in pieces:
+            with self._sentences(f"write {key}", missing_is_error=True):
+                writer.write(piece)
+        with self._sentences(f"write {key}", missing_is_error=True):
+            writer.close()
 
-    def put(self, key: str, value: bytes | Path | Iterable[memoryview], size: int = 0) -> None:
-        """`size`: of what comes in pieces, about."""
-        size = value.stat().st_size if isinstance(value, Path) else size
+    def put(self, key: str, value: bytes | Path) -> None:
+        size = value.stat().st_size if isinstance(value, Path) else len(value)
         with self._sentences(f"write {key}", missing_is_error=True):
             obstore.put(self._store, key, value, chunk_size=max(PIECE, size // MOST_PIECES))
 

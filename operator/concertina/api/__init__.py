@@ -10,5 +10,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
 PLURAL = "trainingjobs"
 
+CHECKPOINT_NOW = "concertina.dev/checkpoint-now"
+"""Annotation of a TrainingJob: a new value asks for a durable checkpoint at the next step."""
 TRAINER = "trainer"
 """Name of the container that the workers run in."""

@@ -181,6 +181,16 @@ class Restarts(Observed):
     recent: tuple[Restart, ...] = Field(default=(), max_length=1001, description="The failures within the window.")
 
 
+class CheckpointRequest(Observed):
+    """A checkpoint that a person asked for by the annotation concertina.dev/checkpoint-now."""
+
+    id: Annotated[str, Field(max_length=63)] = Field(description="The annotation's value.")
+    step: Count = Field(description="A durable checkpoint of this step or a later one fulfils it.")
+    state: Literal["Pending", "Done", "Refused"] = Field(description="What became of it.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why, in a sentence.")
+    at: Timestamp = Field(description="When it was first seen.")
+
+
 class StragglerMark(Observed):
     """A rank that the others wait for in every step."""
 
@@ -288,6 +298,9 @@ class JobStatus(Observed):
     )
     checkpoint_interval: CheckpointEvery | None = Field(
         default=None, description="How often checkpoints are written, and how often would be best."
+    )
+    checkpoint_request: CheckpointRequest | None = Field(
+        default=None, description="The last checkpoint that a person asked for, and what became of it."
     )
     restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
     avoided_nodes: tuple[AvoidedNode, ...] = Field(

@@ -133,6 +133,14 @@ def data(context: typer.Context) -> None:
     call(data(context.args))
 
 
+@app.command(rich_help_panel=JOBS, add_help_option=False, context_settings=FORWARD)
+def checkpoint(context: typer.Context) -> None:
+    """List, show, verify, export, copy and prune checkpoints: see `concertina checkpoint --help`."""
+    from concertina.cli.checkpoint import app
+
+    app(args=context.args, prog_name="concertina checkpoint")
+
+
 @app.command(rich_help_panel=CLUSTER)
 def operator() -> None:
     """Run the operator, as its Deployment does (see charts/concertina)."""

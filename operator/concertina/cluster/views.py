@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from concertina.api import CHECKPOINT_NOW
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
@@ -105,6 +106,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         spec_error=spec_error,
         status=_status(obj.get("status") or {}),
         ignored=ignored,
+        checkpoint_request=(metadata.get("annotations") or {}).get(CHECKPOINT_NOW, "")[:63],
     )
 
 

@@ -14,7 +14,7 @@ from concertina_agent.typed_json import ProtocolError
 CALL_SECONDS = 5.0
 """An agent that has not answered by then counts as not having got the request."""
 
-Request = protocol.Prepare | protocol.Assign | protocol.Drain
+Request = protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
 

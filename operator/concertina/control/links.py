@@ -18,7 +18,12 @@ from concertina.plan.types import AgentView, Call
 from concertina_agent import protocol
 
 log = logging.getLogger(__name__)
-CALLS = {protocol.Prepare: "prepare", protocol.Assign: "assign", protocol.Drain: "drain"}
+CALLS = {
+    protocol.Prepare: "prepare",
+    protocol.Assign: "assign",
+    protocol.Drain: "drain",
+    protocol.Save: "save",
+}
 """Where in AgentView the call of a message stands."""
 RETRY_SECONDS = 0.5
 """A call that failed is not sent again earlier."""
@@ -88,14 +93,16 @@ class Links:
         kind = CALLS[type(message)]
         now, before = self._clock(), getattr(link.view, kind)
         durable = isinstance(message, protocol.Drain) and message.durable
-        known = before is not None and (before.round, before.claim) == (message.round, message.claim)
+        request = message.request if isinstance(message, protocol.Save) else ""
+        same = (message.round, message.claim, request)
+        known = before is not None and (before.round, before.claim, before.request) == same
         if before is not None and known and (before.durable or not durable):
             if not before.error:
                 return False
             if now < before.done_at + RETRY_SECONDS:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return False
-        under_way = Call(message.round, message.claim, sent_at=now, durable=durable)
+        under_way = Call(message.round, message.claim, sent_at=now, durable=durable, request=request)
         link.view = _with_call(link.view, kind, under_way)
         task = asyncio.create_task(self._call(job, link, kind, under_way, address, message))
         job.calls.add(task)

@@ -29,6 +29,7 @@ from concertina.plan import (
     nodes,
     rollback,
     rounds,
+    saves,
     starts,
     startup,
     stragglers,
@@ -91,7 +92,7 @@ def plan(observed: Observed, now: float) -> Plan:
     rechecks = [wait for wait in waits if wait]
     return Plan(
         status,
-        (*pods.actions, *decision.actions),
+        (*pods.actions, *decision.actions, *saves.ask(look, decision, status.checkpoint_request)),
         _watch(look, decision),
         (*decision.events, *pods.events, *_found(look, status), *_transition(look, decision)),
         min(rechecks, default=None),
@@ -136,6 +137,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     committed = world.round > old.world.round
     stuck = starts.stuck(look) if decision.pods is Pods.WANTED else ()
     restarts = containers.counted(look, budget.counted(look, decision.restart, pods.replaced, stuck))
+    newest = accounting.last_checkpoint(look)
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,
@@ -155,9 +157,10 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "stragglers": stragglers.marks(look),
         "rounds": old.rounds + committed,
         "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
-        "last_checkpoint": accounting.last_checkpoint(look),
         "rollback": rollback.seen(look),
         "skipped": rollback.skipped(look),
+        "last_checkpoint": newest,
+        "checkpoint_request": saves.request(look, decision, newest),
     }
     changed = _differ(old, fields)
     if not changed and not accounting.due(look):

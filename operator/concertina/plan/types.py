@@ -35,6 +35,8 @@ class JobView:
     status: JobStatus
     ignored: tuple[str, ...] = ()
     """Paths of fields of its spec that this version does not know; `spec` is what remains."""
+    checkpoint_request: str = ""
+    """The annotation by which a person asks for a checkpoint now."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ class Call:
     error: str = ""
     durable: bool = False
     """Of a Drain: it asked for a checkpoint in storage."""
+    request: str = ""
+    """Of a Save."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class AgentView:
     """The latest of each kind."""
     assign: Call | None = None
     drain: Call | None = None
+    save: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,7 @@ class Send:
 
     replica: str
     address: str
-    message: protocol.Prepare | protocol.Assign | protocol.Drain
+    message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 
 
 Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | DeleteJob | Send

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +100,23 @@ def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, s
     job = complete(jobs, 400)
     assert job["status"]["lastCheckpoint"]["step"] == 400
     assert job["status"]["restarts"]["total"] == 0
+
+
+def test_a_checkpoint_now_is_in_storage_when_the_command_returns(jobs: Jobs, storage: s3.Server, data: Path) -> None:
+    secret(jobs, storage)
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
+    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
+    checkpoint = {"uri": f"s3://there/{jobs.namespace}", "everySteps": 1_000_000, "secretName": "s3"}
+    jobs.create("a", trainer=trainer, checkpoint=checkpoint)
+    jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= 4)
+    kubeconfig = str(jobs.cluster.kubeconfig)
+    command = [str(Path(sys.executable).with_name("concertina")), "checkpoint", "now", "a", "-n", jobs.namespace]
+    done = subprocess.run([*command, "--kubeconfig", kubeconfig], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    status = jobs.get("a")["status"]
+    assert status["checkpointRequest"]["state"] == "Done"
+    assert status["lastCheckpoint"]["step"] >= status["checkpointRequest"]["step"] >= 5
+    assert status["world"]["round"] == 1, "training went on"
 
 
 def test_who_leaves_while_storage_is_away_leaves_its_snapshot_with_a_peer(

@@ -1,0 +1,219 @@
+"""`concertina checkpoint`: what is in durable storage, without a cluster; and `now`, which asks a running job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from concertina_trainer.manifest import Manifest
+
+app = typer.Typer(no_args_is_help=True, help="See, check, export, copy and prune checkpoints in durable storage.")
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+Uri = Annotated[
+    str, typer.Argument(help="s3://, gs://, az:// or file://: a run's folder (then its newest), or one checkpoint's.")
+]
+Run = Annotated[str, typer.Argument(help="A run's folder, as spec.checkpoint.uri names it.")]
+
+
+@contextlib.contextmanager
+def _sentences() -> Iterator[None]:
+    """What went wrong as a sentence, and exit status 1."""
+    try:
+        from concertina_trainer.errors import BadInput
+        from concertina_trainer.storage import StorageError
+    except ImportError as error:
+        typer.echo(f"{error}: install concertina[trainer], or use the image concertina/trainer.", err=True)
+        raise typer.Exit(1) from error
+    try:
+        yield
+    except (BadInput, StorageError) as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from error
+
+
+@contextlib.contextmanager
+def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar over bytes, where somebody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty())
+    with progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+@app.command("list")
+def list_(uri: Run) -> None:
+    """List the finished checkpoints of a run, and which one LATEST names."""
+    with _sentences():
+        from concertina_trainer import catalogue
+        from concertina_trainer.checkpoint import read_latest
+        from concertina_trainer.storage import Folder
+
+        folder = Folder(uri)
+        latest = read_latest(folder)
+        table = Table(box=None, header_style="bold")
+        for column in ("STEP", "ROUND", "WHEN", "SIZE", "WORLD", "JOB", "", "FOLDER"):
+            table.add_column(column)
+        manifests = catalogue.finished(folder)
+        for manifest in manifests:
+            named = latest is not None and (latest.uid, latest.round, latest.step) == (
+                manifest.uid,
+                manifest.id.round,
+                manifest.id.step,
+            )
+            marks = [word for word, holds in (("LATEST", named), ("complete", manifest.complete)) if holds]
+            row = (manifest.id.step, manifest.id.round, _when(manifest.at), _size(manifest.size), manifest.id.shards)
+            table.add_row(*map(str, row), manifest.job, ", ".join(marks), manifest.place.folder)
+    console.print(table if manifests else f"{uri} has no finished checkpoint.")
+
+
+@app.command()
+def show(uri: Uri, output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "") -> None:
+    """Show what a checkpoint's manifest says."""
+    with _sentences():
+        from concertina_trainer import catalogue
+        from concertina_trainer.manifest import to_json
+
+        checkpoint = catalogue.opened(uri)
+    if output == "json":
+        typer.echo(json.dumps(json.loads(to_json(checkpoint.manifest)), indent=2))
+    else:
+        _print(checkpoint.uri, checkpoint.manifest)
+
+
+def _print(uri: str, manifest: Manifest) -> None:
+    libraries = ", ".join(f"{name} {version}" for name, version in manifest.code.libraries.items())
+    rows = {
+        "Checkpoint": uri,
+        "Job": f"{manifest.job or '?'} (uid {manifest.uid}), round {manifest.id.round}",
+        "Step": f"{manifest.id.step}{', the last of its run' if manifest.complete else ''}",
+        "Position": f"{manifest.position:,} samples consumed",
+        "Written": _when(manifest.at),
+        "Parts": f"{len(manifest.parts)} files, {_size(manifest.size)}",
+        "World": ", ".join(f"{kind} {count}" for kind, count in manifest.parallelism.items()),
+        "Config, data": f"digests {manifest.config}, {manifest.data}",
+        "Code": f"image {manifest.code.image or 'unknown'}, commit {manifest.code.commit or 'unknown'}",
+        "Libraries": f"Python {manifest.code.python}, {libraries}",
+    }
+    if manifest.continued:
+        rows["Goes on from"] = f"uid {manifest.continued.uid}, step {manifest.continued.step}"
+    for name, value in rows.items():
+        console.print(f"[bold]{name:<14}[/bold]{value}")
+
+
+@app.command()
+def verify(uri: Uri) -> None:
+    """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad."""
+    with _sentences():
+        from concertina_trainer import catalogue
+
+        checkpoint = catalogue.opened(uri)
+        with _bar("verifying", checkpoint.manifest.size) as advance:
+            problems = catalogue.verify(checkpoint, advance)
+    for problem in problems:
+        typer.echo(problem, err=True)
+    if problems:
+        raise typer.Exit(1)
+    parts, size = len(checkpoint.manifest.parts), _size(checkpoint.manifest.size)
+    console.print(f"{checkpoint.uri} is whole: {parts} parts, {size}, step {checkpoint.manifest.id.step}.")
+
+
+@app.command()
+def export(
+    uri: Uri,
+    out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model.")],
+    shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Most of one file.")] = 5.0,
+) -> None:
+    """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
+    with _sentences():
+        from concertina_trainer import catalogue
+        from concertina_trainer import export as exporting
+        from concertina_trainer.storage import Folder
+
+        checkpoint = catalogue.opened(uri)
+        target = Folder(_target(out), create=True)
+        with _bar("exporting", exporting.size(checkpoint)) as advance:
+            files = exporting.export(checkpoint, target, advance, int(shard_gigabytes * 1e9))
+    console.print(f"{out}: {', '.join(files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
+
+
+@app.command("copy")
+def copy_(
+    uri: Uri,
+    to: Annotated[str, typer.Argument(help="Folder of a run, at any URI; it gets a LATEST where it has none.")],
+) -> None:
+    """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
+    with _sentences():
+        from concertina_trainer import catalogue
+        from concertina_trainer.storage import Folder
+
+        checkpoint = catalogue.opened(uri)
+        with _bar("copying", 2 * checkpoint.manifest.size) as advance:
+            copied = catalogue.copy(checkpoint, Folder(_target(to), create=True), advance)
+    console.print(f"{copied} is a verified copy of {checkpoint.uri}.")
+
+
+@app.command()
+def prune(
+    uri: Run,
+    keep: Annotated[int, typer.Option(min=1, help="Newest checkpoints that stay.")],
+    keep_every_steps: Annotated[int | None, typer.Option(min=1, help="Of every so many steps the first stays.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is deleted, only shown.")] = False,
+) -> None:
+    """Delete old checkpoints, and leftovers of unfinished ones. What LATEST names and what is being read stays."""
+    with _sentences():
+        from concertina_trainer import catalogue
+        from concertina_trainer.storage import Folder
+
+        folder = Folder(uri)
+        places = catalogue.to_prune(folder, keep, keep_every_steps)
+        stay = catalogue.prune(folder, places) if yes else []
+    for place in places:
+        kept = place in stay
+        console.print(f"{'stays, somebody reads it' if kept else 'deleted' if yes else 'would go'}: {place.folder}")
+    if not places:
+        console.print("There is nothing to delete.")
+    elif not yes:
+        console.print("Nothing has been deleted: add --yes to do so.")
+
+
+@app.command()
+def now(
+    job: Annotated[str, typer.Argument(help="Name of the TrainingJob.")],
+    wait: Annotated[bool, typer.Option(help="Wait until the checkpoint is in storage.")] = True,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace.")] = None,
+    kubeconfig: Annotated[Path | None, typer.Option("--kubeconfig", help="Path.")] = None,
+    context: Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")] = None,
+) -> None:
+    """Have a running job make a durable checkpoint at its next step. It goes on training meanwhile."""
+    from concertina.cli.checkpoint_now import ask
+    from concertina.cli.connection import Target, call
+
+    call(ask(Target(kubeconfig, context, namespace), job, wait))
+
+
+def _target(out: str) -> str:
+    return out if "://" in out else str(Path(out).absolute())
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at))
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
