@@ -104,6 +104,13 @@ def own_job(name: str, template: Object, **spec: Any) -> Object:
     }
 
 
+def bundled_job(name: str, template: Object, **trainer: Any) -> Object:
+    """One of the bundled trainer, with checkpoints, that trains until it is deleted unless `trainer` says otherwise."""
+    checkpoint = {"uri": f"s3://{BUCKET}/{name}-{RUN}", "secretName": "s3", "everySeconds": 5}
+    configuration = {**drills.TRAINER, "data": {"uri": DATA}, **trainer}
+    return own_job(name, template, trainer=configuration, checkpoint=checkpoint)
+
+
 def on_node(node: str, *words: str) -> None:
     """Run a command in the network of a node, as root there."""
     run = setting("NODE_RUN")

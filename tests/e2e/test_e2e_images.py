@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builders import drills, e2e
+from builders import e2e
 from builders.e2e import Cluster, condition
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
@@ -58,8 +58,6 @@ def test_the_bundled_trainer_on_a_read_only_root_as_nobody(cluster: Cluster, dat
     rights = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     user = {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532}
     template = e2e.pod(e2e.trainer(securityContext=rights), securityContext=user)
-    job = e2e.own_job("nobody", template, trainer={**drills.TRAINER, "steps": 30, "data": {"uri": e2e.DATA}})
-    job["spec"]["checkpoint"] = {"uri": f"s3://{e2e.BUCKET}/nobody-{e2e.RUN}", "secretName": "s3"}
-    with cluster.running(job):
+    with cluster.running(e2e.bundled_job("nobody", template, steps=30)):
         complete(cluster, "nobody")
         assert cluster.status("nobody")["lastCheckpoint"]["step"] == 30

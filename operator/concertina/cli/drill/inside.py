@@ -14,7 +14,9 @@ from concertina.cluster.errors import ApiError
 STRAGGLE_SECONDS = 120.0
 """After so long a slowed worker is let go, whatever becomes of the drill."""
 
-EAT = """
+# Fills a file in memory until the kernel has killed the worker; never more than the limit. What is in a file counts
+# for the container and for no process, and the worker is made the first to go: so the kernel chooses it.
+_EAT = """
 import os, sys
 worker = sys.argv[1]
 def alive():
@@ -40,9 +42,6 @@ eaten = 0
 while alive() and eaten < limit:
     eaten += os.write(file, bytes(1 << 20))
 print("killed" if not alive() else "survived")
-"""
-"""Fills a file in memory until the kernel has killed the process that it is given; never more than the limit. What is
-in a file counts for the container and for no process, and that one is made the first to go: so the kernel chooses it.
 """
 
 # Stops the worker for moments, whenever it is found at work: so it computes at a third of its speed. Not while it waits
@@ -87,7 +86,7 @@ async def out_of_memory(site: Site) -> AsyncIterator[Blow]:
     pid = await site.worker(member)
     at = time.time()
     try:
-        said = await site.run_python(member.replica, EAT, pid, seconds=60.0)
+        said = await site.run_python(member.replica, _EAT, pid, seconds=60.0)
     except ApiError:  # what ate was killed too: what follows shows whether the worker was
         said = "killed"
     if said == "unlimited":
