@@ -26,6 +26,16 @@ def addresses(cluster: Cluster, *selector: str) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod["status"]["phase"] == "Running"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fresh(cluster: Cluster, job: str) -> None:
+    """The job made anew: after drills in which what had just joined was lost, growing would wait for minutes."""
+    cluster.kubectl("delete", "tj", JOB, "--timeout=120s")
+    cluster.apply(e2e.job())
+    cluster.training(3)
+    uid = cluster.job()["metadata"]["uid"]
+    cluster.until("a checkpoint of its own", lambda _: latest()["durable"]["uid"] == uid)
+
+
 @contextmanager
 def cut(node: str, others: list[str]) -> Iterator[float]:
     """The node's pods and these addresses lose each other, without a word to either; yields when, in Unix seconds."""
