@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from concertina_trainer.data.rows import Rows
 from concertina_trainer.errors import BadInput
 
 _Numbers = NDArray[np.int64]
+_BLOCK = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Reader:
         ]  # fmt: skip
         self._interleave = Interleave([source.weight for source in sources])
         self._skipped = Skipped(skipped)
+        self._block = functools.lru_cache(maxsize=4)(self._places)
         self._check()
         self.digest = self._digest([source.weight for source in sources])
         """Names the data and how sequences are made of them: a position under another digest is another sequence."""
@@ -82,19 +85,35 @@ class Reader:
         return max(each.manifest.vocab_size for each in self._sets)
 
     @property
+    def epoch_size(self) -> int:
+        """Sequences of all data sets together."""
+        return sum(each.order.epoch_size for each in self._sets)
+
+    @property
     def waiting_for(self) -> str:
         """Why reading waits for a store: a sentence; "" where it doesn't."""
         return self._cache.waiting_for
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
         """Data set, shard and row of each of these sequences: the n-th that is consumed, for each n."""
+        blocks, inside = np.divmod(consumed, _BLOCK)
+        found = np.empty((3, len(consumed)), dtype=np.int64)
+        for block in np.unique(blocks).tolist():
+            mine = blocks == block
+            found[:, mine] = self._block(block)[:, inside[mine]]
+        return found[0], found[1], found[2]
+
+    def _places(self, block: int) -> _Numbers:
+        """Of many sequences at once: alone, each would cost as much as a hundred."""
+        consumed = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
         sets, nth = self._interleave.at(self._skipped.position_of(consumed))
-        shards, rows = np.empty_like(nth), np.empty_like(nth)
+        found = np.empty((3, _BLOCK), dtype=np.int64)
+        found[0] = sets
         for index, data in enumerate(self._sets):
             inside = sets == index
             if inside.any():
-                shards[inside], rows[inside] = data.order.at(nth[inside])
-        return sets, shards, rows
+                found[1:, inside] = data.order.at(nth[inside])
+        return found
 
     def read(self, start: int, stop: int) -> _Numbers:
         """Tokens [stop - start, sequence_length + 1] of the sequences [start, stop)."""

@@ -64,7 +64,7 @@ class Written:
     overlap: Overlap
 
 
-class _Draft:
+class Draft:
     """A shard as it grows."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def write(part: Part, uri: str, aside: str, recipe: Recipe) -> Written:
     """Write the shards of a part below `uri` and, of what is set aside, below its folder `aside`."""
     tokenizer = recipe.load_tokenizer()
     seen = _looking_for(recipe)
-    training, validation = _Draft(), _Draft()
+    training, validation = Draft(), Draft()
     texts = (text for piece in part.pieces for text in documents(piece, recipe.column))
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
