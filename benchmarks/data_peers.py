@@ -29,6 +29,9 @@ NEEDS = (
 )
 
 
+MOST_SECONDS = 15.0
+
+
 def install() -> Path:
     """The folder with the peers and what they need but torch and numpy; made on first use."""
     if not (FOLDER / "complete").exists():
@@ -48,12 +51,14 @@ def rows(folder: Path, length: int) -> Iterator[bytes]:
 
 
 def consume(batches: Iterable[Any], length: int) -> tuple[float, int]:
-    """Seconds and tokens, from the second batch on; each batch becomes int64, which models read."""
+    """Seconds and tokens, from the second batch on, for a while; each batch becomes int64, which models read."""
     tokens, started = 0, 0.0
     for batch in batches:
         array = np.asarray(batch).astype(np.int64)
         if started:
             tokens += array.size // (length + 1) * length
+            if time.perf_counter() - started > MOST_SECONDS:
+                break
         else:
             started = time.perf_counter()
     return time.perf_counter() - started, tokens
@@ -132,11 +137,14 @@ def batched(items: Iterator[Any], size: int) -> Iterator[Any]:
 
 def _without_torchvision() -> None:
     """mosaicml-streaming imports it at its top, for images alone."""
+    import transformers  # noqa: F401 - before it can see that torchvision is none
 
     class Anything(types.ModuleType):
         __path__ = ()
 
         def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
             return type(name, (), {})
 
     for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
