@@ -72,6 +72,8 @@ class Cluster:
         self.nodes = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(nodes)}
         self.hosted: dict[str, SimPod] = {}
         """By pod name, as long as the pod exists."""
+        self.priority = 0
+        """Of its pods."""
         self.down_until = 0.0
         self.quota_until = 0.0
         self.listeners: list[Callable[[str], None]] = []
@@ -135,9 +137,9 @@ class Cluster:
         self.world.invariants.creating(action)
         self._uids += 1
         pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
-        pod = changed(pod, avoids=action.never_nodes, grace=GRACE)
+        pod = changed(pod, avoids=action.never_nodes, grace=GRACE, priority=self.priority)
         self.hosted[name] = SimPod(name, pod.uid)
-        self.clock.tell(f"{who} creates {name}")
+        self.world.tell(f"{who} creates {name}")
         self._put(pod)
         self.clock.after(self.clock.between(0.02, 0.5), self._schedule, pod.uid, name, action)
         return pod
@@ -147,7 +149,7 @@ class Cluster:
         pod = self.pods.get(action.name)
         if pod is None or pod.uid != action.uid:
             return
-        self.clock.tell(f"{who} deletes {pod.name}{' by force' if action.force else ''}: {action.reason}")
+        self.world.tell(f"{who} deletes {pod.name}{' by force' if action.force else ''}: {action.reason}")
         self.deletes.append(pod.name)
         self.world.invariants.deleting(who, action)
         self.remove(pod.name, force=action.force)
@@ -212,6 +214,8 @@ class Cluster:
         self.clock.after(self.clock.between(0.05, 0.5), self._start, uid, name)
 
     def _takes_pods(self, node: NodeView) -> bool:
+        if self.world.rivalry is not None and self.world.rivalry.full(node.name):
+            return False
         return (
             node.ready
             and node.name not in self.ending

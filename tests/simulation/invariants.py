@@ -63,6 +63,8 @@ class Invariants:
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
         self._accused(old, new)
+        if self.world.rivalry is not None:
+            self.world.rivalry.status_written(self.world, old, new)
 
     def _accused(self, old: JobStatus, new: JobStatus) -> None:
         """Who is said to hang does, or did a moment ago; and who is said to be a straggler is on a slow node."""

@@ -69,7 +69,7 @@ class OperatorProcess:
         return self.clock.now + self.ahead
 
     def kill(self) -> None:
-        self.clock.tell(f"{self.name} dies")
+        self.world.tell(f"{self.name} dies")
         self.alive = False
         self.world.cluster.listeners.remove(self._changed)
         for contact in self.contacts.values():
@@ -145,10 +145,10 @@ class OperatorProcess:
 
     def _observed(self) -> Observed:
         self._discount_absence()
-        job = JobView("job", "default", self.world.uid, self.generation, 1000.0, False, self.spec, "", self.status)
         self.world.claims += 1
+        rivalry = self.world.rivalry
         return Observed(
-            job=job,
+            job=self.job_view,
             pods=tuple(sorted(self.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
             nodes=self.nodes,
             agents={name: contact.view for name, contact in self.contacts.items() if name in self.pods},
@@ -156,7 +156,14 @@ class OperatorProcess:
             secret_made=self.secret_made,
             create_error=self.create_error,
             create_error_at=self.create_error_at,
+            rivals=rivalry.seen_by(self) if rivalry else (),
         )
+
+    @property
+    def job_view(self) -> JobView:
+        world = self.world
+        created = 1000.0 + (world.rivalry.worlds.index(world) if world.rivalry else 0)
+        return JobView(world.name, "default", world.uid, self.generation, created, False, self.spec, "", self.status)
 
     def _write(self, observed: Observed, made: Plan) -> None:
         if not self.alive:
@@ -174,7 +181,7 @@ class OperatorProcess:
 
     def _tell(self, observed: Observed, made: Plan) -> None:
         for event in made.events:
-            self.clock.tell(f"{self.name}: {event.reason}: {event.message}")
+            self.world.tell(f"{self.name}: {event.reason}: {event.message}")
 
     def _apply(self, made: Plan, actions: list[Action]) -> None:
         """Action by action: between any two of them the process may die."""

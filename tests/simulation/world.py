@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from concertina.api.status import JobStatus
 from concertina_agent import protocol as p
@@ -21,22 +21,35 @@ from simulation.operators import OperatorProcess
 from simulation.schedule import SPAN, Schedule, Strike, draw
 from simulation.storage import Storage, check_lineage, steps_of
 
+if TYPE_CHECKING:
+    from simulation.rivals import Rivalry
+
 LIMIT = 400.0
 """Virtual seconds after the last fault within which the job has to be complete."""
 
 
 class World:
-    def __init__(self, seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0) -> None:
-        """`schedule`: instead of what the seed draws. `salt`: another line of chance, with the same job."""
-        self.seed, self.clock = seed, Clock(seed)
+    def __init__(
+        self,
+        seed: int,
+        calm: bool = False,
+        schedule: Schedule | None = None,
+        salt: int = 0,
+        rivalry: Rivalry | None = None,
+    ) -> None:
+        """`schedule`: instead of what the seed draws. `salt`: another line of chance, with the same job. `rivalry`: the
+        cluster is shared with others."""
+        self.seed, self.rivalry = seed, rivalry
+        self.clock = rivalry.clock if rivalry else Clock(seed)
         chance, random = self.clock.chance, self.clock.random
-        self.uid = "job-uid"
-        self.network = Network(self.clock)
+        self.name = f"job{len(rivalry.worlds) if rivalry else ''}"
+        self.uid = f"{self.name}-uid"
+        self.network = rivalry.network if rivalry else Network(self.clock)
         self.storage = Storage(self.clock, self.uid)
         self.invariants = Invariants(self)
         self.agents: dict[str, AgentProcess] = {}
         """By pod name; a process that died stays until another takes its place."""
-        self.replicas = random.choice((1, 2, 2, 3, 3, 4))
+        self.replicas = rivalry.replicas() if rivalry else random.choice((1, 2, 2, 3, 3, 4))
         least = self.replicas if chance(0.3) else random.randint(1, self.replicas)
         self.workers = random.choice((1, 1, 2))
         self.steps = random.randint(12, 40)
@@ -49,7 +62,8 @@ class World:
         self.claims = 0
         self.calm = calm
         job = job_spec(self, least, calm)
-        self.cluster = Cluster(self, self.replicas + random.randint(0, 1), job)
+        nodes = rivalry.nodes if rivalry else self.replicas + random.randint(0, 1)
+        self.cluster = Cluster(self, nodes, job)
         self.collectives: dict[tuple[int, str], Collective] = {}
         self.operators: list[OperatorProcess] = []
         self.troubles: dict[str, float] = {}
@@ -65,7 +79,8 @@ class World:
             else:
                 BY_NAME[strike.name](self, strike.random)
         self.clock.after(SPAN, self._mend)
-        self.start_operator()
+        if rivalry is None:
+            self.start_operator()
 
     def _strike(self, strike: Strike) -> None:
         if not self.calm or self.status.progress is not None:
@@ -89,7 +104,7 @@ class World:
                 collective.hung.clear()
 
     def tell(self, text: str) -> None:
-        self.clock.tell(text)
+        self.clock.tell(f"{self.name}: {text}" if self.rivalry else text)
 
     def clock_of(self, host: str) -> float:
         return self.clocks.get(host, 0.0)
@@ -106,7 +121,7 @@ class World:
 
     def start_operator(self) -> None:
         name = f"operator-{len(self.operators)}"
-        self.clock.tell(f"{name} starts")
+        self.tell(f"{name} starts")
         self.operators.append(OperatorProcess(self, name))
 
     def crashes_operator(self, operator: OperatorProcess) -> bool:
@@ -137,6 +152,10 @@ class World:
         if not self.clock.run(1000.0 + SPAN + LIMIT, self.over):
             ready = self.status.condition("Running")
             raise Violation(f"not complete {LIMIT} s after the last fault: {ready}")
+        self.check()
+
+    def check(self) -> None:
+        """At the end. Raises Violation."""
         failed = self.status.condition("Failed")
         if failed and failed.status == "True":
             raise Violation(f"failed: {failed.message}")

@@ -1,0 +1,43 @@
+"""Two or three jobs that don't fit at once: each gets its turn, and who comes first goes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from concertina.plan import gang
+from concertina.plan.types import Rival
+from simulation.clock import Violation
+from simulation.rivals import Rivalry
+
+SEEDS = range(20)
+ENOUGH = range(60)
+
+
+def fails(seed: int) -> bool:
+    try:
+        Rivalry(seed).run()
+    except Violation:
+        return True
+    return False
+
+
+def test_jobs_that_need_the_same_nodes_all_complete() -> None:
+    gave_way = 0
+    for seed in SEEDS:
+        rivalry = Rivalry(seed)
+        try:
+            rivalry.run()
+        except Violation as violation:
+            pytest.fail(f"seed {seed}: {rivalry.story()}\n{violation}")
+        gave_way += any("GivesWay" in text for _, text in rivalry.clock.story)
+    assert gave_way >= 2
+
+
+def test_room_that_nobody_releases_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang, "_may_release", lambda look, mine: False)
+    assert any(fails(seed) for seed in ENOUGH)
+
+
+def test_it_is_noticed_when_the_first_in_line_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rival, "place", property(lambda rival: (rival.priority, rival.trained, -rival.created, "")))
+    assert any(fails(seed) for seed in ENOUGH)
