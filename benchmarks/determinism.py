@@ -1,0 +1,96 @@
+"""What `determinism: bitwise` costs: seconds of a step beside `order`, in the same world, same model and batch.
+
+python benchmarks/determinism.py [--world N] [--steps N] [--json FILE]
+
+Worlds of real processes on gloo and the demo's model; steps of both kinds take turns: both see the same machine.
+Reading data and saving are left out: they are the same.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import report
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+
+from concertina_trainer import parallel, summing
+from concertina_trainer.agreement import Said, agree
+from concertina_trainer.batch import plan_batch
+from concertina_trainer.config import Precision, TrainerConfig
+from concertina_trainer.data.batches import Microbatch
+from concertina_trainer.loop import forward_backward
+from concertina_trainer.optimizer import ShardedAdamW
+from concertina_trainer.state import TrainState
+from concertina_trainer.waits import Waits
+
+CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
+
+
+class Kind:
+    """One way to train, with a model of its own."""
+
+    def __init__(self, bitwise: bool, world: parallel.World) -> None:
+        self.world = world
+        self.model = parallel.sharded_model(CONFIG.model, Precision.float32, world)
+        self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
+        TrainState(self.model, self.optimizer, world).initialise(CONFIG)
+        self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)
+        self.sums = summing.sums(bitwise, self.model, self.plan, world.rank, world.waits)
+
+    def step(self) -> float:
+        """Seconds."""
+        length = CONFIG.model.sequence_length
+        batches = []
+        for part in self.plan.parts(self.world.rank):
+            weights = torch.zeros(self.plan.rows, length)
+            weights[: len(part)] = 1 / CONFIG.global_batch_size / length
+            batches.append(Microbatch(torch.randint(0, 256, (self.plan.rows, length + 1)), weights, None))
+        dist.barrier()
+        started = time.perf_counter()
+        losses = forward_backward(self.model, self.optimizer, self.sums, batches)
+        nothing = torch.empty(0, dtype=torch.float64)
+        agree(self.world, self.sums, losses, self.optimizer.gradients(), Said(), nothing)
+        self.optimizer.update(1e-6, 1.0)
+        return time.perf_counter() - started
+
+
+def rank(number: int, size: int, steps: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=size)
+    device = torch.device("cpu")
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
+    world = parallel.World(number, size, device, mesh, Waits(device))
+    kinds = {name: Kind(name == "bitwise", world) for name in ("order", "bitwise")}
+    seconds = {name: [kind.step() for _ in range(2)] for name, kind in kinds.items()}  # warm
+    for name in seconds:
+        seconds[name].clear()
+    for _ in range(steps):
+        for name, kind in kinds.items():
+            seconds[name].append(kind.step())
+    if number == 0:
+        torch.save(seconds, f"{folder}/seconds")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--world", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: dict[str, list[float]] = {}
+    for size in options.world:
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(rank, (size, options.steps, folder), nprocs=size)  # type: ignore[no-untyped-call]
+            rows |= {f"{name}, {size} workers": found for name, found in torch.load(f"{folder}/seconds").items()}
+    report.show("a step", rows)
+    report.write(options.json, "determinism", rows)
+
+
+if __name__ == "__main__":
+    main()
