@@ -146,7 +146,7 @@ def gather(uri: str) -> float:
     places = shards * height + rows
     started = time.perf_counter()
     for position in range(0, count, BATCH):
-        np.take(every, places[position : position + BATCH], axis=0)
+        np.take(every, places[position : position + BATCH], axis=0).astype(np.int64)
     return count * LENGTH / (time.perf_counter() - started) / 1e6
 
 

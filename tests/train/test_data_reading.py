@@ -11,8 +11,11 @@ import urllib.request
 
 import numpy as np
 import pytest
+import torch
 
+from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import DataConfig
+from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.errors import BadInput
@@ -178,6 +181,23 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
     lost.set()
     with pytest.raises(StorageError, match="It was tried for 1 s"):
         impatient.read(0, 1)
+
+
+def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
+    between.spoil = lambda name, nth: "refuse"
+    batches = Batches(reader, plan_batch(20, 20, 1), 0, 0, torch.device("cpu"))
+    told = []
+
+    def stalled(reason, seconds):
+        told.append((reason, seconds))
+        if len(told) == 2:
+            between.spoil = lambda name, nth: None
+
+    [batch] = batches.next(stalled)
+    assert (batch.tokens.numpy() == expected[:20]).all()
+    assert "can't be reached" in told[0][0]
+    assert 0 < told[0][1] < told[1][1] <= batches.stalled_seconds
 
 
 def test_killing_the_store_in_the_middle_of_reading(s3, stored, expected):
