@@ -38,8 +38,8 @@ def fresh(cluster: Cluster, job: str) -> None:
 
 @contextmanager
 def cut(node: str, own: str, others: list[str]) -> Iterator[float]:
-    """A pod of the node and these addresses lose each other, without a word to either; yields when, in Unix seconds. (Not
-    the node's other pods: the operator may be one of them.)"""
+    """A pod of the node and these addresses lose each other, without a word to either; yields when, in Unix seconds.
+    Not the node's other pods: the operator may be one of them."""
     pairs = [pair for other in others for pair in ((own, other), (other, own))]
     rules = [("FORWARD", "-s", source, "-d", target, "-j", "DROP") for source, target in pairs]
 
