@@ -77,6 +77,8 @@ def main() -> None:
     for name, value in facts.items():
         print(f"{name}: {value}")
     report.write(options.json, "data", {**speeds, **costs}, **facts)
+    sys.stdout.flush()
+    os._exit(0)  # the threads that prepare batches never end by themselves
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
@@ -106,7 +108,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
                 else:
                     speeds[name].append(found["tokens"] / found["seconds"] / 1e6)
     for rate in options.rates:
-        facts[f"stall at {rate:g} Mtok/s, %"] = round(stall(str(made), rate * 1e6), 3)
+        facts[f"stall at {rate:g} Mtok/s, %"] = [round(stall(str(made), rate * 1e6), 3) for _ in range(options.runs)]
     if not options.without_peers:
         facts["grain's ElasticIterator agrees"] = data_peers.measure("oracle", made, LENGTH, 12)
     return speeds, facts
@@ -161,14 +163,16 @@ def raw(uri: str) -> float:
 
 
 def stall(uri: str, rate: float, seconds: float = 5.0) -> float:
-    """Percent of the time that a loop waits which takes `rate` tokens a second, from its second step on."""
+    """Percent of the time that a loop waits which takes `rate` tokens a second, once it is warm."""
     import torch
 
     from concertina_trainer.data.batches import Batches
 
     reader = Reader(DataConfig(uri=uri), LENGTH, seed=1)
     batches = Batches(reader, plan_batch(BATCH, BATCH, 1), 0, 0, torch.device("cpu"))
-    batches.next(lambda reason, waited: None)
+    warm = time.perf_counter() + 1.0
+    while time.perf_counter() < warm:
+        batches.next(lambda reason, waited: None)
     batches.stalled_seconds, started = 0.0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         time.sleep(BATCH * LENGTH / rate)
