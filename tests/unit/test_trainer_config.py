@@ -40,6 +40,11 @@ def test_a_mistake_is_named(change, said):
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("uri", ["/data", "file:///data", "s3://b/data", "gs://b/data", "az://c/data"])
+def test_data_may_be_in_every_store_that_checkpoints_may_be_in(uri):
+    assert TrainerConfig.model_validate({**DATA, "data": {"uri": uri}}).data.uri == uri
+
+
 def test_the_digest_is_of_what_decides_the_numbers():
     config = TrainerConfig.model_validate(DATA)
     same = {"logEverySteps": 3, "snapshot": {"everySteps": 5}, "microBatchSize": 2}

@@ -86,7 +86,7 @@ class ModelConfig(_Section):
         return self
 
 
-DATA_URI = r"^(s3://.+|file:///.+|/.+)$"
+DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Where data can be: a regular expression of RE2 and of Python."""
 
 
@@ -116,8 +116,8 @@ class DataConfig(_Section):
         min_length=1,
         max_length=1024,
         pattern=DATA_URI,
-        description="Folder of manifest.json and its shards: an absolute path, file:///... or s3://bucket/folder. "
-        "Absent: mixture names several.",
+        description="Folder of manifest.json and its shards: an absolute path, file:///..., s3://bucket/folder, "
+        "gs://bucket/folder or az://container/folder. Absent: mixture names several.",
     )
     mixture: Annotated[list[MixtureSource], Field(max_length=32)] = Field(
         default=[],
@@ -132,7 +132,7 @@ class DataConfig(_Section):
         "and bucketed need `concertina data pack`.",
     )
     cache_mebibytes: int = Field(
-        default=4096, ge=16, le=16777216, description="Most MiB of shards from s3:// kept on a node's disk."
+        default=4096, ge=16, le=16777216, description="Most MiB of shards from object stores kept on a node's disk."
     )
     fetch_threads: int = Field(default=4, ge=1, le=64, description="Shards that a worker fetches and checks at once.")
     patience_seconds: int = Field(
