@@ -80,10 +80,16 @@ def s3():
         os.environ.update(before)
 
 
-@pytest.fixture(params=["file", "s3"])
+STORES = ["file", "s3", *(["az"] if os.environ.get("AZURE_STORAGE_USE_EMULATOR") else [])]
+"""With that variable an Azurite must be there, with the container `train`."""
+
+
+@pytest.fixture(params=STORES)
 def storage_uri(request, tmp_path):
     """A place of its own in each kind of durable storage."""
     if request.param == "file":
         return f"file://{tmp_path}/checkpoints"
+    if request.param == "az":
+        return f"az://train/{os.getpid()}-{tmp_path.name}"
     request.getfixturevalue("s3")
     return f"s3://train/{tmp_path.name}"
