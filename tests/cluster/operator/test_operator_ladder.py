@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from builders.drills import build_data
 from builders.operator import Jobs, bundled
+from concertina_trainer.data.manifest import parse
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
@@ -43,10 +45,13 @@ def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
 
 
 def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path: Path) -> None:
-    """One token beyond the vocabulary: the same step fails whichever replica reads it."""
+    """One token beyond the vocabulary that the manifest names: the same step fails whichever replica reads it."""
     text = ("a" * 40 + "\n") * 150
     (tmp_path / "text").write_text(text[:3000] + "\x7f" + text[3000:])
     build_data(str(tmp_path / "data"), {}, str(tmp_path / "text"))
+    manifest = tmp_path / "data/manifest.json"
+    wrong = dataclasses.replace(parse(manifest.read_bytes(), str(tmp_path)), vocab_size=127)
+    manifest.write_bytes(wrong.to_json())
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 127, "sequenceLength": 32}
     spec = {"steps": 100, "model": model, "data": {"uri": str(tmp_path / "data")}, "globalBatchSize": 4}
     jobs.create("a", trainer=spec, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 30})
