@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from concertina.cluster import torchrun
 from concertina.cluster.client import Client
-from concertina.cluster.errors import Conflict, Forbidden, Invalid, NotFound, TestFailed
+from concertina.cluster.errors import Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, TestFailed
 from concertina.cluster.events import Events
 from concertina.cluster.pod import Images, pod_manifest, secret_manifest
 from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
@@ -134,7 +134,7 @@ class Applier:
         except Conflict:
             pass  # made by an earlier pass; its name has the job's uid in it, so it is this job's
         except (Forbidden, Invalid) as error:
-            self.world.create_refused(view.uid, error.message)
+            self.world.create_refused(view.uid, error.message, ends=isinstance(error, NamespaceEnds))
             raise Outdated(f"the Secret was refused: {error.message}") from error
         job.secret_made_at = time.monotonic()
 
@@ -163,7 +163,7 @@ class Applier:
         except Conflict:
             stored = await self._existing(view, name)
         except (Forbidden, Invalid) as error:
-            self.world.create_refused(view.uid, error.message)
+            self.world.create_refused(view.uid, error.message, ends=isinstance(error, NamespaceEnds))
             decision("create refused", job.name, pod=name, message=error.message)
             return
         self.world.created(view.uid)

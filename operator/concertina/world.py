@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ class Job:
     secret_made_at: float = 0.0
     create_error: str = ""
     create_error_at: float = 0.0
+    ends: bool = False
+    """Its namespace is being deleted; pods go first, so the job itself may not know for long."""
     outdated: int = 0
     """Passes in a row that lost a precondition."""
     pods: dict[str, PodView] = field(default_factory=dict)
@@ -37,6 +40,11 @@ class Job:
     @property
     def name(self) -> str:
         return f"{self.view.namespace}/{self.view.name}"
+
+    @property
+    def seen(self) -> JobView:
+        """As the plan is to see it."""
+        return dataclasses.replace(self.view, deleting=True) if self.ends else self.view
 
     @property
     def uri(self) -> str:
@@ -138,7 +146,7 @@ class World:
         if job is None:
             return None
         return Observed(
-            job=job.view,
+            job=job.seen,
             pods=tuple(sorted(job.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
             nodes=self._nodes,
             agents=self._agents(uid),
@@ -151,9 +159,11 @@ class World:
             progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
         )
 
-    def create_refused(self, uid: str, sentence: str) -> None:
+    def create_refused(self, uid: str, sentence: str, ends: bool = False) -> None:
+        """`ends`: for good, as the job's namespace is being deleted."""
         if job := self._jobs.get(uid):
-            job.create_error, job.create_error_at = sentence, time.time()
+            job.create_error, job.create_error_at, job.ends = sentence, time.time(), job.ends or ends
+            self._stale.add(uid)
             self._changed(uid)
 
     def created(self, uid: str) -> None:
@@ -171,7 +181,7 @@ class World:
     def _look_for_room(self, uid: str) -> None:
         """Whether that job waits for room; where that is news, those who hold room in vain, or none, look again."""
         job, before = self._jobs.get(uid), self._waiting.pop(uid, None)
-        now = waiting(job.view, job.pods.values(), bool(job.create_error)) if job else None
+        now = waiting(job.seen, job.pods.values(), bool(job.create_error)) if job else None
         if now is not None:
             self._waiting[uid] = now
         if (now and now.rival) == (before and before.rival):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 from concertina.apply import claim_tests
+from concertina.cluster.errors import NamespaceEnds, from_status
 from concertina.cluster.views import OwnedPod
 from concertina.plan.types import NodeView, PodView
 from concertina.world import World
@@ -204,3 +206,22 @@ def test_who_released_its_room_is_told_when_the_line_moves() -> None:
     known.world.hear_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
     known.world.observe("a")
     assert known.heard() == ["a", "b"]
+
+
+def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
+    known = Known()
+    for uid in ("a", "b"):
+        known.world.hear_job(job(uid, 10))
+        waits = pod(f"{uid}-0-0", uid)
+        known.world.hear_pod(None, replace(waits, view=replace(waits.view, waiting="Unschedulable")))
+    seen = known.world.observe("b")
+    assert seen is not None
+    assert [rival.uid for rival in seen.rivals] == ["a"]
+    status = {"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "it ends"}]}}
+    refused = from_status(403, json.dumps(status).encode())
+    known.world.create_refused("a", refused.message, ends=isinstance(refused, NamespaceEnds))
+    seen, gone = known.world.observe("b"), known.world.observe("a")
+    assert seen is not None
+    assert seen.rivals == ()
+    assert gone is not None
+    assert gone.job.deleting

@@ -25,6 +25,10 @@ class Forbidden(ApiError):
     """RBAC, a quota or an admission plugin said no."""
 
 
+class NamespaceEnds(Forbidden):
+    """Nothing can be made in a namespace that is being deleted, and that can't be taken back."""
+
+
 class NotFound(ApiError):
     pass
 
@@ -74,6 +78,8 @@ def from_status(status: int, body: bytes) -> ApiError:
     causes = tuple(str(cause.get("message", "")) for cause in details.get("causes") or ())
     message = message or f"the API server answered {status}"
     kind = _KINDS.get(status, ApiError)
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in details.get("causes") or ()):
+        kind = NamespaceEnds
     if status == 422 and not details.get("kind"):
         kind = (
             TestFailed  # all other refusals of an object name its kind; this one says only that "the request" is wrong
