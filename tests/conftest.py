@@ -1,5 +1,7 @@
 """For all tests."""
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -8,6 +10,8 @@ from builders.drills import FIGURES
 # An example's time says more about the machine's load than about the code.
 settings.register_profile("concertina", deadline=None)
 settings.load_profile("concertina")
+# Of a shell's background job SIGINT is ignored, and so by all that tests start: Ctrl-C could not be tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

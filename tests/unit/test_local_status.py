@@ -24,3 +24,17 @@ def test_only_a_container_that_is_not_started_again_ends_its_pod(
     ended = ContainerState("main", "image", {"terminated": {"exitCode": code}})
     facts = PodFacts(policy, "127.0.1.1", "127.0.1.2", "", inits=[], mains=[ended], deleted=deleted)
     assert pod_status(facts, {})["phase"] == phase
+
+
+def test_an_init_container_that_has_ended_is_not_said_to_run_again() -> None:
+    done = {"terminated": {"exitCode": 0}}
+
+    def said(state: dict[str, object], previous: dict[str, object]) -> list[object]:
+        inits = [ContainerState("agent", "image", state)]
+        facts = PodFacts("OnFailure", "127.0.1.1", "127.0.1.2", "", inits=inits, mains=[], deleted=False)
+        return [each["state"] for each in pod_status(facts, previous)["initContainerStatuses"]]
+
+    first = {"initContainerStatuses": [{"name": "agent", "state": done}]}
+    assert said({"waiting": {"reason": "PodInitializing"}}, first) == [done]
+    assert said({"running": {}}, {}) == [{"running": {}}]
+    assert said({"terminated": {"exitCode": 1}}, first) == [{"terminated": {"exitCode": 1}}]

@@ -80,12 +80,20 @@ def pod_status(facts: PodFacts, previous: Object) -> Object:
         "message": facts.failure[1] if facts.failure else None,
     }
     if facts.inits:
-        status["initContainerStatuses"] = [
-            container.as_object() | {"ready": container.initialized} for container in facts.inits
-        ]
+        known = {each["name"]: each for each in previous.get("initContainerStatuses") or []}
+        status["initContainerStatuses"] = [_init_status(each, known.get(each.name)) for each in facts.inits]
     if facts.pod_ip:
         status |= {"podIP": facts.pod_ip, "podIPs": [{"ip": facts.pod_ip}]}
     return status
+
+
+def _init_status(container: ContainerState, before: Object | None) -> Object:
+    """A pod that comes back after its node's death runs its init containers again, and the API server refuses every
+    status in which one that had succeeded runs or waits: it stays as it was, until it has ended again."""
+    succeeded = before is not None and before["state"].get("terminated", {}).get("exitCode") == 0
+    if before and succeeded and container.exit_code is None and not container.restarts_always:
+        return before
+    return container.as_object() | {"ready": container.initialized}
 
 
 def _phase(facts: PodFacts) -> str:

@@ -63,8 +63,7 @@ class StatusWriter:
 
     async def _write(self) -> bool:
         """False when there is no such pod any more. Asks for the facts at each try: those that were refused may have
-        changed. (A pod that comes back after its node's death runs its init containers again, and the API server takes
-        no status in which one of those that had succeeded runs.)"""
+        changed."""
         while True:
             status = pod_status(self._facts(), self._written)
             if status == self._written and not self._stale:
