@@ -111,14 +111,14 @@ class Bench:
         return recovery
 
     def join(self) -> Recovery:
-        """Kill a member; then, from its successor's being ready to the first step of the world with it."""
+        """Kill a member; then, from the new agent's being ready (in its pod or a new one) to the first step with it."""
         before = self._steady()
-        known = {member["replica"] for member in before["world"]["members"]}
+        known = {member["instance"] for member in before["world"]["members"]}
         self._hurt("member", before)
         until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         replayed = self._status().get("stepsReplayed", 0)
         after = until("the successor at work", GROW_LIMIT, lambda: self._with_others(known))
-        joined = next(m["replica"] for m in after["world"]["members"] if m["replica"] not in known)
+        joined = next(m["replica"] for m in after["world"]["members"] if m["instance"] not in known)
         round_number = after["world"]["round"]
         at_work = until("its first step", RECOVERY_LIMIT, lambda: self._at_work_since(round_number - 1))
         warm = [json.loads(line)["t"] for line in self._log(joined).splitlines() if '"event":"warm"' in line]
@@ -127,7 +127,7 @@ class Bench:
 
     def _with_others(self, known: set[str]) -> dict[str, Any] | None:
         status = self._status()
-        members = {member["replica"] for member in status["world"]["members"]}
+        members = {member["instance"] for member in status["world"]["members"]}
         return status if len(members) == 3 and members != known else None
 
     def recover_traced(self, scenario: str, trace: Path) -> float:
