@@ -39,6 +39,7 @@ class Rule:
 
 STORED = "^((s3|gs|az)://[a-z0-9][a-z0-9._-]+(/.*)?|file:///.+)$"
 """Where checkpoints can be: a regular expression of RE2 and of Python."""
+WHERE_STORED = "must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder"
 
 
 def _one_trainer(spec: JobSpec) -> bool:
@@ -159,19 +160,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=".spec.checkpoint.uri",
         cel=f"self.matches('{STORED}')",
-        message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
+        message=WHERE_STORED,
         holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.uri),
     ),
     Rule(
         at=".spec.checkpoint.resumeFrom",
         cel=f"size(self) == 0 || self.matches('{STORED}')",
-        message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
+        message=WHERE_STORED,
         holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.resume_from),
     ),
     Rule(
         at=".spec.checkpoint.initFrom",
         cel=f"size(self) == 0 || self.matches('{STORED}')",
-        message="must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
+        message=WHERE_STORED,
         holds=lambda spec: spec.checkpoint is None or _stored(spec.checkpoint.init_from),
     ),
     Rule(
