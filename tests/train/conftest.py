@@ -21,6 +21,13 @@ def parent():
     parent.close()
 
 
+@pytest.fixture
+def data_cache(tmp_path, monkeypatch):
+    """The node's folder of fetched shards: one of the test's own."""
+    monkeypatch.setenv("CONCERTINA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Byte-level shards of a few modules of the standard library."""

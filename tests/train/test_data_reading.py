@@ -21,6 +21,8 @@ from concertina_trainer.data.reader import Reader
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage import Folder, StorageError
 
+pytestmark = pytest.mark.usefixtures("data_cache")
+
 LENGTH = 50
 
 
@@ -33,12 +35,6 @@ def files(tmp_path):
         path.write_bytes(generator.integers(32, 127, 300 + i, dtype=np.uint8).tobytes())
         paths.append(path)
     return paths
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("CONCERTINA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -71,26 +67,26 @@ def test_threads_and_the_cache_change_nothing(stored, expected, threads):
     assert (np.concatenate(pieces) == expected).all()
 
 
-def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, cache):
+def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, data_cache):
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
     assert (reader.read(0, 600) == expected).all()
-    assert len(held(cache)) == 20
+    assert len(held(data_cache)) == 20
     Folder(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all(), "from the cache"
 
 
-def test_the_cache_is_bounded(stored, expected, cache):
+def test_the_cache_is_bounded(stored, expected, data_cache):
     config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_mebibytes": 2000 / 2**20})
     reader = Reader(config, LENGTH, seed=1)
     for start in range(0, 600, 20):
         assert (reader.read(start, start + 20) == expected[start : start + 20]).all()
-        assert sum(path.stat().st_size for path in held(cache)) <= 2000
-    assert held(cache)
+        assert sum(path.stat().st_size for path in held(data_cache)) <= 2000
+    assert held(data_cache)
 
 
-def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, cache):
+def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, data_cache):
     Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
-    for i, path in enumerate(held(cache)):
+    for i, path in enumerate(held(data_cache)):
         content = path.read_bytes()
         path.write_bytes([b"?" + content[1:], content[:-1], b""][i % 3])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()

@@ -14,6 +14,8 @@ from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.errors import BadInput
 
+pytestmark = pytest.mark.usefixtures("data_cache")
+
 
 @pytest.fixture
 def files(tmp_path):
@@ -23,12 +25,6 @@ def files(tmp_path):
         path.write_bytes(bytes([97 + i]) * (300 + i))
         paths.append(path)
     return paths
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("CONCERTINA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def test_the_same_files_give_the_same_bytes(files, tmp_path):

@@ -8,6 +8,7 @@ from concertina.api import API_VERSION, KIND, TRAINER
 from concertina.api.spec import JobSpec
 from concertina.cluster import pod_needs
 from concertina.cluster.resources import Raw
+from concertina.plan.memory import share
 from concertina.plan.types import CreatePod, JobView
 
 TRAINER_CONTAINER = TRAINER
@@ -191,7 +192,7 @@ def _volumes(job: JobView, spec: JobSpec, pod: Raw, trainer: Raw) -> list[Raw]:
     state: Raw = {"medium": "Memory"} if spec.bundled else {}
     if spec.bundled and (memory := pod_needs.memory_of(trainer)):
         # Snapshots count towards the container's memory. What doesn't fit is "no space left", not a kill.
-        state["sizeLimit"] = str(memory * 9 // 10)
+        state["sizeLimit"] = str(share(memory))
     volumes = (
         {"name": VOLUME, "emptyDir": state},
         {"name": IDENTITY, "secret": {"secretName": secret_name(job)}},

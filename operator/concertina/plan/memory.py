@@ -2,7 +2,7 @@
 
 A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
 its workers, and two of the replica before it; with one replica there is no other. They live in nine tenths of the
-container's memory (`cluster/pod.py`).
+container's memory (`share`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def _state(spec: JobSpec) -> int:
 def room(spec: JobSpec) -> int:
     """Bytes that a replica has for them; 0: there is no limit."""
     limits = ((spec.template.trainer.model_extra or {}).get("resources") or {}).get("limits") or {}
-    return bytes_of(limits.get("memory")) * 9 // 10
+    return share(bytes_of(limits.get("memory")))
+
+
+def share(limit: int) -> int:
+    """Of so many bytes that a container may use, those that its snapshots may take."""
+    return limit * 9 // 10
 
 
 def too_small(look: Look) -> Decision | None:
