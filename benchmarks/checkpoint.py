@@ -31,19 +31,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from concertina.local import s3
 from concertina_agent import snapshots as held
 from concertina_agent.protocol import Durable, SnapshotId
-from concertina_trainer import checkpoint, parallel, summing
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.batches import Microbatch
 from concertina_trainer.loop import forward_backward
-from concertina_trainer.manifest import Code
-from concertina_trainer.optimizer import ShardedAdamW
-from concertina_trainer.restore import LocalShard
-from concertina_trainer.shardfile import Facts
-from concertina_trainer.snapshot import Snapshots, Taken
-from concertina_trainer.state import TrainState
-from concertina_trainer.storage import Folder
-from concertina_trainer.stored import StoredCheckpoint
+from concertina_trainer.model import parallel, summing
+from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.state.restore import LocalShard
+from concertina_trainer.state.shardfile import Facts
+from concertina_trainer.state.snapshot import Snapshots, Taken
+from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.storage import checkpoint
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.manifest import Code
+from concertina_trainer.storage.stored import StoredCheckpoint
 from concertina_trainer.waits import Waits
 
 UID = "bench"

@@ -37,7 +37,7 @@ from concertina_trainer.config import DataConfig
 from concertina_trainer.data.manifest import FORMAT, NAME, Manifest, TokenizerFacts
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.data.write import Draft
-from concertina_trainer.storage import Folder
+from concertina_trainer.storage.folder import Folder
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 CONSOLE = Console(stderr=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from concertina_agent.protocol import SnapshotId
-from concertina_trainer.shardfile import Chunk, Facts, Layout
-from concertina_trainer.snapshot import Snapshots
+from concertina_trainer.state.shardfile import Chunk, Facts, Layout
+from concertina_trainer.state.snapshot import Snapshots
 
 
 class State:

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.reader import Reader
-from concertina_trainer.model import Decoder, initial_weight
-from concertina_trainer.optimizer import learning_rate
+from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.optimizer import learning_rate
 
 
 def losses(trainer, nudged=False):

@@ -10,8 +10,8 @@ import torch
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.shardfile import Chunk, Facts, Layout
-from concertina_trainer.snapshot import Snapshots
+from concertina_trainer.state.shardfile import Chunk, Facts, Layout
+from concertina_trainer.state.snapshot import Snapshots
 from concertina_trainer.uploader import answer
 
 RANKS, ELEMENTS, UID = 2, 50_000, "crashing"

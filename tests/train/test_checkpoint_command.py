@@ -11,11 +11,11 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from concertina.cli.checkpoint import app
-from concertina_trainer.checkpoint import read_latest
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.reader import Reader
-from concertina_trainer.storage import Folder
-from concertina_trainer.stored import StoredCheckpoint
+from concertina_trainer.storage.checkpoint import read_latest
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.stored import StoredCheckpoint
 
 
 def command(*arguments: str, code: int = 0) -> str:
@@ -109,6 +109,6 @@ def test_prune_shows_first_and_deletes_when_told(uri, tmp_path):
 
 
 def _finished(uri):
-    from concertina_trainer.catalogue import finished
+    from concertina_trainer.storage.catalogue import finished
 
     return finished(Folder(uri))

@@ -83,7 +83,7 @@ def test_every_document_of_every_format_is_there_once_and_in_order(tmp_path, for
 
 
 def test_sources_in_a_store(s3, tmp_path):
-    from concertina_trainer.storage import Folder
+    from concertina_trainer.storage.folder import Folder
 
     as_parquet(tmp_path)
     json_lines(tmp_path / "b.jsonl", ["one", "two"])

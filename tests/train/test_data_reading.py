@@ -19,7 +19,7 @@ from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import Folder, StorageError
+from concertina_trainer.storage.folder import Folder, StorageError
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 

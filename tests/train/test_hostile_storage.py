@@ -12,9 +12,9 @@ from concertina_agent.protocol import SnapshotId
 from concertina_agent.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
-from concertina_trainer.shardfile import Chunk, Facts, Layout
-from concertina_trainer.storage import Folder, StorageError
-from concertina_trainer.stored import StoredCheckpoint
+from concertina_trainer.state.shardfile import Chunk, Facts, Layout
+from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.storage.stored import StoredCheckpoint
 from concertina_trainer.uploader import answer
 
 ROWS = 2_500_000

@@ -11,7 +11,7 @@ from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.data.skips import positions
-from concertina_trainer.shardfile import header_length, parse_header
+from concertina_trainer.state.shardfile import header_length, parse_header
 
 STEPS, BATCH, LENGTH = 110, 4, 32
 

@@ -8,9 +8,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.reader import Reader
-from concertina_trainer.hf_names import config_json
-from concertina_trainer.shardfile import Continued
-from concertina_trainer.stored import StoredCheckpoint
+from concertina_trainer.state.shardfile import Continued
+from concertina_trainer.storage.hf_names import config_json
+from concertina_trainer.storage.stored import StoredCheckpoint
 
 
 @pytest.fixture(scope="module")

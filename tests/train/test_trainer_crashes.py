@@ -11,9 +11,9 @@ import time
 import torch
 from saver import ELEMENTS, RANKS, UID
 
-from concertina_trainer.checkpoint import read_latest
-from concertina_trainer.storage import Folder
-from concertina_trainer.stored import StoredCheckpoint
+from concertina_trainer.storage.checkpoint import read_latest
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.stored import StoredCheckpoint
 
 CRASHES = int(os.environ.get("CONCERTINA_CRASHES", "16"))
 GIVE_UP = 60.0

@@ -6,8 +6,8 @@ import plain
 import pytest
 import torch
 
-from concertina_trainer.shardfile import header_length, parse_header
-from concertina_trainer.state import DTYPES
+from concertina_trainer.state.shardfile import header_length, parse_header
+from concertina_trainer.state.train_state import DTYPES
 
 HISTORY = ((4, 3), (3, 5), (1, 7), (2, 9), (4, 11))
 """Workers of each round, and the step at which it is interrupted: by SIGKILL and by a drain in turn."""

@@ -15,8 +15,8 @@ from concertina_trainer.data.build import build
 from concertina_trainer.data.manifest import parse
 from concertina_trainer.data.packing import pack
 from concertina_trainer.data.reader import Reader
-from concertina_trainer.model import Decoder, initial_weight
-from concertina_trainer.storage import Folder
+from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.storage.folder import Folder
 
 
 def whole_gradient(parent, trainer, world, tmp_path):

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_trainer.errors import BadInput
-from concertina_trainer.shardfile import header_length, parse_header
-from concertina_trainer.snapshot import Snapshots
+from concertina_trainer.state.shardfile import header_length, parse_header
+from concertina_trainer.state.snapshot import Snapshots
 
 
 def held(path):

@@ -12,12 +12,12 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from concertina_agent.protocol import Durable, Restore, SnapshotId
 from concertina_agent.worker_channel import Probe, Publish, Ship
-from concertina_trainer import checkpoint as checkpoints
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.retention import found, lease
-from concertina_trainer.shardfile import Chunk, Continued, Facts, Layout
-from concertina_trainer.storage import Changed, Folder, StorageError
-from concertina_trainer.stored import StoredCheckpoint
+from concertina_trainer.state.shardfile import Chunk, Continued, Facts, Layout
+from concertina_trainer.storage import checkpoint as checkpoints
+from concertina_trainer.storage.folder import Changed, Folder, StorageError
+from concertina_trainer.storage.retention import found, lease
+from concertina_trainer.storage.stored import StoredCheckpoint
 from concertina_trainer.uploader import answer
 
 

@@ -7,7 +7,7 @@ from builders import jobs
 from concertina.plan import memory
 from concertina.plan.plan import plan
 from concertina_trainer.config import ModelConfig
-from concertina_trainer.model import Decoder
+from concertina_trainer.model.decoder import Decoder
 
 LARGE = {"layers": 24, "dim": 1024, "heads": 16, "vocabSize": 32768}
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_trainer.manifest import Place
-from concertina_trainer.retention import doomed
+from concertina_trainer.storage.manifest import Place
+from concertina_trainer.storage.retention import doomed
 
 ANY = st.builds(Place, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
 PLACES = st.sets(ANY, min_size=1)

@@ -12,7 +12,7 @@ from concertina_trainer.anomalies import IN_A_ROW, SEASONED, Anomalies
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.skips import positions, united
 from concertina_trainer.errors import BadInput, RollBack
-from concertina_trainer.shardfile import Trend
+from concertina_trainer.state.shardfile import Trend
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=6)
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import zipapp
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -51,17 +51,23 @@ def install(destination: Path) -> Path:
 
 def _copy_package(package: str, target: Path) -> None:
     """The package's own files, out of a folder or out of the zipapp that this is."""
-    target.mkdir(parents=True, exist_ok=True)
+    for name, content in _files(package):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(content)
+
+
+def _files(package: str) -> Iterator[tuple[str, bytes]]:
+    """Paths within the package, and what is in them."""
     root = Path(__file__).parents[1]
     if root.is_dir():
-        for module in sorted((root / package).iterdir()):
-            if module.is_file():
-                (target / module.name).write_bytes(module.read_bytes())
+        for module in sorted((root / package).rglob("*")):
+            if module.is_file() and "__pycache__" not in module.parts:
+                yield module.relative_to(root / package).as_posix(), module.read_bytes()
         return
     with zipfile.ZipFile(root) as archive:
         for name in archive.namelist():
             if name.startswith(f"{package}/") and not name.endswith("/"):
-                (target / Path(name).name).write_bytes(archive.read(name))
+                yield name.removeprefix(f"{package}/"), archive.read(name)
 
 
 def run(command: tuple[str, ...], package: str) -> int:

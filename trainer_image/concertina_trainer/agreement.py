@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from concertina_trainer.parallel import World
-from concertina_trainer.summing import Sums
+from concertina_trainer.model.parallel import World
+from concertina_trainer.model.summing import Sums
 
 
 @dataclasses.dataclass(frozen=True)

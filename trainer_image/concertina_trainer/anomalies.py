@@ -13,7 +13,7 @@ from concertina_trainer.agreement import Agreed
 from concertina_trainer.config import Answer, TrainerConfig
 from concertina_trainer.data.skips import MOST_RANGES, Ranges, positions, united, words
 from concertina_trainer.errors import BadInput, RollBack
-from concertina_trainer.shardfile import Trend
+from concertina_trainer.state.shardfile import Trend
 
 SMOOTHING = 1 / 16
 """Weight of a new loss in mean and variance."""

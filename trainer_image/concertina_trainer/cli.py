@@ -14,7 +14,7 @@ from concertina_trainer.data.manifest import NAME, Manifest, parse
 from concertina_trainer.data.sources import find
 from concertina_trainer.data.write import Recipe
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import Folder, StorageError
+from concertina_trainer.storage.folder import Folder, StorageError
 
 _WIDTH = 30
 _SHOWN = 20

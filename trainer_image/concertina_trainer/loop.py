@@ -14,12 +14,12 @@ from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.batches import Batches, Microbatch
 from concertina_trainer.digests import Digests
-from concertina_trainer.model import Decoder, token_losses
-from concertina_trainer.optimizer import ShardedAdamW, learning_rate
-from concertina_trainer.parallel import World
+from concertina_trainer.model.decoder import Decoder, token_losses
+from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
+from concertina_trainer.model.parallel import World
+from concertina_trainer.model.summing import Sums
 from concertina_trainer.report import Reporter
-from concertina_trainer.saving import Saving
-from concertina_trainer.summing import Sums
+from concertina_trainer.state.saving import Saving
 
 
 @dataclasses.dataclass(frozen=True)

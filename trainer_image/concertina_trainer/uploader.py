@@ -20,11 +20,11 @@ from concertina_agent.worker_channel import (
     UploaderHello,
     WorkerEnd,
 )
-from concertina_trainer import checkpoint
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
-from concertina_trainer.manifest import about_this_process
-from concertina_trainer.shardfile import Damaged
-from concertina_trainer.storage import IMPATIENCE, Folder, StorageError
+from concertina_trainer.state.shardfile import Damaged
+from concertina_trainer.storage import checkpoint
+from concertina_trainer.storage.folder import IMPATIENCE, Folder, StorageError
+from concertina_trainer.storage.manifest import about_this_process
 
 
 def main() -> NoReturn:

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from concertina_agent.protocol import Rollback, SnapshotId
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
-from concertina_trainer import parallel, summing
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import CheckpointConfig, Determinism, TrainerConfig
@@ -26,14 +25,15 @@ from concertina_trainer.data.skips import united
 from concertina_trainer.digests import Digests
 from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
 from concertina_trainer.loop import Run, train
-from concertina_trainer.optimizer import ShardedAdamW
+from concertina_trainer.model import parallel, summing
+from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.report import Reporter
-from concertina_trainer.restore import restore
-from concertina_trainer.saving import Saving
-from concertina_trainer.shardfile import Facts
-from concertina_trainer.snapshot import Snapshots
-from concertina_trainer.state import TrainState
-from concertina_trainer.storage import StorageError
+from concertina_trainer.state.restore import restore
+from concertina_trainer.state.saving import Saving
+from concertina_trainer.state.shardfile import Facts
+from concertina_trainer.state.snapshot import Snapshots
+from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.storage.folder import StorageError
 
 AFTER_THE_CULPRIT = 0.5
 """Seconds by which who has nothing to do with a corruption lets the one that has speak first."""

@@ -53,8 +53,8 @@ def _before(owner, name, act):
 
 PATCHES = {
     "concertina_trainer.data.reader": lambda module: _before(module.Reader, "sequences", read_forever),
-    "concertina_trainer.model": lambda module: _before(module.Decoder, "forward", compute_forever),
-    "concertina_trainer.restore": lambda module: _before(module, "_from_memory", memory_is_lost),
+    "concertina_trainer.model.decoder": lambda module: _before(module.Decoder, "forward", compute_forever),
+    "concertina_trainer.state.restore": lambda module: _before(module, "_from_memory", memory_is_lost),
 }
 
 

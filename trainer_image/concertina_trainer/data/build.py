@@ -24,7 +24,7 @@ from concertina_trainer.data.manifest import FORMAT, NAME, Manifest, TokenizerFa
 from concertina_trainer.data.sources import Piece, Source, cut
 from concertina_trainer.data.write import Part, Recipe, Written, write
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import Folder
+from concertina_trainer.storage.folder import Folder
 
 SHARD_BYTES = 64 * 2**20
 VALIDATION = "validation"

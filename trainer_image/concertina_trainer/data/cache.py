@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from concertina_trainer.data.manifest import Shard
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import Folder, StorageError
+from concertina_trainer.storage.folder import Folder, StorageError
 
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 _FETCHES = 3

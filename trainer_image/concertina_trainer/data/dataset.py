@@ -19,7 +19,7 @@ from concertina_trainer.data.order import WINDOW, Order
 from concertina_trainer.data.rows import PLANS, Rows
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import IMPATIENCE, Folder
+from concertina_trainer.storage.folder import IMPATIENCE, Folder
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from concertina_trainer.data.rangefile import open_range, split
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import Folder
+from concertina_trainer.storage.folder import Folder
 
 SUFFIXES = {
     ".jsonl": "jsonl",

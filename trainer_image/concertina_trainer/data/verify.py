@@ -10,7 +10,7 @@ import numpy as np
 
 from concertina_trainer.data.manifest import Manifest, Shard
 from concertina_trainer.data.tokenizer import TYPES
-from concertina_trainer.storage import Folder, StorageError
+from concertina_trainer.storage.folder import Folder, StorageError
 
 
 def verify(folder: Folder, manifest: Manifest, threads: int) -> Iterator[tuple[Shard, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.manifest import Shard
 from concertina_trainer.data.sources import Piece, documents
-from concertina_trainer.storage import Folder
+from concertina_trainer.storage.folder import Folder
 
 _BATCH = 256
 """Documents tokenized at once."""

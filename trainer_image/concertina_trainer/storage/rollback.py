@@ -7,10 +7,10 @@ import zlib
 
 from concertina_agent.protocol import Durable
 from concertina_agent.typed_json import from_json
-from concertina_trainer.checkpoint import LATEST, Latest
 from concertina_trainer.errors import BadInput
-from concertina_trainer.manifest import NAME, Manifest, Place, to_json
-from concertina_trainer.storage import Changed, Folder
+from concertina_trainer.storage.checkpoint import LATEST, Latest
+from concertina_trainer.storage.folder import Changed, Folder
+from concertina_trainer.storage.manifest import NAME, Manifest, Place, to_json
 
 
 def go_back(latest: Durable, step: int, leads: bool) -> Durable:

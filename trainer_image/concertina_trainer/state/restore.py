@@ -16,14 +16,14 @@ from concertina_agent.protocol import Restore, SnapshotId
 from concertina_agent.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.parallel import World
-from concertina_trainer.retention import lease
-from concertina_trainer.rollback import go_back
-from concertina_trainer.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
-from concertina_trainer.state import ShardBytes, TrainState, overlapping
-from concertina_trainer.storage import Folder
-from concertina_trainer.stored import StoredCheckpoint, resolve
-from concertina_trainer.weights import SafetensorsFiles, is_checkpoint
+from concertina_trainer.model.parallel import World
+from concertina_trainer.state.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
+from concertina_trainer.state.train_state import ShardBytes, TrainState, overlapping
+from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.retention import lease
+from concertina_trainer.storage.rollback import go_back
+from concertina_trainer.storage.stored import StoredCheckpoint, resolve
 
 
 class LocalShard:

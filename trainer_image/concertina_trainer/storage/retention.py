@@ -14,8 +14,8 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping
 
 from concertina_agent.protocol import Durable
-from concertina_trainer.manifest import NAME, Place
-from concertina_trainer.storage import Entry, Folder, StorageError
+from concertina_trainer.storage.folder import Entry, Folder, StorageError
+from concertina_trainer.storage.manifest import NAME, Place
 
 LEASE = datetime.timedelta(hours=6)
 READERS = "readers"

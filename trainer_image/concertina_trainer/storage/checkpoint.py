@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from concertina_agent.protocol import Durable, SnapshotId
 from concertina_agent.typed_json import from_json
-from concertina_trainer import retention
-from concertina_trainer.manifest import (
+from concertina_trainer.state.shardfile import Continued, Damaged, header_length, parse_header
+from concertina_trainer.storage import retention
+from concertina_trainer.storage.folder import Changed, Folder, StorageError
+from concertina_trainer.storage.manifest import (
     NAME,
     VERSION,
     Code,
@@ -37,8 +39,6 @@ from concertina_trainer.manifest import (
     running_crc32,
     to_json,
 )
-from concertina_trainer.shardfile import Continued, Damaged, header_length, parse_header
-from concertina_trainer.storage import Changed, Folder, StorageError
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from concertina_trainer import hf_names
 from concertina_trainer.config import ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput
-from concertina_trainer.retention import lease
-from concertina_trainer.shardfile import ITEM_SIZES, Chunk, Placed
-from concertina_trainer.storage import Folder
-from concertina_trainer.stored import StoredCheckpoint, StoredPart
+from concertina_trainer.state.shardfile import ITEM_SIZES, Chunk, Placed
+from concertina_trainer.storage import hf_names
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.retention import lease
+from concertina_trainer.storage.stored import StoredCheckpoint, StoredPart
 
 FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most (but for a tensor that is larger)."""

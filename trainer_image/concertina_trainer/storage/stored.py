@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 from concertina_agent.typed_json import from_json
-from concertina_trainer import manifest as manifests
-from concertina_trainer.checkpoint import read_latest
 from concertina_trainer.errors import BadInput
-from concertina_trainer.manifest import BLOCK, Manifest, Part, PartMark
-from concertina_trainer.shardfile import Damaged, Header, parse_header
-from concertina_trainer.storage import Folder, StorageError
+from concertina_trainer.state.shardfile import Damaged, Header, parse_header
+from concertina_trainer.storage import manifest as manifests
+from concertina_trainer.storage.checkpoint import read_latest
+from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.storage.manifest import BLOCK, Manifest, Part, PartMark
 
 TRIES = 3
 """Bytes with a wrong checksum are asked for again: they may have gone wrong on the way."""

@@ -18,7 +18,7 @@ from typing import Any, Optional
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.typed_json import from_json
 from concertina_trainer.errors import BadInput
-from concertina_trainer.shardfile import Continued, Facts
+from concertina_trainer.state.shardfile import Continued, Facts
 
 VERSION = 1
 BLOCK = 4 << 20

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from concertina_agent.protocol import SnapshotId
-from concertina_trainer import hf_names
-from concertina_trainer.checkpoint import LATEST
 from concertina_trainer.errors import BadInput
-from concertina_trainer.manifest import NAME
-from concertina_trainer.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
-from concertina_trainer.storage import Folder
+from concertina_trainer.state.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
+from concertina_trainer.storage import hf_names
+from concertina_trainer.storage.checkpoint import LATEST
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.manifest import NAME
 
 ENDING = ".safetensors"
 PASSED_OVER = ("rotary_emb.inv_freq",)

@@ -10,10 +10,10 @@ from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRe
 from concertina_trainer.agreement import Said
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
-from concertina_trainer.interval import Interval
-from concertina_trainer.parallel import World
-from concertina_trainer.shardfile import Facts
-from concertina_trainer.snapshot import Snapshots, Taken
+from concertina_trainer.model.parallel import World
+from concertina_trainer.state.interval import Interval
+from concertina_trainer.state.shardfile import Facts
+from concertina_trainer.state.snapshot import Snapshots, Taken
 
 
 class Saving:

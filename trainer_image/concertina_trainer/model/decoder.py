@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concertina_trainer.attention import Mask, attend, document_mask
 from concertina_trainer.config import ModelConfig
+from concertina_trainer.model.attention import Mask, attend, document_mask
 
 
 class RMSNorm(nn.Module):

@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from concertina_agent.protocol import Durable
-from concertina_trainer import manifest as manifests
-from concertina_trainer.checkpoint import LATEST, Latest, read_latest
 from concertina_trainer.errors import BadInput
-from concertina_trainer.manifest import NAME, Manifest, Place, to_json
-from concertina_trainer.retention import doomed, found, lease, remove
-from concertina_trainer.storage import Changed, Folder, StorageError
-from concertina_trainer.stored import StoredCheckpoint, StoredPart, resolve
+from concertina_trainer.storage import manifest as manifests
+from concertina_trainer.storage.checkpoint import LATEST, Latest, read_latest
+from concertina_trainer.storage.folder import Changed, Folder, StorageError
+from concertina_trainer.storage.manifest import NAME, Manifest, Place, to_json
+from concertina_trainer.storage.retention import doomed, found, lease, remove
+from concertina_trainer.storage.stored import StoredCheckpoint, StoredPart, resolve
 
 Advance = Callable[[int], None]
 THREADS = 4

@@ -24,7 +24,7 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore
 
-from concertina_trainer.stores import KINDS, CloudStore, client_options
+from concertina_trainer.storage.stores import KINDS, CloudStore, client_options
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from concertina_trainer.config import ModelConfig, Precision
-from concertina_trainer.model import Decoder
+from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.waits import Waits, measure
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from concertina_agent.protocol import SnapshotId
 from concertina_trainer.errors import BadInput
-from concertina_trainer.shardfile import Facts
-from concertina_trainer.state import DTYPES, TrainState
+from concertina_trainer.state.shardfile import Facts
+from concertina_trainer.state.train_state import DTYPES, TrainState
 
 SLOTS = 3
 _MADV_POPULATE_WRITE = 23

@@ -1,0 +1,152 @@
+"""What the operator and the agents say to each other, and what an agent may be in.
+
+Standard library only and Python 3.9+: this file is imported by both sides and by the simulation.
+
+The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes. A connection carries one request;
+the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every BEAT_SECONDS.
+A line is {"v": VERSION, "kind": class name, "body": fields}. One version more or less than one's own is understood, for
+agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults.
+
+Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
+Assign, Drain, Save and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
+
+The states of an agent; every arrow is one message or one event, and nothing else moves it:
+
+                    Prepare(N)                Assign(N)               all own workers exit 0
+      +-------+  ----------------> +----------+ ---------> +---------+ --------------------> +-----------+
+      | idle  |                    | prepared |            | running |                       | succeeded |
+      +-------+  <---------------- +----------+            +---------+                       +-----------+
+          ^        (never: only a     ^   ^                  |     |  a worker fails, or the lead is lost
+          |         higher Prepare)   |   |   Prepare(N+k)   |     v
+          |                           |   +------------------+  +--------+      Drain: workers stop after   +---------+
+          |                           +-------------------------| failed |      the same step, snapshot --> | drained |
+          |                               Prepare(N+k)          +--------+                                  +---------+
+          |                                                                          Prepare(N+k) leads out of it too
+          +-- start of the agent: a new instance id; the highest (round, claim) ever seen is read back from its volume
+
+Rules, each enforced by `concertina_agent.rounds` and asserted by the simulation:
+- Prepare or Assign of a round lower than the highest seen is refused, and so is the same round under another claim.
+- Prepare kills the workers of every older round before it is answered. The same Prepare again gets the same answer.
+- Assign is accepted only for the prepared (round, claim) and only if the instance id named for this agent is its own.
+  The same Assign again is acknowledged without starting anything twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from typing import Any, Union
+
+from concertina_agent.protocol.operator import (
+    Accepted,
+    Assign,
+    Drain,
+    History,
+    Limits,
+    Prepare,
+    Prepared,
+    Refused,
+    Save,
+    Watch,
+)
+from concertina_agent.protocol.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
+from concertina_agent.protocol.records import Candidate, Durable, Held, Member, Restore, Rollback, SnapshotId, Storage
+from concertina_agent.protocol.reports import (
+    CheckpointInterval,
+    Failure,
+    Hang,
+    MemberState,
+    Part,
+    Progress,
+    Pulse,
+    Report,
+    Straggler,
+)
+from concertina_agent.typed_json import ProtocolError, from_json
+
+__all__ = [
+    "BEAT_SECONDS",
+    "EXIT_OLD_PYTHON",
+    "KINDS",
+    "MAX_LINE",
+    "PORT",
+    "SILENCE_SECONDS",
+    "VERSION",
+    "Accepted",
+    "Assign",
+    "Candidate",
+    "CheckpointInterval",
+    "Copied",
+    "Drain",
+    "Durable",
+    "DurableMoved",
+    "Failure",
+    "Hang",
+    "Held",
+    "History",
+    "Index",
+    "Join",
+    "Limits",
+    "Member",
+    "MemberState",
+    "Message",
+    "Part",
+    "Ping",
+    "Prepare",
+    "Prepared",
+    "Progress",
+    "ProtocolError",
+    "Pull",
+    "Pulse",
+    "Refused",
+    "Report",
+    "Restore",
+    "Rollback",
+    "Save",
+    "ShardHeader",
+    "SnapshotId",
+    "StopAt",
+    "Storage",
+    "Straggler",
+    "Watch",
+    "decode",
+    "encode",
+]
+
+VERSION = 1
+PORT = 29400
+"""The agent's TCP port, where the pod does not say otherwise (CONCERTINA_PORT)."""
+EXIT_OLD_PYTHON = 69
+"""Of an agent that was started by a Python older than 3.9."""
+MAX_LINE = 4 * 1024 * 1024
+BEAT_SECONDS = 0.5
+SILENCE_SECONDS = 3.0
+"""A stream without a line for this long is lost."""
+
+Message = Union[
+    Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
+    ShardHeader, Copied, MemberState, Report,
+]  # fmt: skip
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """One line, newline included."""
+    body = dataclasses.asdict(message)
+    line = json.dumps({"v": VERSION, "kind": type(message).__name__, "body": body}, separators=(",", ":")).encode()
+    if len(line) >= MAX_LINE:
+        raise ProtocolError(f"a {type(message).__name__} of {len(line)} bytes is over the limit of {MAX_LINE}")
+    return line + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message in one line; raises ProtocolError with a sentence."""
+    try:
+        frame = json.loads(line)
+        version, kind, body = frame["v"], KINDS[frame["kind"]], frame["body"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"not a message of this protocol: {line[:80]!r}") from error
+    if version not in (VERSION - 1, VERSION, VERSION + 1):
+        raise ProtocolError(f"protocol version {version}, this side speaks {VERSION}, and one more or less")
+    return typing.cast(Message, from_json(kind, body))

@@ -1,0 +1,1 @@
+"""Checkpoints in durable storage, by URI. No module here needs torch."""
