@@ -69,7 +69,7 @@ class Cluster:
         self.world, self.clock = world, world.clock
         self.spec, self.status, self.generation = spec, JobStatus(), 1
         self.pods: dict[str, PodView] = {}
-        self.nodes = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(nodes)}
+        self.nodes = {f"node-{i}": NodeView(f"node-{i}", ready=True, zone=f"zone-{i % 2}") for i in range(nodes)}
         self.hosted: dict[str, SimPod] = {}
         """By pod name, as long as the pod exists."""
         self.priority = 0

@@ -100,6 +100,12 @@ def test_a_list_of_ones_own_takes_the_place_of_the_well_known_taints() -> None:
     assert node_view(tainted(NOTICE_TAINTS[0]), ("mine/going",)).notice == ""
 
 
+def test_the_zone_of_a_node() -> None:
+    labels = {"topology.kubernetes.io/zone": "eu-1a"}
+    assert node_view({"metadata": {"name": "n", "labels": labels}}).zone == "eu-1a"
+    assert node_view({"metadata": {"name": "n"}}).zone == ""
+
+
 def test_a_cordon() -> None:
     assert node_view({"metadata": {"name": "n"}, "spec": {"unschedulable": True}}).cordoned
     assert not node_view({"metadata": {"name": "n"}}).cordoned

@@ -13,6 +13,7 @@ Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "da
 Name = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+Distance = Literal["", "Zone", "Node", "SameNode", "None"]
 
 
 def rfc3339(seconds: float) -> str:
@@ -72,6 +73,11 @@ class World(Observed):
     workers: Count = Field(default=0, description="Training processes of the current round.")
     lead: Name | None = Field(default=None, description="The member whose agent leads the round (it has rank 0).")
     members: tuple[Member, ...] = Field(default=(), max_length=10000, description="In order of rank.")
+    copies: Distance = Field(
+        default="",
+        description="Where each member's snapshots are copied to: a member in another zone, on another node, for some "
+        "on the same node, or none (there is one member). Empty: a command of its own has no snapshots.",
+    )
     base: Base | None = Field(default=None, description="Where the current round started from.")
     since: Timestamp | None = Field(default=None, description="When the current round was committed.")
 

@@ -24,6 +24,7 @@ _STARTING = ("", "ContainerCreating", "PodInitializing")
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
 """Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_ZONE = "topology.kubernetes.io/zone"
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
         out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
+        zone=(obj["metadata"].get("labels") or {}).get(_ZONE, ""),
     )
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
-from concertina.plan import constants, restore
+from concertina.plan import constants, copies, restore, ring
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
+from concertina.plan.ring import Place
 from concertina.plan.types import Action, Event, Send
 from concertina_agent import protocol
 from concertina_agent.protocol import Prepared
@@ -24,7 +25,10 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: It
     origin = source(look, replies, from_storage=made.from_storage)
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
-    members = _members(look, replies)
+    places = copies.places(look, replies)
+    members = _members(look, replies, places)
+    names = [member.replica for member in members]
+    distance = copies.distance(look, names, places)
     workers = sum(member.workers for member in members)
     world = World(
         round=made.round,
@@ -34,15 +38,11 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: It
         workers=workers,
         lead=members[0].replica,
         members=members,
+        copies=distance,
         base=Base(round=made.round, step=origin.step, source=origin.source),
         since=rfc3339(look.now),
     )
-    words = {
-        "Fresh": "from the beginning",
-        "Memory": f"from the snapshot of step {origin.step}",
-        "Storage": f"from the checkpoint of step {origin.step}",
-    }[origin.source]
-    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {words}"
+    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {_whence(origin)}"
     return Decision(
         Phase.RECOVERING if look.status.rounds else Phase.STARTING,
         made.reason,
@@ -50,9 +50,17 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: It
         world=world,
         replayed=max(0, look.step - origin.step) if look.spec.bundled else 0,
         actions=_assigns(look, world, replies, origin, leaving),
-        events=(Event("Normal", "RoundCommitted", message),),
+        events=(Event("Normal", "RoundCommitted", message), *copies.told(look, names, places, distance)),
         recheck=constants.ACKNOWLEDGE,
     )
+
+
+def _whence(origin: protocol.Restore) -> str:
+    return {
+        "Fresh": "from the beginning",
+        "Memory": f"from the snapshot of step {origin.step}",
+        "Storage": f"from the checkpoint of step {origin.step}",
+    }[origin.source]
 
 
 def source(
@@ -86,17 +94,12 @@ def _storage(look: Look, name: str, reply: Prepared) -> protocol.Storage | None:
     return fresh or reply.storage
 
 
-def _members(look: Look, replies: Mapping[str, Prepared]) -> tuple[Member, ...]:
-    """In order of rank: the old lead first where it takes part (its store and links are warm), neighbours on different
-    nodes as far as can be: snapshots are copied to the next member."""
-    old = look.world.lead
-    lead = old if old in replies else next((name for name in replies if name in look.members), next(iter(replies)))
-    queues: dict[str, list[str]] = {}
-    for name in sorted(replies, key=lambda name: (name != lead, look.pods[name].index)):
-        queues.setdefault(look.pods[name].node, []).append(name)
-    order: list[str] = []
-    while any(queues.values()):
-        order += [queue.pop(0) for queue in queues.values() if queue]
+def _members(look: Look, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[Member, ...]:
+    """In order of rank: the old lead first where it takes part (its store and links are warm)."""
+    lead = look.world.lead or ""
+    if lead not in replies:
+        lead = next((name for name in replies if name in look.members), next(iter(replies)))
+    by_index = {name: places[name] for name in sorted(replies, key=lambda name: look.pods[name].index)}
     return tuple(
         Member(
             replica=name,
@@ -105,7 +108,7 @@ def _members(look: Look, replies: Mapping[str, Prepared]) -> tuple[Member, ...]:
             node=look.pods[name].node,
             workers=replies[name].workers,
         )
-        for name in order
+        for name in ring.order(by_index, lead, tuple(look.members))
     )
 
 

@@ -120,6 +120,8 @@ class NodeView:
     notice: str = ""
     """The taint that announces the node's end, as key or key=value."""
     cordoned: bool = False
+    zone: str = ""
+    """Empty where its label does not say."""
 
 
 @dataclass(frozen=True)

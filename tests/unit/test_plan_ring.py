@@ -1,0 +1,67 @@
+"""The order of members: laws of a ring whose neighbours share as little as possible."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from concertina.plan.ring import Place, order, shared
+
+ZONES = st.sampled_from(["", "a", "b", "c"])
+
+
+@st.composite
+def members(draw: st.DrawFn, most: int = 24) -> dict[str, Place]:
+    """On a few nodes, each in one zone."""
+    zones = draw(st.lists(ZONES, min_size=1, max_size=8))
+    nodes = draw(st.lists(st.integers(0, len(zones) - 1), min_size=1, max_size=most))
+    return {f"demo-{i}-0": Place(f"node-{node}", zones[node]) for i, node in enumerate(nodes)}
+
+
+@given(members(), st.data())
+def test_a_permutation_with_the_lead_first(places: dict[str, Place], data: st.DataObject) -> None:
+    lead = data.draw(st.sampled_from(sorted(places)))
+    before = data.draw(st.permutations([*places, "gone-0-0", "gone-1-0"]))
+    ring = order(places, lead, before)
+    assert ring[0] == lead
+    assert sorted(ring) == sorted(places)
+    assert ring == order(places, lead, before), "the same again"
+
+
+@given(members())
+def test_no_neighbours_share_a_zone_where_none_has_more_than_half(places: dict[str, Place]) -> None:
+    """The fewest there can be, of zones and of nodes: what a majority has beyond one in two."""
+    ring, count = order(places, next(iter(places))), len(places)
+    in_zone = max(Counter(place.zone for place in places.values()).values())
+    on_node = max(Counter(place.node for place in places.values()).values())
+    assert shared(ring, places) == (max(0, 2 * in_zone - count), max(0, 2 * on_node - count))
+
+
+@settings(max_examples=30)
+@given(members(most=7))
+def test_nobody_finds_a_better_order(places: dict[str, Place]) -> None:
+    first, *others = places
+    best = min(shared([first, *ring], places) for ring in permutations(others))
+    assert shared(order(places, first), places) == best
+
+
+@given(members(), st.data())
+def test_the_order_of_before_stays_where_it_is_as_good(places: dict[str, Place], data: st.DataObject) -> None:
+    before = order(places, next(iter(places)))
+    gone = data.draw(st.sampled_from(before))
+    left = {name: place for name, place in places.items() if name != gone}
+    lead = data.draw(st.sampled_from(sorted(left))) if left else "new-0-0"
+    replaced = {("new-0-0" if name == gone else name): place for name, place in places.items()}
+    seats = ["new-0-0" if name == gone else name for name in before]
+    assert order(replaced, lead, before) == from_lead(seats, lead), "a newcomer takes the place of who is gone"
+    kept = [name for name in before if name != gone]
+    if left and shared(kept, left) <= shared(order(left, lead), left):
+        assert order(left, lead, before) == from_lead(kept, lead)
+
+
+def from_lead(ring: list[str], lead: str) -> tuple[str, ...]:
+    first = ring.index(lead)
+    return (*ring[first:], *ring[:first])
