@@ -36,6 +36,7 @@ def test_neighbours_are_in_different_zones() -> None:
     assert (world.copies, told(made)) == ("Zone", [])
     assigned = jobs.sends(made, Assign)["demo-0-0"].members
     assert [member.replica for member in assigned] == [member.replica for member in world.members]
+    assert [(member.node, member.zone) for member in assigned] == [("n0", "a"), ("n2", "b"), ("n1", "a"), ("n3", "b")]
 
 
 def test_a_zone_with_too_many_is_told() -> None:

@@ -10,6 +10,7 @@ from typing import Optional
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
+from concertina_agent.log import log
 from concertina_agent.snapshots import CHUNK, Damaged, Shard, Snapshots, Writing
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Dialer, Wire
@@ -107,11 +108,14 @@ class Peers:
                 except (OSError, Damaged):
                     self._snapshots.discard(held)
         reasons = []
-        for address in self._holders(number):
+        for member in self._holders(number):
             try:
-                return await self._fetch_from(address, id, number)
+                path = await self._fetch_from(member.address, id, number)
             except GONE as error:
-                reasons.append(f"{address}: {error or type(error).__name__}")
+                reasons.append(f"{member.address}: {error or type(error).__name__}")
+            else:
+                log("shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node)
+                return path
         raise Damaged(_nowhere(id, number, reasons))
 
     async def header(self, id: p.SnapshotId, number: int) -> str:
@@ -123,7 +127,7 @@ class Peers:
                 return held.tensors_header()
             except (OSError, UnicodeDecodeError, Damaged) as error:
                 reasons.append(str(error))
-        for address in self._holders(number):
+        for address in (member.address for member in self._holders(number)):
             try:
                 answer = await self._dialer.ask(address, p.Index(self._uid, id, number))
                 if isinstance(answer, p.ShardHeader):
@@ -139,13 +143,8 @@ class Peers:
             place = self._snapshots.fetched_path(id, number)
             return (await self._take(wire, lambda header: place, STALL_SECONDS)).path
 
-    def _holders(self, number: int) -> list[str]:
-        """Addresses of the other members that hold a shard, in the order of the Assign."""
-        if self._assign is None:
-            return []
-        addresses = {m.replica: m.address for m in self._assign.members if m.replica != self._replica}
-        holders = self._assign.restore.holders.get(str(number), ())
-        return [addresses[replica] for replica in holders if replica in addresses]
+    def _holders(self, number: int) -> list[p.Member]:
+        return nearest(self._assign, self._replica, number) if self._assign else []
 
     # --- what peers ask of us ---------------------------------------------------------------------------------------
 
@@ -194,6 +193,14 @@ class Peers:
         except Damaged as error:
             self._snapshots.discard(shard)
             raise ConnectionError(str(error)) from error
+
+
+def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
+    """The other members that hold a shard: those on the same node first, then those in the same zone, then the rest."""
+    me = next((member for member in assign.members if member.replica == replica), None)
+    holders = assign.restore.holders.get(str(number), ())
+    others = [member for member in assign.members if member.replica in holders and member is not me]
+    return sorted(others, key=lambda other: (other.node != me.node, other.zone != me.zone)) if me else others
 
 
 def _surely_needed(assign: p.Assign, replica: str) -> range:

@@ -117,8 +117,12 @@ def _assigns(
 ) -> tuple[Action, ...]:
     ranks, first_rank = [], 0
     for member in world.members:
-        address = look.address(member.replica)
-        ranks.append(protocol.Member(member.replica, member.instance, address, first_rank, member.workers))
+        address, node = look.address(member.replica), look.node(look.pods[member.replica])
+        ranks.append(
+            protocol.Member(
+                member.replica, member.instance, address, first_rank, member.workers, member.node, node.zone
+            )
+        )
         first_rank += member.workers
     claim_id = world.claim.claim_id if world.claim else ""
     store = replies[world.members[0].replica].store

@@ -71,6 +71,10 @@ class Member:
     address: str
     first_rank: int
     workers: int
+    node: str = ""
+    """Where it is; empty where the operator does not say (version 1 at first)."""
+    zone: str = ""
+    """Of its node; empty where that has no label."""
 
 
 @dataclasses.dataclass(frozen=True)
