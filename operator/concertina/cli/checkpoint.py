@@ -134,6 +134,9 @@ def export(
     uri: Uri,
     out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model.")],
     shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Most of one file.")] = 5.0,
+    data: Annotated[
+        str, typer.Option(help="Where the run's data lie now, for the tokenizer. Default: where they lay in the run.")
+    ] = "",
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
     with _sentences():
@@ -144,8 +147,10 @@ def export(
         checkpoint = catalogue.opened(uri)
         target = Folder(_target(out), create=True)
         with _bar("exporting", exporting.size(checkpoint)) as advance:
-            files = exporting.export(checkpoint, target, advance, int(shard_gigabytes * 1e9))
-    console.print(f"{out}: {', '.join(files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
+            most = int(shard_gigabytes * 1e9)
+            done = exporting.export(checkpoint, target, advance, most, _target(data) if data else "")
+    console.print(f"{out}: {', '.join(done.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
+    console.print(done.tokenizer)
 
 
 @app.command("copy")

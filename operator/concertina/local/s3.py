@@ -10,9 +10,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from concertina.local import certificates, lifetime, processes, state
 from concertina.local.errors import LocalClusterError
@@ -23,6 +24,7 @@ _READY_TIMEOUT = 60.0  # seconds, to give up
 _PARTS = ("s3", "master", "volume", "filer", "admin")
 _GRPC_OFFSET = 10000  # the admin worker insists on it
 _NAME = "s3"
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Settings:
     access_key: str
     secret_key: str
     buckets: list[str]
+    flags: dict[str, str] = field(default_factory=dict)
+    """More of `weed mini`."""
 
 
 class Server:
@@ -126,14 +130,15 @@ class Server:
             "filer.localSocket": data / "filer.sock",
             "s3.localSocket": data / "s3.sock",
             **self._settings.ports,
+            **self._settings.flags,
         }
         return [_weed(), "mini", *(f"-{flag}={value}" for flag, value in flags.items())]
 
 
-def create(folder: Path, buckets: Sequence[str] = ()) -> Server:
+def create(folder: Path, buckets: Sequence[str] = (), flags: Mapping[str, str] = NONE) -> Server:
     """Write the files of a new S3 server into a state folder; start() starts it."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = Settings(_free_ports(), secrets.token_hex(10), secrets.token_hex(20), list(buckets))
+    settings = Settings(_free_ports(), secrets.token_hex(10), secrets.token_hex(20), list(buckets), dict(flags))
     credentials = [{"accessKey": settings.access_key, "secretKey": settings.secret_key}]
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     identities = {"identities": [{"name": "concertina", "credentials": credentials, "actions": actions}]}
@@ -157,18 +162,20 @@ def load(folder: Path) -> Server | None:
 
 
 @contextlib.contextmanager
-def running(folder: Path, buckets: Sequence[str] = ("concertina",)) -> Iterator[Server]:
+def running(
+    folder: Path, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE
+) -> Iterator[Server]:
     """An S3 server for as long as the block runs. Below a cluster's folder it goes down with the cluster."""
     try:
-        yield _started(folder, buckets)
+        yield _started(folder, buckets, flags)
     finally:
         lifetime.tear_down(folder)
 
 
-def _started(folder: Path, buckets: Sequence[str]) -> Server:
+def _started(folder: Path, buckets: Sequence[str], flags: Mapping[str, str]) -> Server:
     """A running server with its buckets. A free port may be taken by others before it is used: then with new ones."""
     for last in (False, False, True):
-        server = create(folder, buckets)
+        server = create(folder, buckets, flags)
         try:
             server.start()
             break
@@ -182,9 +189,9 @@ def _started(folder: Path, buckets: Sequence[str]) -> Server:
 
 
 @contextlib.contextmanager
-def serve(name: str, buckets: Sequence[str] = ("concertina",)) -> Iterator[Server]:
+def serve(name: str, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE) -> Iterator[Server]:
     """An S3 server without a cluster, in a state folder of this name; SIGKILL of this process takes it down too."""
-    with lifetime.guarded(name), running(state.directory(name), buckets) as server:
+    with lifetime.guarded(name), running(state.directory(name), buckets, flags) as server:
         yield server
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 
 from concertina_agent.typed_json import ProtocolError, from_json
+from concertina_trainer.config import Documents
 from concertina_trainer.errors import BadInput
 
 NAME = "manifest.json"
@@ -58,7 +60,7 @@ class Manifest:
         """Names the content: the same data has the same digest wherever it lies."""
         shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
         content = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+        return short_digest(json.dumps(content).encode())
 
     def sequences(self, length: int) -> list[int]:
         """How many sequences of `length` tokens to predict each shard holds (the token before the first is input)."""
@@ -66,6 +68,17 @@ class Manifest:
 
     def to_json(self) -> bytes:
         return json.dumps({**dataclasses.asdict(self), "digest": self.digest}, indent=1).encode()
+
+
+def short_digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of(documents: Documents, digests: Sequence[str], weights: Sequence[int]) -> str:
+    """Names data sets, given by their manifests' digests, and how sequences are made of them."""
+    if len(digests) == 1 and documents is Documents.joined:
+        return digests[0]
+    return short_digest(json.dumps([documents, list(zip(digests, weights, strict=True))]).encode())
 
 
 def parse(text: bytes, uri: str) -> Manifest:

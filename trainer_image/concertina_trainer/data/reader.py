@@ -5,8 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from concertina_trainer.config import DataConfig, Documents
 from concertina_trainer.data.cache import Cache, folder_on_node
 from concertina_trainer.data.dataset import DataSet, Opened
+from concertina_trainer.data.manifest import digest_of
 from concertina_trainer.data.mixture import Interleave
 from concertina_trainer.data.order import Skipped
 from concertina_trainer.data.rows import Rows
@@ -57,7 +56,8 @@ class Reader:
         self._skipped = Skipped(skipped)
         self._block = functools.lru_cache(maxsize=4)(self._places)
         self._check()
-        self.digest = self._digest([source.weight for source in sources])
+        weights = [source.weight for source in sources]
+        self.digest = digest_of(config.documents, [each.manifest.digest for each in self._sets], weights)
         """Names the data and how sequences are made of them: a position under another digest is another sequence."""
 
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
@@ -71,13 +71,6 @@ class Reader:
                 "the data sets of data.mixture were built with different tokenizers "
                 f"({', '.join(tokenizers.values())}): build them again with one."
             )
-
-    def _digest(self, weights: list[int]) -> str:
-        digests = [each.manifest.digest for each in self._sets]
-        if len(digests) == 1 and self.documents is Documents.joined:
-            return digests[0]
-        text = json.dumps([self.documents, list(zip(digests, weights, strict=True))])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def vocab_size(self) -> int:

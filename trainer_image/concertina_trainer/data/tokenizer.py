@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from concertina_trainer.data.manifest import short_digest
 from concertina_trainer.data.rangefile import read_whole, split
 from concertina_trainer.errors import BadInput
 
@@ -84,7 +85,7 @@ def _hugging_face(location: str, separator: str) -> Tokenizer:
         found = loaded.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array([*encoding.ids, end], dtype=kind).tobytes() for encoding in found]
 
-    return Tokenizer(split(location)[1], size, end, hashlib.sha256(file).hexdigest()[:16], encode, file)
+    return Tokenizer(split(location)[1], size, end, short_digest(file), encode, file)
 
 
 def _tiktoken(name: str, separator: str, split_pattern: str) -> Tokenizer:

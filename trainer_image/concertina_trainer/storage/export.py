@@ -1,4 +1,4 @@
-"""A checkpoint's weights as a Hugging Face model: sharded safetensors, config.json, the tokenizer of bytes. No torch.
+"""A checkpoint's weights as a Hugging Face model: sharded safetensors, config.json, the tokenizer. No torch.
 
 The format of the index: https://huggingface.co/docs/transformers/big_models (model.safetensors.index.json).
 """
@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from concertina_trainer.config import ModelConfig, TrainerConfig
+from concertina_trainer.config import TrainerConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import ITEM_SIZES, Chunk, Placed
 from concertina_trainer.storage import hf_names
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.retention import lease
 from concertina_trainer.storage.stored import StoredCheckpoint, StoredPart
+from concertina_trainer.storage.tokenizer_files import exported
 
 FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most (but for a tensor that is larger)."""
@@ -42,25 +43,35 @@ class Tensor:
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
-def export(checkpoint: StoredCheckpoint, target: Folder, advance: Advance, file_bytes: int = FILE_BYTES) -> list[str]:
-    """Returns the names of the files. Raises BadInput or StorageError."""
-    model = _model(checkpoint)
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    files: list[str]
+    """Names."""
+    tokenizer: str
+    """What became of the tokenizer: a sentence."""
+
+
+def export(
+    checkpoint: StoredCheckpoint, target: Folder, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
+) -> Exported:
+    """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises BadInput or StorageError."""
+    trainer = _trainer(checkpoint)
     with lease(checkpoint.folder):
         boxes = _boxes(checkpoint)
         tensors = [tensor for name, placed in boxes.items() for tensor in _tensors(name, placed[0][1].chunk)]
         files = _files(tensors, file_bytes)
         for file, members in files.items():
             target.put_pieces(file, _content(members, boxes, advance), sum(tensor.size for tensor in members))
-    extra = {"config.json": {**hf_names.config_json(model), "torch_dtype": _torch_name(tensors[0].dtype)}}
+    tokenizer = exported(trainer, checkpoint.manifest.data, data)
+    config = {**hf_names.config_json(trainer.model), "torch_dtype": _torch_name(tensors[0].dtype), **tokenizer.config}
+    extra: dict[str, object] = {"config.json": config, **tokenizer.files}
     if len(files) > 1:
         weight_map = {tensor.name: file for file, members in files.items() for tensor in members}
         total = sum(tensor.size for tensor in tensors)
         extra["model.safetensors.index.json"] = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    if model.vocab_size == 256:
-        extra |= byte_tokenizer()
     for name, value in extra.items():
         target.put(name, json.dumps(value, indent=2).encode())
-    return [*files, *extra]
+    return Exported([*files, *extra], tokenizer.said)
 
 
 def size(checkpoint: StoredCheckpoint) -> int:
@@ -68,10 +79,14 @@ def size(checkpoint: StoredCheckpoint) -> int:
     return sum(t.size for name, p in _boxes(checkpoint).items() for t in _tensors(name, p[0][1].chunk))
 
 
-def _model(checkpoint: StoredCheckpoint) -> ModelConfig:
+def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if not checkpoint.manifest.trainer:
         raise BadInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
-    return TrainerConfig.model_validate(checkpoint.manifest.trainer).model
+    try:
+        return TrainerConfig.model_validate(checkpoint.manifest.trainer)
+    except ValueError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise BadInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
 
 
 def _boxes(checkpoint: StoredCheckpoint) -> dict[str, list[tuple[StoredPart, Placed]]]:
@@ -149,29 +164,3 @@ def _assembled(tensor: Tensor, boxes: list[tuple[StoredPart, Placed]]) -> memory
 
 def _torch_name(dtype: str) -> str:
     return {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}[dtype]
-
-
-def byte_tokenizer() -> dict[str, dict[str, object]]:
-    """The files of a tokenizer whose tokens are bytes, each with its own value. Byte-level BPE without merges writes
-    bytes as characters: printable ones as themselves, the others from 256 on (as GPT-2's does)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(256, 512))
-    vocabulary = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    tokenizer: dict[str, object] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": level,
-        "post_processor": None,
-        "decoder": level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": vocabulary, "merges": []},
-    }  # fmt: skip
-    return {
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**9},
-    }

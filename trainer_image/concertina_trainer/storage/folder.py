@@ -18,13 +18,12 @@ import obstore
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
-    PermissionDeniedError,
     PreconditionError,
-    UnauthenticatedError,
 )
 from obstore.store import LocalStore
 
-from concertina_trainer.storage.stores import KINDS, CloudStore, client_options
+from concertina_trainer.storage import sentences
+from concertina_trainer.storage.stores import KINDS, CloudStore, open_store
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion
@@ -40,9 +39,6 @@ PIECE = 16 << 20
 """Bytes of one request within a large object."""
 MOST_PIECES = 5000
 """Of an object that is written in pieces (S3 takes 10,000)."""
-NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-"""What stores say of a bucket or container that is not there."""
-UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
 
 
 class StorageError(Exception):
@@ -73,15 +69,15 @@ class Folder:
         self._kind, self._holder = KINDS.get(parts.scheme), parts.netloc
         self._store: CloudStore | LocalStore
         if self._kind is not None:
-            with self._sentences("open"):
+            with self._sentences(sentences.OPEN, missing_is_error=True):
                 retry: RetryConfig = {"max_retries": 50, "retry_timeout": patience}
                 prefix = parts.path.strip("/") or None
-                self._store = self._kind.open(self._holder, prefix, client_options(), retry)
+                self._store = open_store(parts.scheme, self._holder, prefix, retry)
         elif parts.scheme in ("file", ""):
             self._directory = Path(parts.path)
             if not create and not self._directory.is_dir():
                 raise StorageError(f"The folder {self._directory} does not exist: make it, or correct the URI.")
-            with self._sentences("open"):
+            with self._sentences(sentences.OPEN):
                 self._store = LocalStore(self._directory, mkdir=create, automatic_cleanup=True)
         else:
             raise StorageError(f"{uri} can't be used: its scheme must be {SCHEMES}.")
@@ -188,31 +184,16 @@ class Folder:
         try:
             yield
         except FileNotFoundError as error:
-            if missing_is_error or any(sign in str(error) for sign in NO_HOLDER):
+            if missing_is_error or any(sign in str(error) for sign in sentences.NO_HOLDER):
                 raise StorageError(self._sentence(doing, error)) from error
             raise
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(self._sentence(doing, error)) from error
 
     def _sentence(self, doing: str, error: Exception) -> str:
-        text = str(error)
-        where = self._kind.endpoint() if self._kind else "this file system"
-        if self._kind is not None and any(sign in text for sign in NO_HOLDER):
-            return (
-                f"The {self._kind.holder} {self._holder} does not exist at {where}: create it, or correct the URI "
-                f"{self.uri}."
-            )
-        denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
-        if self._kind is not None and (denied or "403 Forbidden" in text):
-            return (
-                f"{where} refused the credentials for {self.uri} ({doing}): put {self._kind.access} into the Secret "
-                "that checkpoint.secretName names."
-            )
-        if isinstance(error, PermissionError) or "Permission denied" in text:
-            return f"{self.uri} may not be written by this user ({doing}): correct its permissions or the URI."
-        if any(sign in text for sign in UNREACHABLE):
-            return f"{where} can't be reached for {self.uri} ({doing}): check the endpoint and the network."
-        return f"Could not {doing} below {self.uri}: {text.splitlines()[0][:300]}."
+        if self._kind is None:
+            return sentences.of_files(self.uri, doing, error)
+        return sentences.of_cloud(self.uri, self._kind, self._holder, doing, error)
 
 
 def _version(meta: ObjectMeta) -> UpdateVersion:

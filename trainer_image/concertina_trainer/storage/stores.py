@@ -10,6 +10,7 @@ import configparser
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +32,14 @@ REQUEST = timedelta(minutes=15)
 
 
 @dataclasses.dataclass(frozen=True)
+class Identity:
+    """A workload's identity in a cloud, which a token stands for; empty where there is none."""
+
+    who: str = ""
+    check: str = "that the pod's service account has an identity that may use the store"
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
     """What differs between the schemes."""
 
@@ -40,8 +49,12 @@ class Kind:
     """By bucket and prefix."""
     endpoint: Callable[[], str]
     """For sentences."""
-    access: str
-    """What the Secret must hold."""
+    endpoints: tuple[str, ...]
+    """Variables with a URL."""
+    keys: str
+    """Variables that give access."""
+    region: str = "the region's variable"
+    identity: Callable[[], Identity] = Identity
 
 
 def client_options() -> ClientConfig:
@@ -73,8 +86,30 @@ def _gcs(bucket: str, prefix: str | None, client: ClientConfig, retry: RetryConf
     return GCSStore(bucket, prefix=prefix, client_options=client, retry_config=retry, **config)
 
 
+def _azure_endpoint() -> str:
+    if os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
+        return os.environ.get("AZURITE_BLOB_STORAGE_URL", "Azurite")
+    return os.environ.get("AZURE_ENDPOINT", "Azure Blob Storage")
+
+
 def _azure(container: str, prefix: str | None, client: ClientConfig, retry: RetryConfig) -> AzureStore:
     return AzureStore(container, prefix=prefix, client_options=client, retry_config=retry)
+
+
+def _aws_identity() -> Identity:
+    token, role = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"), os.environ.get("AWS_ROLE_ARN")
+    if not token or not role or os.environ.get("AWS_ACCESS_KEY_ID"):
+        return Identity()
+    check = f"that the role exists and trusts the service account, and that the token in {token} is a fresh one"
+    return Identity(f"the role {role}", check)
+
+
+def _azure_identity() -> Identity:
+    token, client = os.environ.get("AZURE_FEDERATED_TOKEN_FILE"), os.environ.get("AZURE_CLIENT_ID")
+    if not token or not client or os.environ.get("AZURE_STORAGE_ACCOUNT_KEY"):
+        return Identity()
+    check = f"that the client trusts the service account, and that the token in {token} is a fresh one"
+    return Identity(f"the client {client}", check)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -82,21 +117,38 @@ KINDS: Mapping[str, Kind] = {
         "bucket",
         _s3,
         lambda: os.environ.get("AWS_ENDPOINT_URL", "AWS"),
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a key that may read and write it",
+        ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT"),
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        "AWS_REGION",
+        _aws_identity,
     ),
     "gs": Kind(
         "bucket",
         _gcs,
         lambda: os.environ.get("STORAGE_EMULATOR_HOST", "Google Cloud Storage"),
-        "GOOGLE_SERVICE_ACCOUNT_KEY, the JSON key of an account that may read and write it",
+        (),
+        "GOOGLE_SERVICE_ACCOUNT_KEY (JSON) or GOOGLE_APPLICATION_CREDENTIALS (its file)",
     ),
     "az": Kind(
         "container",
         _azure,
-        lambda: os.environ.get("AZURE_ENDPOINT", "Azure Blob Storage"),
-        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY of the account that it is in",
+        _azure_endpoint,
+        ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        identity=_azure_identity,
     ),
 }
+
+
+def open_store(scheme: str, holder: str, prefix: str | None, retry: RetryConfig) -> CloudStore:
+    """Raises what says of the settings that they can't be used: ValueError, OSError, or an error of obstore's."""
+    kind = KINDS[scheme]
+    if not holder:
+        raise ValueError(f"it names no {kind.holder}")
+    for name in kind.endpoints:  # of a URL that is none the client makes a panic, which is no Exception
+        if not re.fullmatch(r"(https?://[^\s/]+(/\S*)?)?", os.environ.get(name, "")):
+            raise ValueError(f"{name} is {os.environ[name]!r}, which is no http:// or https:// URL")
+    return kind.open(holder, prefix, client_options(), retry)
 
 
 def aws_profile(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,23 @@
+"""A checkpoint of one norm's weights, shipped and published as an agent's uploader does it, without a worker."""
+
+from pathlib import Path
+
+from concertina_agent.protocol import Durable, SnapshotId
+from concertina_agent.worker_channel import Publish, Ship
+from concertina_trainer.config import CheckpointConfig
+from concertina_trainer.state.shardfile import Chunk, Facts, Layout
+from concertina_trainer.uploader import answer
+
+DIM = 16
+
+
+def publish(uri: str, folder: Path, data: str = "data") -> Durable:
+    """Step 1 of round 1; `data`: the digest of the run's data."""
+    id = SnapshotId(1, 1, "layout", 1)
+    layout = Layout([Chunk("model.norm.weight", "F32", (0,), (DIM,), (DIM,))])
+    (folder / "shard").write_bytes(layout.header(Facts(id, 0, 1, "config", data)) + bytes(4 * DIM))
+    config = CheckpointConfig(uri=uri)
+    shipped = answer(Ship(id, 0, str(folder / "shard")), config, "u1")
+    published = answer(Publish(id), config, "u1")
+    assert (shipped.error, published.error) == ("", "")
+    return published.durable

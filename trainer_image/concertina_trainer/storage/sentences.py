@@ -1,0 +1,100 @@
+"""What a store's refusal means, as a sentence for a person: what happened, why, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+from concertina_trainer.storage.stores import Kind
+
+NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+"""What stores say of a bucket or container that is not there."""
+DENIED = ("401 Unauthorized", "403 Forbidden")
+NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
+"""Where clients ask for a machine's own credentials, when they have been given none."""
+IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
+"""What is there where an identity's token is not exchanged for credentials."""
+UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
+OPEN = "open"
+"""What is being done before anything is sent: the settings alone are at fault."""
+MOST = 300
+"""Characters of what a store said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A sentence, and what the text of an error must hold one of; the first rule that fits counts."""
+
+    signs: tuple[str, ...]
+    sentence: str
+
+
+CLOUD = (
+    Rule(NO_HOLDER, "The {kind.holder} {holder} does not exist at {where}: create it, or correct the URI {uri}."),
+    Rule(
+        ("Received redirect without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed"),
+        "{where} has the {kind.holder} {holder} in another region: set {kind.region} to it ({doing}, {uri}).",
+    ),
+    Rule(
+        ("InvalidCertificate", "invalid peer certificate"),
+        "{where} shows a certificate that nothing here vouches for ({doing}, {uri}): name the PEM file of its CA by "
+        "AWS_CA_BUNDLE or SSL_CERT_FILE.",
+    ),
+    Rule(
+        NO_CREDENTIALS,
+        "No credentials for {uri} were found ({doing}): set {kind.keys} (for a job: in the Secret that "
+        "checkpoint.secretName names), or give the pod's service account an identity of the cloud.",
+    ),
+)
+TOKEN = "The identity of this process was refused for {uri} ({doing}): {said}. Check {identity}."
+REFUSED = "{where} refused the credentials for {uri} ({doing}{code}): {remedy}."
+SETTINGS = "The settings for {uri} can't be used: {said}. Correct {kind.keys}, or the variables of the endpoint or CA."
+AWAY = "{where} can't be reached for {uri} ({doing}): check the endpoint and the network."
+ELSE = "Could not {doing} below {uri}: {said}."
+
+
+def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> str:
+    """Of an error of the store behind a URI."""
+    text = str(error)
+    identity = kind.identity()
+    remedy = f"let {identity.who} read and write it" if identity.who else _KEYS
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    away = "the token service" if "performing POST REDACTED" in text and identity.who else kind.endpoint()
+    facts = {
+        "uri": uri, "kind": kind, "holder": holder, "doing": doing.strip(), "said": _said(text), "where": away,
+        "identity": identity.check, "code": f"; {code[1]}" if code else "",
+    }  # fmt: skip
+    for rule in CLOUD:
+        if _any(rule.signs, text):
+            return rule.sentence.format(**facts)
+    if _any(IDENTITY, text):
+        return TOKEN.format(**facts)
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _any(DENIED, text):
+        return REFUSED.format(**facts, remedy=remedy.format(**facts))
+    if doing == OPEN:
+        return SETTINGS.format(**facts)
+    return (AWAY if _any(UNREACHABLE, text) else ELSE).format(**facts)
+
+
+_KEYS = "set {kind.keys} to such as may read and write it (for a job: in the Secret that checkpoint.secretName names)"
+
+
+def of_files(uri: str, doing: str, error: Exception) -> str:
+    """Of an error of this file system."""
+    text = str(error)
+    if isinstance(error, PermissionError) or "Permission denied" in text:
+        return f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+    return ELSE.format(doing=doing.strip(), uri=uri, said=_said(text))
+
+
+def _any(signs: tuple[str, ...], text: str) -> bool:
+    return any(sign in text for sign in signs)
+
+
+def _said(text: str) -> str:
+    """What the store itself says of it, else the first line."""
+    message = re.search(r"<Message>([^<]*)</Message>", text)
+    line = message[1] if message else (text.splitlines() or [""])[0]
+    return re.sub(r"^Generic \w+ error: ", "", line).strip(" .")[:MOST]
