@@ -67,6 +67,12 @@ class Replica:
         self.process.kill()
         self.process.wait()
 
+    def end_workers(self) -> None:
+        """With all that they started: in a pod the container's end would do so."""
+        for pid in self.worker_pids().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
@@ -186,6 +192,7 @@ class Job:
         await asyncio.gather(*self._watches.values(), return_exceptions=True)
         for replica in self.replicas.values():
             if replica.process is not None and replica.process.poll() is None:
+                replica.end_workers()
                 replica.process.send_signal(signal.SIGCONT)
                 replica.kill()
 
