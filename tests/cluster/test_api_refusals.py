@@ -62,6 +62,13 @@ def test_examples_are_accepted_by_both(cluster: LocalCluster, example: Path) -> 
     assert stored["spec"]["template"] == job["spec"]["template"], "nothing is filled into the template"
 
 
+BITWISE = [("spec.trainer.determinism", "bitwise")]
+
+
+def mixture(weight: int) -> dict[str, Any]:
+    return {"mixture": [{"uri": "s3://demo/data", "weight": weight}]}
+
+
 ALL_REFUSED = [
     ("unknown field", JOB, [("spec.elastic.minReplica", 1)], 'unknown field "spec.elastic.minReplica"'),
     ("unknown trainer field", JOB, [("spec.trainer.epochs", 3)], 'unknown field "spec.trainer.epochs"'),
@@ -85,6 +92,24 @@ ALL_REFUSED = [
         [("spec.parallelism", {"tensor": 2})],
         "the bundled trainer only does data parallelism so far",
     ),
+    ("no share", JOB, [("spec.trainer.data", mixture(0))], "weight in body should be greater than or equal to 1"),
+    ("uri and mixture", JOB, [("spec.trainer.data.mixture", mixture(1)["mixture"])], "give either uri, or mixture"),
+    ("fixed microbatches", JOB, [*BITWISE, ("spec.trainer.globalBatchSize", 4096)], "bitwise takes at most 16"),
+    (
+        "fixed shapes",
+        JOB,
+        [*BITWISE, ("spec.trainer.data.documents", "bucketed")],
+        "bitwise has microbatches of one shape",
+    ),
+    ("ignored NaN", JOB, [("spec.trainer.anomalies", {"nonFinite": "Ignore"})], "such a gradient would destroy"),
+    ("interval", JOB, [("spec.checkpoint.everySeconds", "often")], "must be auto or a number of seconds from 1 to 315"),
+    (
+        "two beginnings",
+        JOB,
+        [("spec.checkpoint.resumeFrom", "s3://demo/a"), ("spec.checkpoint.initFrom", "s3://demo/b")],
+        "remove one of them",
+    ),
+    ("beginning", JOB, [("spec.checkpoint.initFrom", "hf://org/model")], "must be s3://bucket/folder, gs://bucket"),
     ("uri scheme", JOB, [("spec.checkpoint.uri", "ftp://host/run")], "must be s3://bucket/folder, gs://bucket/folder"),
     (
         "uri without bucket",

@@ -74,6 +74,11 @@ CONTAINER = "template.spec.containers.0"
         ("sizes", [1], "spec.sizes is not a field that this version of concertina knows"),
         ("workersPerReplica", "two", 'spec.workersPerReplica must be auto or a whole number from 1 to 1024, not "two"'),
         ("workersPerReplica", 0, "spec.workersPerReplica must be auto or a whole number from 1 to 1024, not 0"),
+        (
+            "checkpoint",
+            {"uri": "s3://a/b", "everySeconds": "often"},
+            'spec.checkpoint.everySeconds must be auto or a whole number from 1 to 31536000, not "often"',
+        ),
         ("template", None, "spec.template is missing: add it"),
         ("template", 3, "spec.template must be a mapping of fields, not 3"),
         ("template.spec.containers", [], "spec.template.spec.containers has too few entries: at least 1"),

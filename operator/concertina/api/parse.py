@@ -108,13 +108,18 @@ SENTENCES = {
 
 
 BRANCHES = ("constrained-int", "literal['auto']", "int")
-"""How pydantic names the alternatives of workersPerReplica, the API's only union."""
+"""How pydantic names the alternatives of numbers that may be `auto`."""
+LARGEST = {"workersPerReplica": 1024, "everySeconds": 31536000}
+"""Of these numbers."""
 
 
 def _sentence(detail: ErrorDetails) -> str:
     """One of pydantic's errors as `path what is wrong: what to do`."""
     if detail["loc"][-1] in BRANCHES:
-        return f"{_path(detail['loc'])} must be auto or a whole number from 1 to 1024, not {_shown(detail['input'])}"
+        largest = LARGEST[str(detail["loc"][-2])]
+        return (
+            f"{_path(detail['loc'])} must be auto or a whole number from 1 to {largest}, not {_shown(detail['input'])}"
+        )
     template = SENTENCES.get(detail["type"], detail["msg"].replace("{", "{{").replace("}", "}}"))
     return f"{_path(detail['loc'])} {template.format(**{**detail.get('ctx', {}), 'value': _shown(detail['input'])})}"
 

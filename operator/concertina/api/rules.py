@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina.api.spec import JobSpec
+from concertina_trainer.config import MOST_FIXED_MICROBATCHES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +151,24 @@ RULES: tuple[Rule, ...] = (
         field=".model.kvHeads",
         cel="!has(self.model.kvHeads) || self.model.heads % self.model.kvHeads == 0",
         message="heads must be a multiple of kvHeads",
+    ),
+    Rule(
+        at=".spec.trainer",
+        field=".microBatchSize",
+        cel=f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
+        message=f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or "
+        "lower globalBatchSize",
+    ),
+    Rule(
+        at=".spec.trainer",
+        field=".data.documents",
+        cel="self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
+        message="determinism bitwise has microbatches of one shape: choose another data.documents",
+    ),
+    Rule(
+        at=".spec.trainer.anomalies.nonFinite",
+        cel="self != 'Ignore'",
+        message="can't be Ignore: such a gradient would destroy the weights",
     ),
     Rule(
         at=".spec.trainer.data",
