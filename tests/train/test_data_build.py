@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from concertina_trainer import cli
+from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build import build
 from concertina_trainer.data.manifest import parse
 from concertina_trainer.data.sources import find
@@ -45,6 +46,10 @@ def as_json_lines(folder):
     json_lines(folder / "a.jsonl")
 
 
+def as_json(folder):
+    json_lines(folder / "a.json")
+
+
 def as_zipped_lines(folder):
     lines = "".join(json.dumps({"text": text}) + "\n\n" for text in TEXTS)
     (folder / "a.json.gz").write_bytes(gzip.compress(lines.encode()))
@@ -67,12 +72,18 @@ def as_dataset(folder):
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
 
 
+def test_a_file_of_one_json_array_is_not_one_document(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"text": text} for text in TEXTS]))
+    with pytest.raises(BadInput, match="holds a list, not an object"):
+        list(build(find([str(tmp_path / "a.json")]), str(tmp_path / "out")))
+
+
 def as_text(folder):
     for i, text in enumerate(TEXTS):
         (folder / f"{i:03}.txt").write_text(text)
 
 
-@pytest.mark.parametrize("form", [as_json_lines, as_zipped_lines, as_parquet, as_dataset, as_text])
+@pytest.mark.parametrize("form", [as_json_lines, as_json, as_zipped_lines, as_parquet, as_dataset, as_text])
 @pytest.mark.parametrize("shard_bytes", [1_000, 10**9])
 def test_every_document_of_every_format_is_there_once_and_in_order(tmp_path, form, shard_bytes):
     source, out = tmp_path / "in", tmp_path / "out"
@@ -93,8 +104,23 @@ def test_sources_in_a_store(s3, tmp_path):
     assert [source.location for source in find([uri])] == [f"{uri}/a.parquet", f"{uri}/b.jsonl"]
     list(build(find([uri]), str(tmp_path / "out"), 3_000))
     assert documents(tmp_path / "out") == [*TEXTS, "one", "two"]
-    list(build(find([f"{uri}/b.jsonl"]), str(tmp_path / "lines"), 10))
-    assert documents(tmp_path / "lines") == ["one", "two"]
+    for place in (f"{uri}/b.jsonl", f"file://{tmp_path}/b.jsonl"):
+        out = tmp_path / place[:2]
+        list(build(find([place]), str(out), 10))
+        assert documents(out) == ["one", "two"]
+
+
+def test_names_are_taken_as_they_stand(s3, tmp_path):
+    """No letter of a URI or path begins a query or a fragment: data would land in another folder."""
+    source = json_lines(tmp_path / "a.jsonl")
+    name = "a ?b=c#d%20e"
+    for out in (str(tmp_path / name), f"file://{tmp_path}/{name}-uri", f"s3://train/{tmp_path.name}/{name}"):
+        assert cli.main(["data", "build", "--processes", "1", "--out", out, str(source)]) == 0
+        assert cli.main(["data", "verify", out]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {source.name, name, f"{name}-uri"}
+    from concertina_trainer.storage.folder import Folder
+
+    assert {key.split("/")[0] for key in Folder(f"s3://train/{tmp_path.name}").list("")} == {name}
 
 
 def command(out, source, *options):
@@ -124,6 +150,34 @@ def test_any_number_of_processes_shares_and_kills_gives_the_same_bytes(tmp_path)
     assert first.done > 0 or (killed / "manifest.json").exists(), "what the killed process had done is not done again"
     assert last.manifest is not None
     assert contents(killed) == expected
+
+
+def test_data_that_something_else_made_stay(tmp_path):
+    out = tmp_path / "out"
+    first, second = json_lines(tmp_path / "a.jsonl"), json_lines(tmp_path / "b.jsonl", TEXTS[:5])
+    list(build(find([str(first)]), str(out), 2_000, Recipe(validation=0.2)))
+    before = contents(out)
+    for sources, recipe in ((second, Recipe(validation=0.2)), (first, Recipe())):
+        with pytest.raises(BadInput, match="holds data already, which other sources or options gave"):
+            list(build(find([str(sources)]), str(out), 2_000, recipe))
+    assert contents(out) == before
+    (out / "shard-000003.bin").unlink()
+    list(build(find([str(first)]), str(out), 2_000, Recipe(validation=0.2)))
+    assert contents(out) == before, "the same command brings back what is missing"
+
+
+def test_what_was_begun_with_another_tokenizer_is_not_gone_on_with(tmp_path, tokenizer_file):
+    source, out = find([str(json_lines(tmp_path / "a.jsonl"))]), tmp_path / "out"
+    recipe = Recipe(tokenizer=str(tokenizer_file))
+    list(build(source, str(out), 2_000, recipe, share=(0, 2)))
+    changed = json.loads(tokenizer_file.read_text())
+    changed["model"]["merges"] = changed["model"]["merges"][:-3]
+    tokenizer_file.write_text(json.dumps(changed))
+    tokenizers.load.cache_clear()
+    list(build(source, str(out), 2_000, recipe))
+    list(build(source, str(tmp_path / "fresh"), 2_000, recipe))
+    manifests = [parse((folder / "manifest.json").read_bytes(), "") for folder in (out, tmp_path / "fresh")]
+    assert manifests[0].digest == manifests[1].digest
 
 
 def test_documents_set_aside_go_by_their_content(tmp_path):
@@ -209,15 +263,23 @@ def test_overlap_with_evaluation_data_is_counted(tmp_path):
 @pytest.mark.parametrize(
     ("content", "recipe", "said"),
     [
-        ('{"text": "a"}\n{"text": \n', Recipe(), r"a.jsonl, the line at byte 14: Expecting value"),
-        ('{"body": "a"}\n', Recipe(), r"the line at byte 0: no text text"),
+        (
+            '{"text": "a"}\n{"text": \n',
+            Recipe(),
+            r"a.jsonl, the line at byte 14 can't be read as JSON \(Expecting value",
+        ),
+        ('{"body": "a"}\n', Recipe(), r"the line at byte 0 has no text, but body: name one by --column"),
+        ('["a"]\n', Recipe(), r"the line at byte 0 holds a list, not an object"),
+        ('{"text": 5}\n', Recipe(), r"its text is a number, not text"),
+        ('{"text": "\xff"}\n', Recipe(), r"can't be read as JSON \('utf-8' codec"),
+        ('{"text": "a"}\n', Recipe(separator="<s>"), "leave --separator out"),
         ('{"text": ""}\n', Recipe(), "no text to train on"),
         ('{"text": "a"}\n', Recipe(tokenizer="gpt2"), "is none of: bytes"),
         ('{"text": "a"}\n', Recipe(tokenizer="no/such.json"), "can't be read: No such file"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, content, recipe, said):
-    (tmp_path / "a.jsonl").write_text(content)
+    (tmp_path / "a.jsonl").write_text(content, encoding="latin-1")
     with pytest.raises(BadInput, match=said):
         list(build(find([str(tmp_path / "a.jsonl")]), str(tmp_path / "out"), recipe=recipe))
 
@@ -235,6 +297,29 @@ def test_the_command_verifies(tmp_path, capsys):
     assert "shard-000003.bin is damaged" in said.err
     assert "shard-000005.bin is missing" in said.err
     assert "2 of" in said.out
+    aside = out / "validation" / "shard-000001.documents"
+    aside.write_bytes(bytes(8) + aside.read_bytes())
+    assert cli.main(["data", "verify", str(out)]) == 1
+    assert "validation/shard-000001.documents is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["build", "--shard-mebibytes", "0"], "--shard-mebibytes: give a number of 0.001 or more"),
+        (["build", "--ngram", "0"], "--ngram: give a whole number of 1 or more"),
+        (["build", "--processes", "-1"], "--processes: give a whole number of 1 or more"),
+        (["build", "--share", "2/2"], "--share: give I/N with I from 0 to N - 1"),
+        (["pack", "--length", "0"], "--length: give a whole number of 2 or more"),
+        (["verify", "--threads", "many"], "--threads: give a whole number of 1 or more"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(tmp_path, capsys, arguments, said):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["data", *arguments, *(["--out", str(tmp_path)] if "build" in arguments else []), str(tmp_path)])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_whole_command_brings_no_torch(tmp_path):

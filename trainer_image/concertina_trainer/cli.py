@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from concertina_agent.worker_channel import BAD_INPUT_EXIT
 from concertina_trainer.data import build as building
@@ -31,12 +32,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
     showing.set_defaults(run=_show)
     checking = data.add_parser("verify", help="read everything and compare it with the manifest")
     checking.add_argument("uri")
-    checking.add_argument("--threads", type=int, default=8, help="shards read at once (default: %(default)s)")
+    checking.add_argument("--threads", type=_at_least(1), default=8, help="shards read at once (default: %(default)s)")
     checking.set_defaults(run=_verify)
     packing = data.add_parser("pack", help="plan how documents are packed into sequences (trainer.data.documents)")
     packing.add_argument("uri")
-    packing.add_argument("--length", type=int, required=True, help="trainer.model.sequenceLength")
-    packing.add_argument("--threads", type=int, default=8, help="shards planned at once (default: %(default)s)")
+    packing.add_argument("--length", type=_at_least(2), required=True, help="trainer.model.sequenceLength")
+    packing.add_argument(
+        "--threads", type=_at_least(1), default=8, help="shards planned at once (default: %(default)s)"
+    )
     packing.set_defaults(run=_pack)
     options = parser.parse_args(argv)
     try:
@@ -61,23 +64,36 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
     add("--column", default=recipe.column, help="of .jsonl, .parquet and .arrow (default: %(default)s)")
     add("--validation", type=float, default=0.0, help="share of documents set aside, by hash (default: %(default)g)")
     add("--against", action="append", default=[], metavar="FILE", help="evaluation data: count its n-grams found")
-    add("--ngram", type=int, default=recipe.ngram, help="words of an n-gram (default: %(default)s)")
+    add("--ngram", type=_at_least(1), default=recipe.ngram, help="words of an n-gram (default: %(default)s)")
     add(
         "--shard-mebibytes",
-        type=float,
+        type=_at_least(0.001, float),
         default=building.SHARD_BYTES / 2**20,
         help="text a shard (default: %(default)g)",
     )
-    add("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s, one a core")
+    add("--processes", type=_at_least(1), default=os.cpu_count() or 1, help="default: %(default)s, one a core")
     add("--share", type=_share, default=(0, 1), metavar="I/N", help="build the I-th of N shares: each on its machine")
     parser.set_defaults(run=_build)
 
 
+def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """What argparse makes a number of, and refuses a smaller one by."""
+
+    def parsed(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if (number := kind(text)) >= least:
+                return number
+        raise argparse.ArgumentTypeError(f"give a {'whole ' if kind is int else ''}number of {least} or more")
+
+    return parsed
+
+
 def _share(text: str) -> tuple[int, int]:
-    index, count = (int(number) for number in text.split("/"))
-    if not 0 <= index < count:
-        raise ValueError(text)
-    return index, count
+    with contextlib.suppress(ValueError):
+        index, count = (int(number) for number in text.split("/"))
+        if 0 <= index < count:
+            return index, count
+    raise argparse.ArgumentTypeError("give I/N with I from 0 to N - 1, as 3/16")
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -98,7 +114,8 @@ def _build(options: argparse.Namespace) -> None:
     if last is None or last.manifest is None:
         print(f"{options.out}: share {options.share[0]} of {options.share[1]} is done; others are still at work")
         return
-    print(f"{options.out}: {_summary(last.manifest)}")
+    for part, manifest in _manifests(options.out):
+        print(f"{part}: {_summary(manifest)}")
     for line in _overlap_lines(last.overlap):
         print(line)
 
@@ -141,6 +158,14 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
     ]
 
 
+def _manifests(uri: str) -> Iterator[tuple[str, Manifest]]:
+    """Of the data and, where documents were set aside, of those. Raises BadInput or StorageError."""
+    yield uri, _manifest(uri)
+    aside = Folder(uri).get(f"{building.VALIDATION}/{NAME}")
+    if aside is not None:
+        yield (where := f"{uri.rstrip('/')}/{building.VALIDATION}"), parse(aside, where)
+
+
 def _manifest(uri: str) -> Manifest:
     text = Folder(uri).get(NAME)
     if text is None:
@@ -149,30 +174,34 @@ def _manifest(uri: str) -> Manifest:
 
 
 def _show(options: argparse.Namespace) -> None:
-    manifest = _manifest(options.uri)
-    print(_summary(manifest))
-    shown = manifest.shards if options.all else manifest.shards[:_SHOWN]
-    for shard in shown:
-        print(f"{shard.file}  {shard.tokens:,} tokens  {shard.documents:,} documents  sha256 {shard.sha256[:16]}...")
-    if len(shown) < len(manifest.shards):
-        print(f"... and {len(manifest.shards) - len(shown):,} more (--all)")
+    for uri, manifest in _manifests(options.uri):
+        print(f"{uri}: {_summary(manifest)}")
+        shown = manifest.shards if options.all else manifest.shards[:_SHOWN]
+        for shard in shown:
+            print(
+                f"{shard.file}  {shard.tokens:,} tokens  {shard.documents:,} documents  sha256 {shard.sha256[:16]}..."
+            )
+        if len(shown) < len(manifest.shards):
+            print(f"... and {len(manifest.shards) - len(shown):,} more (--all)")
 
 
 def _verify(options: argparse.Namespace) -> int:
     from concertina_trainer.data.verify import verify
 
-    manifest = _manifest(options.uri)
-    bar, read, problems = _Bar(), 0, 0
-    total = sum(shard.size for shard in manifest.shards)
-    for shard, problem in verify(Folder(options.uri), manifest, options.threads):
-        read += shard.size
-        bar.show(read, total)
-        if problem:
-            problems += 1
-            print(problem, file=sys.stderr)
-    bar.end()
-    print(f"{options.uri}: {problems or 'no'} of {len(manifest.shards)} shards damaged; {_summary(manifest)}")
-    return 1 if problems else 0
+    damaged = False
+    for uri, manifest in _manifests(options.uri):
+        bar, read, problems = _Bar(), 0, 0
+        total = sum(shard.size for shard in manifest.shards)
+        for shard, problem in verify(Folder(uri), manifest, options.threads):
+            read += shard.size
+            bar.show(read, total)
+            if problem:
+                problems += 1
+                print(problem, file=sys.stderr)
+        bar.end()
+        print(f"{uri}: {problems or 'no'} of {len(manifest.shards)} shards damaged; {_summary(manifest)}")
+        damaged |= problems > 0
+    return 1 if damaged else 0
 
 
 def _pack(options: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from concertina_agent.typed_json import from_json
 from concertina_trainer.data.manifest import FORMAT, NAME, Manifest, TokenizerFacts
-from concertina_trainer.data.sources import Piece, Source, cut
+from concertina_trainer.data.sources import Piece, Source, cut, find
 from concertina_trainer.data.write import Part, Recipe, Written, write
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage.folder import Folder
@@ -29,6 +29,8 @@ from concertina_trainer.storage.folder import Folder
 SHARD_BYTES = 64 * 2**20
 VALIDATION = "validation"
 """The folder, below the training data, of documents set aside."""
+MADE_BY = "made-by"
+"""The object that names what the data were built from, and how."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +53,14 @@ def build(
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[Progress]:
     """Write shards and manifest below the URI or path `out`; what an interrupted run has done is not done again.
-    `share`: (i, n): of n machines that build together, this is the i-th. A document never crosses shards."""
+    `share`: (i, n): of n machines that build together, this is the i-th. A document never crosses shards. Raises
+    BadInput or StorageError."""
     uri = out if "://" in out else str(Path(out).resolve())
     parts = plan([source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe)
     folder = Folder(uri, create=True)
-    records = f"building/{_key(parts, recipe)}"
+    key = _key(parts, recipe)
+    _claim(folder, key)
+    records = f"building/{key}"
     held = folder.list(records)
     mine = parts[share[0] :: share[1]]
     missing = [part for part in mine if _record(records, part.index) not in held]
@@ -91,8 +96,26 @@ def _source(path: Path) -> Source:
 
 def _key(parts: Sequence[Part], recipe: Recipe) -> str:
     """Of what an interrupted run must have had in common with this one."""
-    content = [dataclasses.asdict(recipe), [dataclasses.asdict(part) for part in parts]]
+    against = find(recipe.against) if recipe.against else []
+    content = [
+        dataclasses.asdict(recipe), recipe.load_tokenizer().digest,
+        [dataclasses.asdict(source) for source in against], [dataclasses.asdict(part) for part in parts],
+    ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _claim(folder: Folder, key: str) -> None:
+    """Say what is being built here. Data that something else made stay as they are: jobs may be reading them."""
+    made = folder.get(MADE_BY)
+    if made == key.encode():
+        return
+    held = folder.get(NAME)
+    if held is not None:
+        raise BadInput(
+            f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
+            "build into another folder, or delete that one first."
+        )
+    folder.put(MADE_BY, key.encode())
 
 
 def _record(records: str, index: int) -> str:

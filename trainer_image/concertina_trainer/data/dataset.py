@@ -6,7 +6,6 @@ from collections import OrderedDict
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from concertina_trainer.data.order import WINDOW, Order
 from concertina_trainer.data.rows import PLANS, Rows
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import IMPATIENCE, Folder
+from concertina_trainer.storage.folder import IMPATIENCE, Folder, parts_of
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class DataSet:
         self, uri: str, documents: Documents, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int
     ) -> None:
         """`most_bytes`: of shards kept open. Raises BadInput with a sentence."""
-        parts = urlsplit(uri)
-        if parts.scheme in ("", "file") and not Path(parts.path).is_dir():
+        scheme, _, path = parts_of(uri)
+        if scheme in ("", "file") and not Path(path).is_dir():
             raise BadInput(f"{uri} does not exist: build the data there, or correct trainer.data.uri.")
         self._folder = Folder(uri, IMPATIENCE)  # the cache is patient
         text = self._folder.get(NAME)

@@ -14,13 +14,14 @@ from typing import Any, BinaryIO
 
 from concertina_trainer.data.rangefile import open_range, split
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.folder import Entry, Folder
 
 SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".jsonl.gz": "jsonl.gz",
     ".json.gz": "jsonl.gz",
+    ".json": "jsonl",
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
@@ -63,6 +64,7 @@ def find(places: Sequence[str], pattern: str = "") -> list[Source]:
 
 
 def _below(place: str, pattern: str) -> list[Source]:
+    place = place.removeprefix("file://")
     if "://" in place:
         return _stored(place.rstrip("/"), pattern)
     root = Path(place)
@@ -86,18 +88,21 @@ def _local(file: Path) -> Source:
 
 
 def _stored(uri: str, pattern: str) -> list[Source]:
-    listed = Folder(uri).list("")
+    listed = Folder(uri).entries()
     if not listed:
         folder, name = split(uri)
-        listed = {key: size for key, size in Folder(folder).list("").items() if key == name}
-        return [Source(uri, size) for size in listed.values()]
+        return [_object(uri, entry) for key, entry in Folder(folder).entries().items() if key == name]
     keys = [key for key in sorted(listed) if fnmatch(key, pattern or "*")]
-    return _data_files([Source(f"{uri}/{key}", listed[key]) for key in keys], pattern)
+    return _data_files([_object(f"{uri}/{key}", listed[key]) for key in keys], pattern)
+
+
+def _object(uri: str, entry: Entry) -> Source:
+    return Source(uri, entry.size, int(entry.at.timestamp()) * 10**9)
 
 
 def _data_files(sources: list[Source], pattern: str) -> list[Source]:
-    """Beside files of data, a folder of Hugging Face holds others that describe it."""
-    data = [source for source in sources if source.format != "text"]
+    """Beside files of data, a folder of Hugging Face holds others that describe it, some of them JSON."""
+    data = [source for source in sources if source.format != "text" and not source.location.endswith(".json")]
     return data if data and not pattern else sources
 
 
@@ -148,7 +153,7 @@ def _as_input(source: Source) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, EOFError) as error:
-        raise BadInput(f"{source.location} can't be read as {source.format}: {error}.") from error
+        raise BadInput(f"{source.location} can't be read as {source.format}: {str(error).rstrip('.')}.") from error
 
 
 def _batch_sizes(source: Source) -> list[int]:
@@ -205,12 +210,25 @@ def _zipped_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
 def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
     if not line.strip():
         return b""
+    where = f"{source.location}, the line at byte {at}"
     try:
-        text: str = json.loads(line)[column] or ""
-        return text.encode(errors="replace")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"no text {column}" if isinstance(error, (KeyError, TypeError, AttributeError)) else f"{error}"
-        raise BadInput(f"{source.location}, the line at byte {at}: {problem}. Correct it, or name --column.") from error
+        row = json.loads(line)
+    except ValueError as error:
+        raise BadInput(f"{where} can't be read as JSON ({error}): correct it; each line holds one object.") from error
+    if not isinstance(row, dict):
+        raise BadInput(f"{where} holds a {_kind(row)}, not an object: write each document as an object a line.")
+    if column not in row:
+        raise BadInput(f"{where} has no {column}, but {', '.join([*row][:20]) or 'nothing'}: name one by --column.")
+    text = row[column]
+    if not isinstance(text, str | None):
+        raise BadInput(f"{where}: its {column} is a {_kind(text)}, not text: name another by --column.")
+    return (text or "").encode(errors="replace")
+
+
+def _kind(value: object) -> str:
+    """As JSON calls it."""
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
 
 
 def _parquet(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:

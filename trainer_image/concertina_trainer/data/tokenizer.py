@@ -48,6 +48,8 @@ def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
     """`bytes`, a tokenizer.json, `tiktoken:ENCODING` or a .tiktoken file (with its split pattern), also at URIs.
     `separator`: the text of the token that ends each document. Raises BadInput."""
     if name == BYTES:
+        if separator:
+            raise BadInput(f"the tokenizer {BYTES} ends a document with the byte 0: leave --separator out.")
         return Tokenizer(BYTES, 256, 0, BYTES, _encode_bytes)
     if name.endswith(".json"):
         return _hugging_face(name, separator)
@@ -112,8 +114,9 @@ def _encoding(name: str):  # type: ignore[no-untyped-def]
     try:
         return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
     except Exception as error:  # an unknown name, or a download that failed
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise BadInput(
-            f"{name} can't be had: {error}. tiktoken downloads encodings on first use; where it can't, give a "
+            f"{name} can't be had: {reason}. tiktoken downloads encodings on first use; where it can't, give a "
             ".tiktoken file, or set TIKTOKEN_CACHE_DIR to a folder that holds it."
         ) from error
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import (
@@ -45,6 +44,10 @@ class StorageError(Exception):
     """A sentence for a person: what happened and what to do."""
 
 
+class NoFolder(StorageError):
+    """A folder of files that is not there."""
+
+
 class Changed(Exception):
     """A conditional write found another version than it named."""
 
@@ -59,24 +62,36 @@ class Entry:
     """When it was last written, by the store's clock."""
 
 
+def parts_of(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket or container, and path; of a plain path, the path alone. Every letter stands for itself: `?`, `#`
+    and `%` may be in names."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return "", "", uri
+    holder, slash, path = rest.partition("/")
+    return scheme, holder, slash + path
+
+
 class Folder:
     """The objects below one URI. Keys are relative to it; every method raises StorageError with a sentence."""
 
     def __init__(self, uri: str, patience: timedelta = PATIENCE, create: bool = False) -> None:
         self.uri = uri.rstrip("/")
-        parts = urlsplit(self.uri)
+        scheme, self._holder, path = parts_of(self.uri)
         self._directory: Path | None = None
-        self._kind, self._holder = KINDS.get(parts.scheme), parts.netloc
+        self._kind = KINDS.get(scheme)
         self._store: CloudStore | LocalStore
         if self._kind is not None:
             with self._sentences(sentences.OPEN, missing_is_error=True):
                 retry: RetryConfig = {"max_retries": 50, "retry_timeout": patience}
-                prefix = parts.path.strip("/") or None
-                self._store = open_store(parts.scheme, self._holder, prefix, retry)
-        elif parts.scheme in ("file", ""):
-            self._directory = Path(parts.path)
+                prefix = path.strip("/") or None
+                self._store = open_store(scheme, self._holder, prefix, retry)
+        elif scheme in ("file", ""):
+            self._directory = Path(path)
+            if self._directory.exists() and not self._directory.is_dir():
+                raise StorageError(f"{self._directory} is a file where a folder is needed: correct the URI.")
             if not create and not self._directory.is_dir():
-                raise StorageError(f"The folder {self._directory} does not exist: make it, or correct the URI.")
+                raise NoFolder(f"The folder {self._directory} does not exist: make it, or correct the URI.")
             with self._sentences(sentences.OPEN):
                 self._store = LocalStore(self._directory, mkdir=create, automatic_cleanup=True)
         else:

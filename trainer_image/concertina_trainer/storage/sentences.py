@@ -11,6 +11,8 @@ from concertina_trainer.storage.stores import Kind
 
 NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 """What stores say of a bucket or container that is not there."""
+NOT_ALLOWED = ("Permission denied", "Read-only file system")
+"""What this file system says of a place that may not be written to."""
 DENIED = ("401 Unauthorized", "403 Forbidden")
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
 """Where clients ask for a machine's own credentials, when they have been given none."""
@@ -84,8 +86,12 @@ _KEYS = "set {kind.keys} to such as may read and write it (for a job: in the Sec
 def of_files(uri: str, doing: str, error: Exception) -> str:
     """Of an error of this file system."""
     text = str(error)
-    if isinstance(error, PermissionError) or "Permission denied" in text:
+    if "No space left" in text:
+        return f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI."
+    if isinstance(error, PermissionError) or _any(NOT_ALLOWED, text):
         return f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+    if isinstance(error, FileNotFoundError):
+        return ELSE.format(doing=doing.strip(), uri=uri, said="it is not there")
     return ELSE.format(doing=doing.strip(), uri=uri, said=_said(text))
 
 
