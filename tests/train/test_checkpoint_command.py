@@ -1,6 +1,7 @@
 """`concertina checkpoint`: on checkpoints of real runs, in files and in S3, without a cluster."""
 
 import json
+import shutil
 from pathlib import Path
 
 import node
@@ -66,6 +67,25 @@ def test_verify_names_the_file_that_is_bad(uri, tmp_path):
     assert "shard-1-of-3.safetensors" in command("verify", str(tmp_path), code=1)
 
 
+def test_list_shows_what_is_whole_and_says_what_is_not(uri, tmp_path):
+    """Other commands' advice is to choose another checkpoint from it."""
+    last = Path(command("copy", uri, str(tmp_path)).split()[0].removeprefix("file://"))
+    steps = sorted(m.id.step for m in _finished(uri))
+    for step in steps[:-1]:
+        command("copy", f"{uri}/u1/round-1/step-{step}", str(tmp_path))
+    (last.with_name(f"step-{steps[0]}") / "manifest.json").write_text("{")
+    said = command("list", str(tmp_path))
+    assert f"step-{steps[0]} " not in said
+    assert f"step-{steps[0]}/manifest.json is damaged" in said
+    assert "LATEST, complete" in said
+    shutil.rmtree(last)
+    assert "LATEST names u1/round-1/step-12, which is not there or can't be used" in command("list", str(tmp_path))
+    assert "has been deleted to keep the newer ones" in command("verify", str(tmp_path), code=1)
+    (tmp_path / "LATEST").write_text("?")
+    assert "LATEST is damaged" in command("list", str(tmp_path))
+    assert "copied onto itself" in command("copy", uri, uri, code=1)
+
+
 def test_a_copy_is_gone_on_from(uri, job, folder, parent, trainer, tmp_path):
     """From S3 to files: LATEST is made, and a run takes it up."""
     assert "is a verified copy of" in command("copy", uri, f"{tmp_path}/copy")
@@ -81,6 +101,7 @@ def test_an_export_is_the_same_model_in_transformers(uri, folder, parent, traine
     """Its loss on the next samples is the one with which the run goes on; in several files."""
     said = command("export", uri, f"{tmp_path}/hf", "--shard-gigabytes", "0.00005")
     assert "model-00001-of-0000" in said
+    assert "holds weights already" in command("export", uri, f"{tmp_path}/hf", code=1), "of which some would be loaded"
     model = LlamaForCausalLM.from_pretrained(tmp_path / "hf")
     config = TrainerConfig.model_validate(trainer)
     tokens = torch.from_numpy(Reader(config.data, config.model.sequence_length, config.seed).read(84, 91))
@@ -111,4 +132,4 @@ def test_prune_shows_first_and_deletes_when_told(uri, tmp_path):
 def _finished(uri):
     from concertina_trainer.storage.catalogue import finished
 
-    return finished(Folder(uri))
+    return finished(Folder(uri))[0]

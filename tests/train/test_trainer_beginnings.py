@@ -79,6 +79,22 @@ def test_weights_that_do_not_fit_are_refused(folder, parent, trainer, before, tm
     assert sentence in outcome.faults[0].message
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layers": 1}, "blocks.1.attention.key_value.weight, which the model has no place for"),
+        ({"layers": 3}, "is not wholly in the saved state"),
+        ({"hiddenDim": 64}, "feed_forward.down.weight was saved as F32 [32, 96] and the model has F32 [32, 64]"),
+    ],
+)
+def test_the_state_of_another_model_is_not_gone_on_from(folder, parent, trainer, before, tmp_path, change, sentence):
+    options = {"uri": f"file://{tmp_path}/new", "resumeFrom": before[0]}
+    changed = {**trainer, "steps": 14, "model": {**trainer["model"], **change}}
+    outcome = node.Job(folder, parent, changed, options).run(1)
+    assert outcome.codes == {0: 78}, outcome.output
+    assert sentence in outcome.faults[0].message
+
+
 def test_another_kind_of_model_is_refused(folder, parent, trainer, tmp_path):
     config, _ = llama(trainer)
     other = LlamaForCausalLM(LlamaConfig(**(config_json(config.model) | {"attention_bias": True})))

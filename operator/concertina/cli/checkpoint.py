@@ -57,25 +57,22 @@ def list_(uri: Run) -> None:
     """List the finished checkpoints of a run, and which one LATEST names."""
     with _sentences():
         from concertina_trainer.storage import catalogue
-        from concertina_trainer.storage.checkpoint import read_latest
         from concertina_trainer.storage.folder import Folder
 
         folder = Folder(uri)
-        latest = read_latest(folder)
+        manifests, problems = catalogue.finished(folder)
+        latest, problem = catalogue.named(folder, manifests)
         table = Table(box=None, header_style="bold")
         for column in ("STEP", "ROUND", "WHEN", "SIZE", "WORLD", "JOB", "", "FOLDER"):
             table.add_column(column)
-        manifests = catalogue.finished(folder)
         for manifest in manifests:
-            named = latest is not None and (latest.uid, latest.round, latest.step) == (
-                manifest.uid,
-                manifest.id.round,
-                manifest.id.step,
-            )
-            marks = [word for word, holds in (("LATEST", named), ("complete", manifest.complete)) if holds]
+            held = (("LATEST", manifest.place == latest), ("complete", manifest.complete))
+            marks = [word for word, holds in held if holds]
             row = (manifest.id.step, manifest.id.round, _when(manifest.at), _size(manifest.size), manifest.id.shards)
             table.add_row(*map(str, row), manifest.job, ", ".join(marks), manifest.place.folder)
     console.print(table if manifests else f"{uri} has no finished checkpoint.")
+    for line in (*problems, *([problem] if problem else [])):
+        typer.echo(line, err=True)
 
 
 @app.command()

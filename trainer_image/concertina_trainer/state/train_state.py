@@ -59,6 +59,7 @@ class TrainState:
             for key, (name, tensor) in live.items()
             if tensor.numel()
         ]
+        self._names = frozenset(live)
         self.layout = Layout([piece.chunk for piece in self.pieces])
         by_name = {piece.chunk.name: piece.tensor for piece in self.pieces}
         self.tensors = [by_name[chunk.name] for chunk in self.layout.chunks]
@@ -110,6 +111,12 @@ class TrainState:
 
     def _check(self, pieces: Collection[Piece], shards: Collection[ShardBytes]) -> None:
         for shard in shards:
+            foreign = next((name for name in shard.header.chunks if name not in self._names), None)
+            if foreign is not None:
+                raise BadInput(
+                    f"the saved state holds {foreign}, which the model has no place for: restore the model's "
+                    "configuration, or start a new run under another checkpoint.uri."
+                )
             for piece in pieces:
                 placed = shard.header.chunks.get(piece.chunk.name)
                 if placed and (placed.chunk.global_shape, placed.chunk.dtype) != (

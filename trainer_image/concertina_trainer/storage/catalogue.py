@@ -8,7 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from concertina_agent.protocol import Durable
 from concertina_trainer.errors import BadInput
@@ -23,13 +23,30 @@ Advance = Callable[[int], None]
 THREADS = 4
 
 
-def finished(folder: Folder) -> list[Manifest]:
-    """All finished checkpoints below a run's folder, oldest first. Raises BadInput for a damaged manifest."""
+def finished(folder: Folder) -> tuple[list[Manifest], list[str]]:
+    """All finished checkpoints below a run's folder, oldest first; and of those that can't be used, why: a sentence."""
     _, places = found(folder.entries())
-    keys = [f"{place.folder}/{NAME}" for place in places]
-    texts = zip(keys, folder.get_many(keys), strict=True)
-    read = [manifests.parse(text, f"{folder.uri}/{key.removesuffix('/' + NAME)}") for key, text in texts if text]
-    return sorted(read, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step))
+    read, problems = [], []
+    for place, text in zip(places, folder.get_many([f"{place.folder}/{NAME}" for place in places]), strict=True):
+        try:
+            read += [manifests.parse(text, f"{folder.uri}/{place.folder}")] if text is not None else []
+        except BadInput as error:
+            problems.append(str(error))
+    return sorted(read, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)), sorted(problems)
+
+
+def named(folder: Folder, manifests: Sequence[Manifest]) -> tuple[Place | None, str]:
+    """Which of these finished checkpoints LATEST names; and what is wrong with it: a sentence, or nothing."""
+    try:
+        latest = read_latest(folder)
+    except StorageError as error:
+        return None, str(error)
+    if latest is None:
+        return None, ""
+    place = Place(latest.uid, latest.round, latest.step)
+    if place not in [manifest.place for manifest in manifests]:
+        return None, f"{folder.uri}/{LATEST} names {place.folder}, which is not there or can't be used."
+    return place, ""
 
 
 def verify(checkpoint: StoredCheckpoint, advance: Advance) -> list[str]:
@@ -60,6 +77,8 @@ def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
     Returns its URI. Raises StorageError, or BadInput where the source is damaged or the copy is."""
     manifest = source.manifest
     place = manifest.place
+    if source.uri == f"{target.uri}/{place.folder}":
+        raise BadInput(f"{source.uri} would be copied onto itself: name another folder.")
     with lease(source.folder), concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda part: _copy_part(part, source.folder, target, place, advance), source.parts))
     text = to_json(manifest)
@@ -82,7 +101,9 @@ def _copy_part(part: StoredPart, source: Folder, target: Folder, place: Place, a
 
     mark = part.part.key.removesuffix(".safetensors") + ".json"
     target.put_pieces(f"{place.folder}/{part.part.key}", counted(), part.part.size)
-    target.put(f"{place.folder}/{mark}", source.get(mark) or b"")
+    text = source.get(mark)
+    if text is not None:
+        target.put(f"{place.folder}/{mark}", text)
 
 
 def to_prune(folder: Folder, keep: int, keep_every: int | None) -> list[Place]:

@@ -56,6 +56,11 @@ def export(
 ) -> Exported:
     """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises BadInput or StorageError."""
     trainer = _trainer(checkpoint)
+    if any(name.endswith(".safetensors") for name in target.entries()):
+        raise BadInput(
+            f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
+            "another folder, or delete them first."
+        )
     with lease(checkpoint.folder):
         boxes = _boxes(checkpoint)
         tensors = [tensor for name, placed in boxes.items() for tensor in _tensors(name, placed[0][1].chunk)]

@@ -13,7 +13,7 @@ from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import Damaged, Header, parse_header
 from concertina_trainer.storage import manifest as manifests
 from concertina_trainer.storage.checkpoint import read_latest
-from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.storage.folder import Folder, NoFolder, StorageError
 from concertina_trainer.storage.manifest import BLOCK, Manifest, Part, PartMark
 
 TRIES = 3
@@ -90,14 +90,14 @@ class StoredCheckpoint:
     """One finished checkpoint, by its own folder's URI. Raises StorageError or BadInput."""
 
     def __init__(self, uri: str) -> None:
-        self.folder = Folder(uri)
+        try:
+            self.folder = Folder(uri)
+        except NoFolder as error:
+            raise _gone(uri) from error
         self.uri = self.folder.uri
         text = self.folder.get(manifests.NAME)
         if text is None:
-            raise StorageError(
-                f"{uri} has no {manifests.NAME}: it was never finished, or has been deleted to keep the newer ones. "
-                "`concertina checkpoint list` shows which there are; try again with one of those."
-            )
+            raise _gone(uri)
         self.manifest: Manifest = manifests.parse(text, self.uri)
 
     def part(self, shard: int) -> StoredPart:
@@ -108,14 +108,22 @@ class StoredCheckpoint:
         return [self.part(shard) for shard in range(len(self.manifest.parts))]
 
 
+def _gone(uri: str) -> StorageError:
+    return StorageError(
+        f"{uri} has no {manifests.NAME}: it was never finished, or has been deleted to keep the newer ones. "
+        "`concertina checkpoint list` shows which there are; try again with one of those."
+    )
+
+
 def resolve(uri: str) -> str:
-    """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises StorageError."""
+    """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises BadInput where there
+    is neither, or StorageError."""
     folder = Folder(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri
     latest = read_latest(folder)
     if latest is None:
-        raise StorageError(f"{uri} is no checkpoint (there is no {manifests.NAME}) and no run's folder (no LATEST).")
+        raise BadInput(f"{uri} is no checkpoint (there is no {manifests.NAME}) and no run's folder (no LATEST).")
     return f"{folder.uri}/{manifests.Place(latest.uid, latest.round, latest.step).folder}"
 
 
