@@ -10,6 +10,7 @@ import pytest
 
 from builders import drills, e2e
 from builders.e2e import Cluster
+from concertina_trainer.storage.folder import Folder
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +57,9 @@ def operator(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data(cluster: Cluster) -> None:
-    """Token shards of a short text, in storage."""
+    """Token shards of a short text, in storage; those of an earlier session give way."""
+    before = Folder(e2e.DATA)
+    before.delete(list(before.list("")))
     drills.build_data(e2e.DATA, {}, __file__, e2e.__file__)
 
 

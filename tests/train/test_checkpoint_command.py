@@ -1,5 +1,6 @@
 """`concertina checkpoint`: on checkpoints of real runs, in files and in S3, without a cluster."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from concertina.cli.checkpoint import app
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.reader import Reader
+from concertina_trainer.storage import catalogue
 from concertina_trainer.storage.checkpoint import read_latest
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.stored import StoredCheckpoint
@@ -51,6 +53,13 @@ def test_list_and_show(uri, job):
     manifest = json.loads(command("show", latest.uri, "-o", "json"))
     assert (manifest["version"], manifest["id"]["step"], len(manifest["parts"])) == (1, 12, 3)
     assert "no checkpoint (there is no manifest.json) and no run's folder" in command("show", f"{uri}/u1", code=1)
+
+
+def test_all_ranks_say_the_same_of_the_state(uri):
+    """Position, data, config, what was skipped: byte for byte, but for the shard's own number."""
+    facts = [dataclasses.replace(part.header.facts, shard=0) for part in catalogue.opened(uri).parts]
+    assert len(facts) == 3
+    assert len({json.dumps(dataclasses.asdict(each)) for each in facts}) == 1
 
 
 def test_verify_names_the_file_that_is_bad(uri, tmp_path):
@@ -130,6 +139,4 @@ def test_prune_shows_first_and_deletes_when_told(uri, tmp_path):
 
 
 def _finished(uri):
-    from concertina_trainer.storage.catalogue import finished
-
-    return finished(Folder(uri))[0]
+    return catalogue.finished(Folder(uri))[0]
