@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from concertina.local.cluster import LocalCluster
 from concertina_trainer.data.build import build
@@ -65,5 +66,8 @@ def test_the_manifest_is_printed(source: Path) -> None:
     )  # fmt: skip
     assert "claimName: corpus" in done.stdout
     assert "$$(x)" in done.stdout
+    hopeless = yaml.safe_load(done.stdout)["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]
+    mistyped = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--tokeniser", "bytes"]
+    assert subprocess.run(mistyped, capture_output=True).returncode in hopeless
     refused = subprocess.run([*COMMAND, "--claim", "corpus", "--out", "/x", "/y"], capture_output=True, text=True)
     assert (refused.returncode, "give it as NAME=PATH" in refused.stderr) == (1, True)

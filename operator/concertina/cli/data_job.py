@@ -15,8 +15,8 @@ from concertina.cluster.client import Client
 from concertina.cluster.errors import ApiError, NotFound
 from concertina.cluster.resources import JOBS, PODS, Raw
 
-BAD_INPUT_EXIT = 78
-"""What the build exits with where trying again can't help."""
+HOPELESS_EXITS = (2, 78)
+"""What the build exits with where trying again can't help: options that can't be understood, and bad input."""
 _LOOK_SECONDS = 1.0
 _SAID_LINES = 5
 
@@ -73,7 +73,7 @@ def manifest(wanted: Wanted) -> Raw:
                 "rules": [
                     {
                         "action": "FailJob",
-                        "onExitCodes": {"containerName": "build", "operator": "In", "values": [BAD_INPUT_EXIT]},
+                        "onExitCodes": {"containerName": "build", "operator": "In", "values": [*HOPELESS_EXITS]},
                     },
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
