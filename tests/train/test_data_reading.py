@@ -4,6 +4,7 @@ import collections
 import contextlib
 import http.server
 import os
+import resource
 import threading
 import time
 import urllib.error
@@ -90,6 +91,24 @@ def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, data_ca
         content = path.read_bytes()
         path.write_bytes([b"?" + content[1:], content[:-1], b""][i % 3])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_behind(stored, expected, data_cache):
+    data_cache.mkdir()
+    (data_cache / "0123.draft").write_bytes(b"left by who was killed")
+    reader = Reader(DataConfig(uri=stored, fetch_threads=1), LENGTH, seed=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"cache can't take a shard of \d+ bytes \(File too large\): make room"):
+            reader.read(0, 600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+    give_up = time.monotonic() + 60
+    while list(data_cache.glob("*.draft")):  # the first reader's thread may still be writing
+        assert time.monotonic() < give_up, "a draft is left"
+        time.sleep(0.01)
 
 
 class Between(http.server.BaseHTTPRequestHandler):

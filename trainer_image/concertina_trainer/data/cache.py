@@ -80,7 +80,8 @@ class Cache:
         return next(iter(list(self._waiting.values())), "")
 
     def open(self, source: Folder, wanted: Wanted) -> NDArray[np.uint8]:
-        """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline."""
+        """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
+        the node has no room for it."""
         if "://" not in source.uri or source.uri.startswith("file://"):
             return _open_in_place(source.uri.removeprefix("file://"), wanted)
         path = self._folder / f"{wanted.sha256[:32]}.data"
@@ -125,9 +126,11 @@ class Cache:
             self._waiting.pop(threading.get_ident(), None)
 
     def _keep(self, path: Path, content: bytes) -> None:
-        """Write it, after room was made; one process at a time, so that the bound holds."""
+        """Write it, after room was made; one process at a time, so that the bound holds. Raises StorageError."""
         with (self._folder / "room.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in self._folder.glob("*.draft"):  # by who was killed: nobody else writes now
+                left.unlink(missing_ok=True)
             held = {other: _used(other) for other in self._folder.glob("*.data") if other != path}
             total = len(content) + sum(size for _, size in held.values())
             for other in sorted(held, key=lambda other: held[other]):
@@ -136,7 +139,14 @@ class Cache:
                 total -= held[other][1]
                 other.unlink(missing_ok=True)  # who has it mapped keeps it
             draft = path.with_suffix(".draft")
-            draft.write_bytes(content)
+            try:
+                draft.write_bytes(content)
+            except OSError as error:
+                draft.unlink()
+                raise StorageError(
+                    f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): make room on this "
+                    "node, lower trainer.data.cacheMebibytes, or set CONCERTINA_CACHE to another folder."
+                ) from error
             draft.replace(path)
 
 
