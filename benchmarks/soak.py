@@ -66,11 +66,12 @@ class Outcome:
 async def drill_on(target: Target, name: str, options: argparse.Namespace, over: float, shared: asyncio.Lock,
                    played: list[Played]) -> None:  # fmt: skip
     """Drills against one job until the time is up."""
-    chance = random.Random(f"{options.seed} {name}")
+    chance, due = random.Random(f"{options.seed} {name}"), time.time()
     async with target.connect() as (client, namespace):
         site = Site(client, namespace, name, cluster.serving(client.access.server))
         while True:
-            await asyncio.sleep(options.every if options.regular else chance.expovariate(1 / options.every))
+            due = due + options.every if options.regular else time.time() + chance.expovariate(1 / options.every)
+            await asyncio.sleep(max(0.0, due - time.time()))
             scenario = chance.choice(options.scenarios)
             if time.time() > over:
                 return
@@ -193,7 +194,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=2, help="of each job; one on a node")
     parser.add_argument("--every", type=float, default=30, help="mean seconds between a job's drills")
-    parser.add_argument("--regular", action="store_true", help="exactly so long: for a goodput at a failure rate")
+    parser.add_argument(
+        "--regular", action="store_true", help="a drill begins exactly so often: for a goodput at a failure rate"
+    )
     parser.add_argument("--scenarios", nargs="+", choices=PLAYED, default=PLAYED)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)

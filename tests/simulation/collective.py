@@ -234,8 +234,10 @@ class Collective:
     def _hangs(self, process: AgentProcess, rank: int) -> bool:
         return rank == process.ranks[0] and self._behind(process)
 
-    def stopped_ranks(self, process: AgentProcess) -> tuple[int, ...]:
-        return process.ranks if self.stopped.get(process.replica, 0.0) > self.clock.now else ()
+    def stopped_ranks(self, process: AgentProcess) -> tuple[tuple[int, int], ...]:
+        """And the CPU time used, which stands still."""
+        stopped = self.stopped.get(process.replica, 0.0) > self.clock.now
+        return tuple((rank, 0) for rank in process.ranks) if stopped else ()
 
     def stacks(self, process: AgentProcess) -> dict[int, tuple[str, ...]]:
         """Of those that wait, a collective's."""

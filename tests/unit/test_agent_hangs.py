@@ -6,7 +6,9 @@ from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
 
 
-def ticked(driver: Driver, seconds: float, *pulses: p.Pulse, stopped: tuple[int, ...] = ()) -> list[e.Effect]:
+def ticked(
+    driver: Driver, seconds: float, *pulses: p.Pulse, stopped: tuple[tuple[int, int], ...] = ()
+) -> list[e.Effect]:
     driver.now += seconds
     return driver.tell(e.Tick(pulses, stopped))
 
@@ -67,9 +69,9 @@ def test_a_member_collects_stacks_when_the_lead_says_so_and_forgets_them_when_it
 def test_a_stopped_worker_is_a_failure_at_the_second_look():
     driver = Driver()
     driver.begun("a")
-    ticked(driver, 0.25, stopped=(0,))
+    ticked(driver, 0.25, stopped=((0, 50),))
     assert driver.report.state == "running"
-    ticked(driver, 0.25, stopped=(0,))
+    ticked(driver, 0.25, stopped=((0, 50),))
     (failure,) = driver.report.failures
     assert (failure.reason, failure.rank, failure.secondary) == ("WorkerStopped", 0, False)
 

@@ -170,14 +170,22 @@ def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> Non
 
 def test_a_worker_is_stopped_when_it_is_so_twice() -> None:
     hearts = Heartbeats()
-    assert hearts.stopped([1]) == frozenset()
-    assert hearts.stopped([1, 2]) == {1}
+    assert hearts.stopped([(1, 50)]) == frozenset()
+    assert hearts.stopped([(1, 50), (2, 60)]) == {1}
     assert hearts.stopped([]) == frozenset()
-    assert hearts.stopped([2]) == frozenset()
+    assert hearts.stopped([(2, 60)]) == frozenset()
 
 
 def test_a_worker_that_is_stopped_for_moments_is_slow_and_not_stopped() -> None:
     hearts = Heartbeats()
     for still, found in ((0.1, set()), (0.3, set()), (0.45, set()), (0.6, {1})):
         hearts.look([Pulse(1, 7, "computing", still)], [1], now=0.0)
-        assert hearts.stopped([1]) == found
+        assert hearts.stopped([(1, 50)]) == found
+
+
+def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> None:
+    """However long its step takes."""
+    hearts = Heartbeats()
+    for used, found in ((50, set()), (58, set()), (66, set()), (66, {1})):
+        hearts.look([Pulse(1, 7, "computing", 2.0)], [1], now=0.0)
+        assert hearts.stopped([(1, used)]) == found

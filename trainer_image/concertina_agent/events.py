@@ -182,8 +182,8 @@ class Tick:
 
     pulses: tuple[p.Pulse, ...] = ()
     """Of own workers that write one."""
-    stopped: tuple[int, ...] = ()
-    """Ranks of own workers that are stopped (SIGSTOP)."""
+    stopped: tuple[tuple[int, int], ...] = ()
+    """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""
 
 
 @dataclasses.dataclass(frozen=True)

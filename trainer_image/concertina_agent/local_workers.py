@@ -164,7 +164,8 @@ class LocalWorkers:
         """Where each is, and who is stopped."""
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
         pulses = (pulse for worker in running if (pulse := worker.pulse.read(now)) is not None)
-        return e.Tick(tuple(pulses), tuple(w.rank for w in running if stacks.stopped(w.process.pid)))
+        stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
+        return e.Tick(tuple(pulses), tuple((rank, used) for rank, used in stopped if used is not None))
 
     def collect_stacks(self, round: int) -> None:
         """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import BinaryIO, Optional
 
 from concertina_agent.processes import Reaper
 from concertina_agent.pulse import VARIABLE
@@ -63,9 +63,10 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
     return tuple(line for thread in (head, *rest) for line in thread)[:KEEP_LINES]
 
 
-def stopped(pid: int) -> bool:
-    """Whether it is stopped (not by a debugger)."""
-    return _read(f"/proc/{pid}/stat").rpartition(")")[2][:2].strip() == "T"
+def stopped(pid: int) -> Optional[int]:
+    """The CPU time it has used, in clock ticks, if it is stopped (not by a debugger); proc_pid_stat(5)."""
+    state, *fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
+    return int(fields[10]) + int(fields[11]) if state == "T" else None
 
 
 def _family(pid: int) -> list[int]:

@@ -38,7 +38,7 @@ class Heartbeats:
         self.pulses: tuple[Pulse, ...] = ()
         """Of the workers that run, as of the last look; phase "" where a worker tells nothing of itself."""
         self._told: dict[int, tuple[int, str, float]] = {}
-        self._stopped: frozenset[int] = frozenset()
+        self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
         self.collecting = False
         """Stacks were asked for, or are there, since the round was last said to hang."""
@@ -56,12 +56,12 @@ class Heartbeats:
         pulses = [*(known[rank] for rank in running if rank in known), *unknown]
         self.pulses = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in pulses)
 
-    def stopped(self, ranks: Iterable[int]) -> frozenset[int]:
-        """Those that were stopped (SIGSTOP) at the last look, are still, and have not moved in between: one that is
-        stopped for moments, again and again, is slow."""
+    def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
+        """Those that were stopped (SIGSTOP) at the last look, are still, and have neither computed nor moved in
+        between: one that is stopped for moments, again and again, is slow. Ranks come with the CPU time used."""
         moved = {pulse.rank for pulse in self.pulses if pulse.phase and pulse.still < STOPPED_SECONDS}
         before, self._stopped = self._stopped, frozenset(ranks)
-        return (before & self._stopped) - moved
+        return frozenset(rank for rank, _ in before & self._stopped) - moved
 
     def hung(self, hung: bool) -> bool:
         """The lead says whether the round hangs; true where stacks are to be collected now."""

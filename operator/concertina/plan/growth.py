@@ -10,8 +10,9 @@ from concertina.plan.decision import Decision
 from concertina.plan.look import Look
 from concertina_agent import protocol
 
-SETTLED = 120.0
-"""Seconds after which the loss of those who joined has nothing to do with their joining."""
+SETTLED, SETTLED_SCRIPT = 30.0, 120.0
+"""Seconds after which the loss of those who joined has nothing to do with their joining: joining has paid off then. A
+script's world takes longer to begin."""
 SHORTEST, LONGEST = 5.0, 600.0
 """Seconds that are doubled at each failure in a row (growAfterSeconds, where that is more), and what they end at."""
 REASON = "Growing"
@@ -75,7 +76,7 @@ def _lost(look: Look, decision: Decision) -> str:
     """How the round that some joined in ended because of them, as far as one can tell; empty where it did not."""
     growth, since = look.status.growth, look.world.since
     lasted = look.now - (unix_seconds(since) if since else look.now)
-    if lasted > SETTLED:
+    if lasted > _settled(look):
         return ""
     failed = decision.restart.replica if decision.restart else ""
     gone = [name for name in growth.joined if name not in look.live or name == failed]
@@ -88,13 +89,17 @@ def _lost(look: Look, decision: Decision) -> str:
 
 def _failed(look: Look, why: str) -> Growth:
     old = look.status.growth
-    close = old.at is not None and look.now - unix_seconds(old.at) <= _delay(look, old.failures) + 2 * SETTLED
+    close = old.at is not None and look.now - unix_seconds(old.at) <= _delay(look, old.failures) + 2 * _settled(look)
     return Growth(failures=old.failures + 1 if close else 1, at=rfc3339(look.now), message=why[:1000])
 
 
 def trains(look: Look, report: protocol.Report) -> bool:
     """Whether the round has got under way."""
     return not look.spec.bundled or (report.progress is not None and report.progress.first_step_at > 0)
+
+
+def _settled(look: Look) -> float:
+    return SETTLED if look.spec.bundled else SETTLED_SCRIPT
 
 
 def _quiet(look: Look) -> float:

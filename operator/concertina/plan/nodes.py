@@ -29,6 +29,8 @@ MOST = 32
 LONGEST = 86400.0
 UNSCHEDULABLE = 30.0
 """Seconds without a place for a pod before a job that can't run otherwise takes its bad nodes back."""
+SHORT_HANDED = 180.0
+"""The same for a job that runs with fewer replicas than it wants: an autoscaler may be making a node meanwhile."""
 
 
 def remember(look: Look, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
@@ -121,7 +123,7 @@ def _serves(node: NodeView) -> bool:
 
 
 def _forgiven_early(look: Look, entry: AvoidedNode) -> AvoidedNode:
-    """Where the job can't run and finds no place without it."""
+    """Where the job, or a replica of it, finds no place without it."""
     if unix_seconds(entry.until) <= look.now or not any(entry.node in pod.avoids for pod in _stranded(look)):
         return entry
     return entry.model_copy(update={"until": rfc3339(look.now)})
@@ -130,4 +132,5 @@ def _forgiven_early(look: Look, entry: AvoidedNode) -> AvoidedNode:
 def _stranded(look: Look) -> Iterable[PodView]:
     pending = [pod for pod in look.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
     enough = sizes.fitting(sum(pod.phase == "Running" for pod in look.live.values()), look.spec)
-    return () if enough else [pod for pod in pending if look.now - pod.created >= UNSCHEDULABLE]
+    patience = SHORT_HANDED if enough else UNSCHEDULABLE
+    return [pod for pod in pending if look.now - pod.created >= patience]

@@ -106,7 +106,8 @@ async def straggle(site: Site) -> AsyncIterator[Blow]:
     slowing = asyncio.create_task(site.run_python(member.replica, _SLOW, *arguments, seconds=STRAGGLE_SECONDS + 30))
     await asyncio.wait({slowing}, timeout=2.0)
     if slowing.done():
-        raise Complaint(f"The worker of {member.replica} can't be slowed: {slowing.exception() or slowing.result()}")
+        why = slowing.exception() or slowing.result() or "it ended just now; play the drill again"
+        raise Complaint(f"The worker of {member.replica} can't be slowed: {why}")
     try:
         done = f"slowed the worker of {member.replica} on {member.node}: it computes at a third of its speed"
         yield Blow(at, done, replica=member.replica)
