@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-e2e e2e-prerequisites lint format bench crds lock clean environment binaries
+.PHONY: help setup demo test test-e2e e2e-prerequisites azurite lint format bench crds lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -30,6 +30,9 @@ test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one 
 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
 	@PYTHONPATH=tests $(BIN)/python -m builders.e2e
+
+azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or two; needs Node.js and npm)
+	@PYTHONPATH=tests/train $(BIN)/python -m azurite
 
 lint: setup ## Check form, types, import rules, the CRD and the chart; change nothing
 	@$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from concertina.local.s3 import serve
 from concertina_trainer.data.build import build
 
 sys.path.insert(0, str(Path(__file__).parent))
+import azurite
 import node
 
 
@@ -87,16 +88,24 @@ def s3():
         os.environ.update(before)
 
 
-STORES = ["file", "s3", *(["az"] if os.environ.get("AZURE_STORAGE_USE_EMULATOR") else [])]
-"""With that variable an Azurite must be there, with the container `train`."""
+@pytest.fixture(scope="session")
+def azure():
+    """Azurite with the container `train`, its variables in the environment; where it is installed."""
+    if azurite.missing():
+        pytest.skip(f"az:// is not tried: {azurite.missing()}")
+    with azurite.serve(f"azure-tests-{os.getpid()}") as url, pytest.MonkeyPatch.context() as patch:
+        for name, value in azurite.environment(url).items():
+            patch.setenv(name, value)
+        yield url
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=["file", "s3", "az"])
 def storage_uri(request, tmp_path):
     """A place of its own in each kind of durable storage."""
     if request.param == "file":
         return f"file://{tmp_path}/checkpoints"
     if request.param == "az":
-        return f"az://train/{os.getpid()}-{tmp_path.name}"
+        request.getfixturevalue("azure")
+        return f"az://train/{tmp_path.name}"
     request.getfixturevalue("s3")
     return f"s3://train/{tmp_path.name}"

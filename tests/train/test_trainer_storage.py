@@ -1,6 +1,7 @@
 """Durable checkpoints in real storage: shipped, published, fenced, read back into any world, damaged."""
 
 import json
+import random
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from concertina_agent.worker_channel import Probe, Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.state.shardfile import Chunk, Continued, Facts, Layout
 from concertina_trainer.storage import checkpoint as checkpoints
-from concertina_trainer.storage.folder import Changed, Folder, StorageError
+from concertina_trainer.storage.folder import PIECE, Changed, Folder, StorageError
 from concertina_trainer.storage.retention import found, lease
 from concertina_trainer.storage.stored import StoredCheckpoint
 from concertina_trainer.uploader import answer
@@ -168,6 +169,18 @@ def test_only_one_of_two_conditional_writes_wins(storage_uri):
     with pytest.raises(Changed):
         folder.put_if("LATEST", b"fourth", version)
     assert folder.get("LATEST") == b"third"
+
+
+def test_a_large_object_goes_in_pieces_and_comes_back(storage_uri, tmp_path):
+    size = 2 * PIECE + 12345
+    content = random.Random(1).randbytes(size)
+    (tmp_path / "file").write_bytes(content)
+    folder = Folder(storage_uri, create=True)
+    folder.put("whole", tmp_path / "file")
+    folder.put_pieces("pieces", (memoryview(content)[at : at + PIECE // 3] for at in range(0, size, PIECE // 3)), size)
+    assert folder.list("") == {"whole": size, "pieces": size}
+    for key in ("whole", "pieces"):
+        assert folder.read_range(key, 1, size) == content[1:]
 
 
 def test_a_missing_part_is_not_published(storage_uri, tmp_path):
