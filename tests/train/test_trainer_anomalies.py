@@ -5,13 +5,19 @@ import string
 
 import node
 import pytest
+from typer.testing import CliRunner
 
-from concertina_agent.protocol import Restore
-from concertina_trainer.config import DataConfig
+from concertina.cli.checkpoint import app
+from concertina_agent.protocol import Restore, Undone
+from concertina_agent.worker_channel import Undo
+from concertina_trainer.config import CheckpointConfig, DataConfig
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.data.skips import positions
 from concertina_trainer.state.shardfile import header_length, parse_header
+from concertina_trainer.storage.checkpoint import read_latest
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.uploader import answer
 
 STEPS, BATCH, LENGTH = 110, 4, 32
 
@@ -76,12 +82,19 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     assert fault.skipped == positions((step - 12) * BATCH, (step + 1) * BATCH, ())
     latest = first.durable[-1]
     assert latest.step > fault.step, "the newest checkpoint is of after what has to be undone"
-    second = job.run(2, Restore("Storage", fault.step, durable=latest, skipped=fault.skipped, at_most=fault.step))
+    undone = Undone(1, fault.step)
+    answer(Undo(undone), CheckpointConfig.model_validate(job.checkpoint), job.uid)
+    assert read_latest(Folder(job.checkpoint["uri"])).step == fault.step // 10 * 10
+    second = job.run(2, Restore("Storage", fault.step, durable=latest, skipped=fault.skipped, undone=undone))
     assert set(second.codes.values()) == {0}, second.output
     assert second.progress[-1].restored_step == fault.step // 10 * 10
     assert second.durable[0].round == 2
     assert second.durable[0].step < latest.step, "LATEST goes back"
     assert (last_facts(job).skipped, last_facts(job).id.step) == (fault.skipped, STEPS)
+    said = CliRunner().invoke(app, ["show", job.checkpoint["uri"]]).output
+    [(begin, end)] = fault.skipped
+    assert f"samples {begin} to {end - 1}" in said
+    assert f"round 1 beyond step {fault.step} was undone before" in said
 
 
 @pytest.mark.parametrize("kind", ["resting", "gathered"])

@@ -9,12 +9,13 @@ import node
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from published import publish, shard_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from concertina_agent.protocol import Durable, Restore, SnapshotId
 from concertina_agent.worker_channel import Probe, Publish, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.state.shardfile import Chunk, Continued, Facts, Layout
+from concertina_trainer.state.shardfile import Continued
 from concertina_trainer.storage import checkpoint as checkpoints
 from concertina_trainer.storage.folder import PIECE, Changed, Folder, StorageError
 from concertina_trainer.storage.retention import found, lease
@@ -101,24 +102,6 @@ def test_a_damaged_part_is_refused_with_a_sentence(folder, parent, trainer, tmp_
 
 
 # --- the fence, without workers ---------------------------------------------------------------------------------------
-
-
-def shard_file(folder: Path, id: SnapshotId, shard: int, continued: Continued | None = None) -> Path:
-    """A small real shard of one tensor of 2 rows a shard."""
-    layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))])
-    path = folder / f"{id.round}-{id.step}-{shard}"
-    facts = Facts(id, shard, 7 * id.step, "config", "data", continued)
-    path.write_bytes(layout.header(facts) + bytes(24))
-    return path
-
-
-def publish(uri: str, tmp_path: Path, round: int, step: int, uid: str = "u1", continued: Continued | None = None):
-    id = SnapshotId(round, step, "layout", 2)
-    config = CheckpointConfig(uri=uri, keep=2)
-    for shard in range(2):
-        shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued))), config, uid)
-        assert shipped.error == ""
-    return answer(Publish(id), config, uid)
 
 
 def test_latest_moves_forward_only(storage_uri, tmp_path):

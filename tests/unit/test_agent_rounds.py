@@ -156,6 +156,44 @@ def test_a_member_learns_from_the_leads_beats_that_older_rounds_may_go():
     assert e.DropSnapshots((snapshot(1, 7),)) in driver.tell(e.LeadSaid(2, "claim-2", beat))
 
 
+UNDONE = p.Undone(1, 50)
+BEYOND = p.Durable(UID, 1, 55, "s3://b/u/round-1/step-55")
+
+
+def test_a_lead_undoes_a_rollback_in_storage_when_its_worker_says_so_and_does_not_count_on_it():
+    driver = Driver(storage=p.Storage("Ready", BEYOND))
+    driver.begun("a", "b")
+    assert driver.core.latest == BEYOND
+    assert e.Undo(UNDONE) in driver.say(w.Fault("LossSpike", "The loss is 9.", p.Rollback(50)))
+    assert driver.core.latest is None
+    assert driver.report.storage.latest == BEYOND, "as it was seen"
+    member = Driver("b", storage=p.Storage("Ready", BEYOND))
+    member.begun("a", "b")
+    assert "Undo" not in kinds(member.say(w.Fault("LossSpike", "", p.Rollback(50)), rank=1))
+
+
+@pytest.mark.parametrize(("name", "storage", "undoes"), [("a", True, True), ("b", True, False), ("a", False, False)])
+def test_the_lead_of_a_round_after_a_rollback_undoes_it_in_storage_before_its_workers_start(name, storage, undoes):
+    driver = Driver(name, storage=p.Storage("Ready", BEYOND) if storage else None)
+    effects = driver.begun("a", "b", round=2, restore=p.Restore("Memory", 50, snapshot(1, 50), undone=UNDONE))
+    assert (e.Undo(UNDONE) in effects) == undoes
+    if undoes:
+        assert kinds(effects).index("Undo") < kinds(effects).index("StartRound")
+    assert driver.core.latest is None
+
+
+def test_a_durable_drain_is_not_content_with_a_checkpoint_that_was_undone():
+    driver = Driver(storage=p.Storage("Ready", BEYOND))
+    driver.begun("a", round=2, restore=p.Restore("Memory", 50, snapshot(1, 50, 1), undone=UNDONE))
+    driver.say(w.Hello(0, 1), round=2)
+    driver.ask(p.Drain(UID, 2, "claim-2", "suspend", durable=True, grace_seconds=20))
+    driver.say(w.Done("drained", 52), round=2)
+    driver.ended(0, round=2)
+    assert driver.report.state == "draining"
+    driver.tell(e.StorageSeen(p.Storage("Ready", p.Durable(UID, 2, 52, "s3://b/u/round-2/step-52"))))
+    assert driver.report.state == "drained"
+
+
 def test_only_slots_that_a_worker_leaves_alone_count_as_held():
     driver = Driver()
     driver.begun("a", "b")

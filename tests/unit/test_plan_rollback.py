@@ -7,7 +7,7 @@ from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRan
 from concertina.plan import restore
 from concertina.plan.plan import plan
 from concertina_agent import protocol
-from concertina_agent.protocol import Durable, Held, Prepared, SnapshotId, Storage
+from concertina_agent.protocol import Durable, Held, Prepared, SnapshotId, Storage, Undone
 
 WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
 NOW = jobs.T0 + 20
@@ -25,16 +25,17 @@ def latest(round, step):
 
 def chosen(held, storage, status):
     found = restore.choose(held, [storage], status, jobs.UID, WITH_STORAGE)
-    return found.source, found.step, found.at_most, found.skipped
+    return found.source, found.step, found.undone, found.skipped
 
 
 def test_a_state_that_was_undone_is_never_gone_on_from():
     status = JobStatus(rollback=BACK, skipped=SKIPPED)
-    assert chosen(holding(3, 60), latest(3, 55), status) == ("Storage", 50, 50, ((8, 16),))
-    assert chosen(holding(3, 50), latest(3, 55), status) == ("Memory", 50, -1, ((8, 16),))
-    assert chosen(holding(4, 52), latest(3, 55), status) == ("Memory", 52, -1, ((8, 16),)), "trained since"
-    assert chosen({}, latest(2, 40), status) == ("Storage", 40, -1, ((8, 16),))
-    assert chosen({}, latest(4, 53), status) == ("Storage", 53, -1, ((8, 16),))
+    always = (Undone(3, 50), ((8, 16),))
+    assert chosen(holding(3, 60), latest(3, 55), status) == ("Storage", 50, *always)
+    assert chosen(holding(3, 50), latest(3, 55), status) == ("Memory", 50, *always)
+    assert chosen(holding(4, 52), latest(3, 55), status) == ("Memory", 52, *always), "trained since"
+    assert chosen({}, latest(2, 40), status) == ("Storage", 40, *always)
+    assert chosen({}, latest(4, 53), status) == ("Storage", 53, *always)
 
 
 def told(reason, status=None):

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from concertina_agent.protocol import Undone
 from concertina_trainer.storage.manifest import Place
-from concertina_trainer.storage.retention import doomed
+from concertina_trainer.storage.retention import Keeping, doomed
 
 ANY = st.builds(Place, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
 PLACES = st.sets(ANY, min_size=1)
@@ -18,7 +19,7 @@ def age(place: Place) -> tuple[bool, int, int]:
 def test_what_is_kept(finished: set[Place], unfinished: set[Place], keep: int, every: int | None) -> None:
     latest = max({*finished, Place("ours", 1, 1)}, key=age)
     finished, unfinished = {*finished, latest}, unfinished - finished - {latest}
-    gone = doomed(finished | unfinished, finished, latest, keep, every)
+    gone = doomed(finished | unfinished, finished, latest, Keeping(keep, every))
     assert latest not in gone
     assert len(set(gone)) == len(gone)
     newest = sorted(finished, key=age)[-keep:]
@@ -27,12 +28,21 @@ def test_what_is_kept(finished: set[Place], unfinished: set[Place], keep: int, e
     stays = finished - set(gone)
     assert every is not None or len(stays) == len(newest)
     after = [place for place in finished if place not in gone]
-    assert doomed(after, after, latest, keep, every) == [], "what has stayed once stays"
+    assert doomed(after, after, latest, Keeping(keep, every)) == [], "what has stayed once stays"
 
 
 def test_every_mth_is_kept_and_what_was_gone_over_again_is_not() -> None:
     steps = [Place("u", 1, step) for step in (500, 1000, 1500, 2000, 2500, 3000)]
     again = [Place("u", 2, step) for step in (2400, 2900, 3400, 3900)]
     finished = [*steps, *again]
-    gone = doomed(finished, finished, again[-1], 1, 1000)
+    gone = doomed(finished, finished, again[-1], Keeping(1, 1000))
     assert [place.step for place in finished if place not in gone] == [1000, 2000, 3400, 3900]
+
+
+def test_one_from_before_what_a_rollback_may_undo_is_kept_and_what_was_undone_is_not_counted() -> None:
+    steps = [Place("u", 1, step) for step in (10, 20, 30, 40, 50)]
+    gone = doomed(steps, steps, steps[-1], Keeping(2, back=25))
+    assert [place.step for place in steps if place not in gone] == [20, 40, 50]
+    again = [*steps, Place("u", 2, 35)]
+    gone = doomed(again, again, again[-1], Keeping(2), [Undone(1, 30)])
+    assert [place.step for place in again if place not in gone] == [30, 35]

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from concertina_agent.protocol.ranges import MOST_RANGES, united
 from concertina_trainer.agreement import Agreed, Said
 from concertina_trainer.anomalies import IN_A_ROW, SEASONED, Anomalies
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.skips import positions, united
+from concertina_trainer.data.skips import positions
 from concertina_trainer.errors import BadInput, RollBack
 from concertina_trainer.state.shardfile import Trend
 
@@ -80,6 +81,17 @@ def test_a_spike_is_far_above_the_losses_before_and_only_once_there_are_enough()
     young = anomalies(spike="Stop")
     young.trend = Trend(2.0, 0.01, SEASONED - 1)
     assert young.skips(20, 80, agreed(50.0)) == ""
+
+
+def test_more_than_can_be_recorded_ends_the_run_with_a_sentence():
+    most = tuple((2 * at, 2 * at + 1) for at in range(MOST_RANGES))
+    sentence = f"left out in {MOST_RANGES} places already"
+    with pytest.raises(BadInput, match=sentence):
+        anomalies(most, nonFinite="Skip").skips(200, 800, agreed(math.nan))
+    with pytest.raises(BadInput, match=sentence):
+        anomalies(most, spike="RollBack").skips(200, 800, agreed(50.0))
+    with pytest.raises(BadInput, match=sentence):
+        anomalies((*most, (900, 901)))
 
 
 def test_a_rollback_undoes_steps_and_leaves_out_all_their_samples():

@@ -69,7 +69,7 @@ class Agent:
         self._peers = Peers(settings.uid, self._dialer, self._snapshots, self.emit)
         self._uploads = Uploads(self.emit)
         parts = (self._local, self._peers, self._uploads, self._snapshots)
-        self._channel = ChannelServer(settings.volume, *parts, self.emit)
+        self._channel = ChannelServer(settings.volume, *parts, self.emit, lambda: self._core.latest)
         self._store: Optional[socket.socket] = None
         self._link: Optional[asyncio.Task[None]] = None
         self._replies: dict[int, Callable[[p.Message], None]] = {}
@@ -287,6 +287,7 @@ _CARRY_OUT: Mapping[type, Callable[[Agent, Any], None]] = {
     e.ToMembers: lambda agent, effect: agent._members.send(effect.message, effect.only),
     e.Ship: Agent._ship,
     e.Publish: lambda agent, effect: agent._uploads.publish(effect),
+    e.Undo: lambda agent, effect: agent._uploads.undo(effect.undone),
     e.LookAtStorage: lambda agent, effect: agent._uploads.look(),
     e.CollectStacks: lambda agent, effect: agent._local.collect_stacks(effect.round),
     e.ReportChanged: lambda agent, effect: agent._changes.tell(),

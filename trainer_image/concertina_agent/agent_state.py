@@ -95,6 +95,11 @@ class AgentState:
         return self._holdings.all()
 
     @property
+    def latest(self) -> Optional[p.Durable]:
+        """What LATEST names, unless it was undone."""
+        return self._durability.latest
+
+    @property
     def world(self) -> Optional[p.Assign]:
         """The round that runs here, or has ended here."""
         return self._round.assign if self._round else None

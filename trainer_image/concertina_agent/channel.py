@@ -17,7 +17,7 @@ from concertina_agent import worker_channel as w
 from concertina_agent.copies import Peers
 from concertina_agent.local_workers import LocalWorker, LocalWorkers
 from concertina_agent.log import log
-from concertina_agent.protocol import MAX_LINE
+from concertina_agent.protocol import MAX_LINE, Durable
 from concertina_agent.snapshots import Damaged, Snapshots
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.uploads import Uploads
@@ -98,7 +98,10 @@ class ChannelServer:
         uploads: Uploads,
         snapshots: Snapshots,
         emit: Callable[[e.Event], None],
+        latest: Callable[[], Optional[Durable]],
     ) -> None:
+        """`latest`: what LATEST names, as far as it is known."""
+        self._latest = latest
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
         self.path = str(volume.absolute() / "agent.sock")
         if len(self.path) > MAX_SOCKET_PATH:
@@ -151,7 +154,8 @@ class ChannelServer:
 
     async def _serve(self, worker: LocalWorker, hello: w.Hello, end: w.AgentEnd) -> None:
         world = sum(member.workers for member in worker.assign.members)
-        end.send(w.Start(worker.assign.restore, world, worker.assign.uid, history=worker.assign.history))
+        assign = worker.assign
+        end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history))
         self._local.attach(worker, end)
         self._emit(e.WorkerSaid(worker.round, worker.rank, hello))
         try:

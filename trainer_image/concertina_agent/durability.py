@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_agent.protocol import Durable, Part, SnapshotId, Storage
+from concertina_agent.protocol import Durable, Part, SnapshotId, Storage, Undone
 from concertina_agent.worker_channel import WantDurable
 
 
@@ -15,6 +15,8 @@ class Durability:
         self.storage = storage
         self.parts: tuple[Part, ...] = ()
         """Of this round, in storage, not under LATEST."""
+        self.undone: Optional[Undone] = None
+        """By a rollback: LATEST may name it still."""
         self._unshipped: set[tuple[SnapshotId, int]] = set()
         self._complete: set[SnapshotId] = set()
         self._wanted: set[tuple[SnapshotId, int]] = set()
@@ -22,7 +24,10 @@ class Durability:
 
     @property
     def latest(self) -> Optional[Durable]:
-        return self.storage.latest if self.storage else None
+        """What LATEST names, unless it was undone."""
+        latest = self.storage.latest if self.storage else None
+        void = latest is not None and self.undone is not None and self.undone.covers(latest.round, latest.step)
+        return None if void else latest
 
     @property
     def all_shipped(self) -> bool:
@@ -33,8 +38,9 @@ class Durability:
         storage = self.storage
         return storage is not None and storage.state != "Unknown" and storage.round < round - 1
 
-    def new_round(self, round: int) -> None:
+    def new_round(self, round: int, undone: Optional[Undone]) -> None:
         """As a member of this round: from now on its lead tells what LATEST is."""
+        self.undone = undone
         if self.storage is not None and not self.outdated(round):
             self.storage = dataclasses.replace(self.storage, round=round)
         self.parts = ()
@@ -65,8 +71,8 @@ class Durability:
     def seen(self, storage: Storage, round: int) -> bool:
         """Take the news; false where it is none. What was known of LATEST outlasts trouble."""
         if storage.state == "Error" and storage.latest is None:
-            known = self.storage.round if self.storage else -1
-            storage = dataclasses.replace(storage, latest=self.latest, round=known)
+            known = self.storage or storage
+            storage = dataclasses.replace(storage, latest=known.latest, round=known.round)
         else:
             storage = dataclasses.replace(storage, round=round)
         news = self.storage is not None and storage != self.storage

@@ -309,6 +309,14 @@ class Publish:
 
 
 @dataclasses.dataclass(frozen=True)
+class Undo:
+    """LATEST is to name nothing that was undone, before anything else is published, and whatever becomes of the round;
+    with retries. Then StorageSeen."""
+
+    undone: p.Undone
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectStacks:
     """The stacks of all own workers, in full into the log; then StacksCollected."""
 
@@ -332,5 +340,5 @@ class Exit:
 
 Effect = Union[
     PersistSeen, KillWorkers, BindStore, ReachOut, Reply, StartRound, CopyFrom, DropSnapshots, ToWorker, SignalWorkers,
-    ToMembers, Ship, Publish, LookAtStorage, CollectStacks, ReportChanged, Exit,
+    ToMembers, Ship, Publish, Undo, LookAtStorage, CollectStacks, ReportChanged, Exit,
 ]  # fmt: skip

@@ -28,6 +28,7 @@ class Uploads:
         self._ships: dict[int, e.Ship] = {}
         """By shard: the newest that is not in storage."""
         self._publish: Optional[e.Publish] = None
+        self._undo: Optional[p.Undone] = None
         self._news = Changes()
         self._failures, self._look_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
@@ -43,6 +44,11 @@ class Uploads:
 
     def publish(self, effect: e.Publish) -> None:
         self._publish = effect
+        self._news.tell()
+
+    def undo(self, undone: p.Undone) -> None:
+        """Goes before whatever is to be published, and outlasts its round."""
+        self._undo = undone
         self._news.tell()
 
     def look(self) -> None:
@@ -82,6 +88,8 @@ class Uploads:
                     await self._news.after(count, self._look_at - time.monotonic())
                     if time.monotonic() >= self._look_at:
                         await self._look(end)
+                elif self._undo is not None:
+                    await self._undo_one(end, self._undo)
                 elif self._publish is not None:
                     await self._publish_one(end, self._publish)
                 elif self._ships:
@@ -95,6 +103,15 @@ class Uploads:
         self._emit(e.StorageSeen(storage))
         self._well = storage.state == "Ready" and not self._asked_to_look
         self._trouble("" if self._well else storage.message)
+
+    async def _undo_one(self, end: w.AgentEnd, undone: p.Undone) -> None:
+        storage = (await _ask(end, w.Undo(undone), w.StorageState)).storage
+        if storage.state == "Error":
+            return self._fail(storage.message)
+        if self._undo is undone:
+            self._undo = None
+        self._emit(e.StorageSeen(storage))
+        return None
 
     async def _ship_one(self, end: w.AgentEnd, effect: e.Ship) -> None:
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)

@@ -16,7 +16,7 @@ A command of one's own may speak too, through the package `trainingjob`: Hello, 
 after the same step on all ranks (`stopping`), Attends -> Attended, and AskPassed -> Passed, then StopAt.
 
 The uploader's: `UploaderHello`, then requests from the agent, answered one by one in order: Probe -> StorageState,
-Ship -> Shipped, Publish -> Published.
+Ship -> Shipped, Publish -> Published, Undo -> StorageState.
 
 How a slot that is being shipped is kept from being overwritten: the worker makes a hard link to the committed slot's
 file (`WantDurable.path`, beside the slot) before it says WantDurable, and a worker never writes into a file with more
@@ -45,6 +45,7 @@ from concertina_agent.protocol import (
     Rollback,
     SnapshotId,
     Storage,
+    Undone,
 )
 from concertina_agent.typed_json import ProtocolError, from_json
 
@@ -257,10 +258,18 @@ class Published:
     """The fence: a higher round or another job has written here. Trying again can't help."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Undo:
+    """To the lead's uploader: `LATEST` is to name nothing of this job that was undone, and to take nothing of it any
+    more (the same again does no harm). Answer: StorageState."""
+
+    undone: Undone
+
+
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
     Attends, Passed, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo, Attended, AskPassed, StopAt,
-    UploaderHello, Probe, StorageState, Ship, Shipped, Publish, Published,
+    UploaderHello, Probe, StorageState, Ship, Shipped, Publish, Published, Undo,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 T = TypeVar("T")

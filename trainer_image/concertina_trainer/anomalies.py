@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from concertina_agent.protocol.ranges import MOST_RANGES, Ranges, united
 from concertina_trainer.agreement import Agreed
 from concertina_trainer.config import Answer, TrainerConfig
-from concertina_trainer.data.skips import MOST_RANGES, Ranges, positions, united, words
+from concertina_trainer.data.skips import positions, words
 from concertina_trainer.errors import BadInput, RollBack
 from concertina_trainer.state.shardfile import Trend
 
@@ -45,8 +46,9 @@ class _Sight:
 
 class Anomalies:
     def __init__(self, config: TrainerConfig, skipped: Ranges, trend: Trend) -> None:
+        """Raises BadInput where more was left out than can be recorded."""
         self._policy, self._batch = config.anomalies, config.global_batch_size
-        self.skipped, self.trend = skipped, trend
+        self.skipped, self.trend = _few(skipped), trend
         self._in_a_row = 0
 
     def skips(self, step: int, position: int, agreed: Agreed) -> str:
@@ -85,8 +87,11 @@ class Anomalies:
         return _Sight("LossSpike", says + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
 
     def _with(self, more: Ranges) -> Ranges:
-        skipped = united(self.skipped, more)
-        if len(skipped) > MOST_RANGES:
-            raise BadInput(f"samples were left out in {MOST_RANGES} places already, which is more than bad luck: "
-                           "look at the data and at the learning rate.")  # fmt: skip
-        return skipped
+        return _few(united(self.skipped, more))
+
+
+def _few(skipped: Ranges) -> Ranges:
+    if len(skipped) > MOST_RANGES:
+        raise BadInput(f"samples were left out in {MOST_RANGES} places already, which is more than bad luck: "
+                       "look at the data and at the learning rate.")  # fmt: skip
+    return skipped

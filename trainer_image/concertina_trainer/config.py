@@ -214,6 +214,12 @@ class AnomalyConfig(_Section):
         "state at the last one. 0: never.",
     )
 
+    @property
+    def reach(self) -> int:
+        """Steps that going back may undo, and that checkpoints are kept for."""
+        rolls_back = Answer.roll_back in (self.non_finite, self.spike)
+        return max(self.corruption_check_steps, self.rollback_steps if rolls_back else 0)
+
     @model_validator(mode="after")
     def _never_ignored(self) -> AnomalyConfig:
         if self.non_finite is Answer.ignore:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from concertina_agent.protocol import CheckpointInterval, Progress
+from concertina_agent.protocol.ranges import Ranges
 from concertina_agent.pulse import PulseWriter
 from concertina_agent.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.skips import Ranges
 from concertina_trainer.waits import Waits
 
 _SMOOTHING = 0.9

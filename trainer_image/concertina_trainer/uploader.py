@@ -17,14 +17,16 @@ from concertina_agent.worker_channel import (
     Ship,
     Shipped,
     StorageState,
+    Undo,
     UploaderHello,
     WorkerEnd,
 )
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
 from concertina_trainer.state.shardfile import Damaged
-from concertina_trainer.storage import checkpoint
+from concertina_trainer.storage import checkpoint, rollback
 from concertina_trainer.storage.folder import IMPATIENCE, Folder, StorageError
 from concertina_trainer.storage.manifest import about_this_process
+from concertina_trainer.storage.retention import Keeping
 
 
 def main() -> NoReturn:
@@ -46,9 +48,11 @@ def answer(request: object, config: CheckpointConfig, uid: str) -> Message:
         return _ship(request, config, uid)
     if isinstance(request, Publish):
         return _publish(request, config, uid)
-    assert isinstance(request, Probe), request
+    assert isinstance(request, (Probe, Undo)), request
     try:
-        latest = checkpoint.read_latest(Folder(config.uri, IMPATIENCE, create=True))
+        folder = Folder(config.uri, IMPATIENCE, create=True)
+        undoes = isinstance(request, Undo)
+        latest = rollback.undo(folder, uid, request.undone) if undoes else checkpoint.read_latest(folder)
     except StorageError as error:
         return StorageState(Storage("Error", None, str(error)))
     return StorageState(Storage("Ready", latest))
@@ -69,8 +73,10 @@ def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:
 def _publishing(config: CheckpointConfig, uid: str) -> checkpoint.Publishing:
     job, code = about_this_process()
     text = os.environ.get("CONCERTINA_TRAINER", "")
-    trainer = TrainerConfig.model_validate_json(text).model_dump(mode="json", by_alias=True) if text else {}
-    return checkpoint.Publishing(uid, job, trainer, code, config.keep, config.keep_every_steps)
+    trainer = TrainerConfig.model_validate_json(text) if text else None
+    back = trainer.anomalies.reach if trainer else 0
+    said = trainer.model_dump(mode="json", by_alias=True) if trainer else {}
+    return checkpoint.Publishing(uid, job, said, code, Keeping(config.keep, config.keep_every_steps, back))
 
 
 def _publish(request: Publish, config: CheckpointConfig, uid: str) -> Published:

@@ -15,13 +15,13 @@ import torch
 from pydantic import ValidationError
 
 from concertina_agent.protocol import Rollback, SnapshotId
+from concertina_agent.protocol.ranges import united
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import CheckpointConfig, Determinism, TrainerConfig
 from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.reader import Reader
-from concertina_trainer.data.skips import united
 from concertina_trainer.digests import Digests
 from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
 from concertina_trainer.loop import Run, train
@@ -134,7 +134,9 @@ def run(channel: WorkerEnd) -> Done:
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=bitwise)
     sums = summing.sums(bitwise, model, plan, world.rank, world.waits)
     folder = Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}")
-    durable = None if start.restore.at_most >= 0 else start.durable or start.restore.durable
+    durable, undone = start.durable or start.restore.durable, start.restore.undone
+    if durable and undone and undone.covers(durable.round, durable.step):
+        durable = None
     saving = Saving(
         config, checkpoint, world, Snapshots(folder, state), now, anomalies, durable, channel, start.history
     )

@@ -62,11 +62,13 @@ def list_(uri: Run) -> None:
         folder = Folder(uri)
         manifests, problems = catalogue.finished(folder)
         latest, problem = catalogue.named(folder, manifests)
+        undone = catalogue.undone(folder, manifests)
         table = Table(box=None, header_style="bold")
         for column in ("STEP", "ROUND", "WHEN", "SIZE", "WORLD", "JOB", "", "FOLDER"):
             table.add_column(column)
         for manifest in manifests:
-            held = (("LATEST", manifest.place == latest), ("complete", manifest.complete))
+            place = manifest.place
+            held = (("LATEST", place == latest), ("complete", manifest.complete), ("undone", place in undone))
             marks = [word for word, holds in held if holds]
             row = (manifest.id.step, manifest.id.round, _when(manifest.at), _size(manifest.size), manifest.id.shards)
             table.add_row(*map(str, row), manifest.job, ", ".join(marks), manifest.place.folder)
@@ -90,6 +92,8 @@ def show(uri: Uri, output: Annotated[str, typer.Option("--output", "-o", help="j
 
 
 def _print(uri: str, manifest: Manifest) -> None:
+    from concertina_trainer.data.skips import words
+
     libraries = ", ".join(f"{name} {version}" for name, version in manifest.code.libraries.items())
     rows = {
         "Checkpoint": uri,
@@ -105,6 +109,11 @@ def _print(uri: str, manifest: Manifest) -> None:
     }
     if manifest.continued:
         rows["Goes on from"] = f"uid {manifest.continued.uid}, step {manifest.continued.step}"
+    if manifest.skipped:
+        rows["Left out"] = words(manifest.skipped)
+    if manifest.undone:
+        back = (f"round {some.round} beyond step {some.step}" for some in manifest.undone)
+        rows["Went back"] = f"what was trained in {', '.join(back)} was undone before"
     for name, value in rows.items():
         console.print(f"[bold]{name:<14}[/bold]{value}")
 

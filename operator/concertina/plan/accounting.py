@@ -80,13 +80,13 @@ def last_snapshot(look: Look) -> SnapshotMark | None:
 def last_checkpoint(look: Look) -> CheckpointMark | None:
     """The newest that any connected agent has seen under LATEST, and that is this job's own."""
     old, uid = look.status.last_checkpoint, look.observed.job.uid
-    if old and rollback.undone(old.round, old.step, look.status):
+    if old and rollback.is_undone(old.round, old.step, look.status):
         old = None
     best: protocol.Durable | None = None
     for view in look.observed.agents.values():
         storage = view.report.storage if view.report else None
         durable = storage.latest if storage and storage.state == "Ready" else None
-        if durable is None or durable.uid != uid or rollback.undone(durable.round, durable.step, look.status):
+        if durable is None or durable.uid != uid or rollback.is_undone(durable.round, durable.step, look.status):
             continue
         if best is None or (durable.round, durable.step) > (best.round, best.step):
             best = durable

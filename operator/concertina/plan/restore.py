@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
-from concertina.plan.rollback import undone
+from concertina.plan.rollback import is_undone, undone
 from concertina_agent.protocol import Durable, Prepared, Restore, SnapshotId, Storage
 
 
@@ -21,10 +21,10 @@ class Unknown:
 def choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
-    """As `_choose`, with the samples that are left out."""
+    """As `_choose`, with what was undone and the samples that are left out."""
     found = _choose(replies, storages, status, uid, spec)
     skipped = tuple((some.begin, some.end) for some in status.skipped)
-    return replace(found, skipped=skipped) if skipped and isinstance(found, Restore) else found
+    return replace(found, skipped=skipped, undone=undone(status)) if isinstance(found, Restore) else found
 
 
 def _choose(
@@ -47,9 +47,8 @@ def _choose(
         return _memory(memory, held)
     if not any(storage.state == "Ready" for storage in looks):
         return Unknown(next((storage.message for storage in looks if storage.state == "Error"), ""))
-    if durable and durable.uid == uid and status.rollback and undone(durable.round, durable.step, status):
-        step = status.rollback.step
-        return Restore(source="Storage", step=step, durable=durable, at_most=step)
+    if durable and durable.uid == uid and status.rollback and is_undone(durable.round, durable.step, status):
+        return Restore(source="Storage", step=status.rollback.step, durable=durable)
     if durable:
         return Restore(source="Storage", step=durable.step, durable=durable)
     return Restore(source="Fresh")
@@ -84,7 +83,7 @@ def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[Snapsho
 def void(round: int, step: int, status: JobStatus) -> bool:
     """Whether a state of a lower round lies beyond the step from which the current one started, or was undone."""
     base = status.world.base
-    return (base is not None and round < base.round and step > base.step) or undone(round, step, status)
+    return (base is not None and round < base.round and step > base.step) or is_undone(round, step, status)
 
 
 def newest(seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concertina.api.status import JobStatus, Rollback, SampleRange, rfc3339
 from concertina.plan.look import Look
-
-MOST_RANGES = 32
+from concertina_agent.protocol import Undone
+from concertina_agent.protocol.ranges import MOST_RANGES, united
 
 
 def seen(look: Look) -> Rollback | None:
@@ -27,24 +27,22 @@ def seen(look: Look) -> Rollback | None:
 
 def skipped(look: Look) -> tuple[SampleRange, ...]:
     """What anybody has said was left out; it only grows."""
-    told = [(some.begin, some.end) for some in look.status.skipped]
-    before = len(told)
-    if look.report:
-        told += look.report.progress.skipped if look.report.progress else ()
-        for failure in look.report.failures:
-            told += failure.rollback.skipped if failure.rollback else ()
-    if len(told) == before:
+    report = look.report
+    told = [report.progress.skipped] if report and report.progress else []
+    told += [failure.rollback.skipped for failure in (report.failures if report else ()) if failure.rollback]
+    if not any(told):
         return look.status.skipped
-    joined: list[tuple[int, int]] = []
-    for begin, end in sorted(told):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((begin, end))
+    joined = united(((some.begin, some.end) for some in look.status.skipped), *told)
+    # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
     return tuple(SampleRange(begin=begin, end=end) for begin, end in joined[:MOST_RANGES])
 
 
-def undone(round: int, step: int, status: JobStatus) -> bool:
+def undone(status: JobStatus) -> Undone | None:
+    """What the last rollback has made void."""
+    return Undone(status.rollback.round, status.rollback.step) if status.rollback else None
+
+
+def is_undone(round: int, step: int, status: JobStatus) -> bool:
     """Whether a state of this job was trained beyond the step that the world went back to."""
-    back = status.rollback
-    return back is not None and round <= back.round and step > back.step
+    void = undone(status)
+    return void is not None and void.covers(round, step)

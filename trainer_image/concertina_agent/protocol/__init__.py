@@ -51,7 +51,17 @@ from concertina_agent.protocol.operator import (
     Watch,
 )
 from concertina_agent.protocol.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
-from concertina_agent.protocol.records import Candidate, Durable, Held, Member, Restore, Rollback, SnapshotId, Storage
+from concertina_agent.protocol.records import (
+    Candidate,
+    Durable,
+    Held,
+    Member,
+    Restore,
+    Rollback,
+    SnapshotId,
+    Storage,
+    Undone,
+)
 from concertina_agent.protocol.reports import (
     CheckpointInterval,
     Failure,
@@ -109,6 +119,7 @@ __all__ = [
     "StopAt",
     "Storage",
     "Straggler",
+    "Undone",
     "Watch",
     "decode",
     "encode",

@@ -87,6 +87,17 @@ class Rollback:
 
 
 @dataclasses.dataclass(frozen=True)
+class Undone:
+    """States of rounds up to `round` beyond `step` are void: the world went back from them."""
+
+    round: int
+    step: int
+
+    def covers(self, round: int, step: int) -> bool:
+        return round <= self.round and step > self.step
+
+
+@dataclasses.dataclass(frozen=True)
 class Restore:
     """Where the round's state comes from. source is Fresh, Memory or Storage.
 
@@ -102,5 +113,5 @@ class Restore:
     durable: Optional[Durable] = None
     skipped: tuple[tuple[int, int], ...] = ()
     """Positions that are left out, beside those that the state itself says."""
-    at_most: int = -1
-    """With Storage, after a rollback: the newest checkpoint of this job up to this step; -1: what `durable` names."""
+    undone: Optional[Undone] = None
+    """By the last rollback of this job. With Storage: where `durable` is of that, the newest checkpoint that is not."""

@@ -7,11 +7,7 @@ nothing of the past.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-Ranges = tuple[tuple[int, int], ...]
-MOST_RANGES = 32
-"""That a state can record (its header has room for so many)."""
+from concertina_agent.protocol.ranges import Ranges
 
 
 def positions(start: int, stop: int, skipped: Ranges) -> Ranges:
@@ -26,17 +22,6 @@ def positions(start: int, stop: int, skipped: Ranges) -> Ranges:
             start = reached
         shift += end - begin
     return (*found, (start + shift, stop + shift))
-
-
-def united(*several: Iterable[tuple[int, int]]) -> Ranges:
-    """All of them, sorted and joined."""
-    joined: list[tuple[int, int]] = []
-    for begin, end in sorted((begin, end) for ranges in several for begin, end in ranges if end > begin):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((begin, end))
-    return tuple(joined)
 
 
 def words(ranges: Ranges) -> str:

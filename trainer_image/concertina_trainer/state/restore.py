@@ -56,6 +56,7 @@ def restore(
     channel: WorkerEnd,
 ) -> Facts:
     """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
+    start = _not_undone(start, uid, world)
     if start.source == "Fresh" and checkpoint is not None and checkpoint.resume_from:
         return _resume(checkpoint.resume_from, state, data, world)
     if start.source == "Fresh":
@@ -70,13 +71,25 @@ def restore(
     else:
         assert start.durable is not None
         durable = start.durable
-        if start.at_most >= 0:
-            durable = go_back(durable, start.at_most, leads=world.rank == 0)
         shards, stored = _from_storage(durable.uri, state, world)
         continued = stored.manifest.continued
         if start.durable.uid != uid:
             continued = Continued(start.durable.uid, start.durable.round, start.durable.step)
     return _take(shards, continued, state, data, world)
+
+
+def _not_undone(start: Restore, uid: str, world: World) -> Restore:
+    """With the newest checkpoint that was not undone; from the beginning where none is left."""
+    durable, undone = start.durable, start.undone
+    if start.source != "Storage" or durable is None or undone is None or durable.uid != uid:
+        return start
+    if not undone.covers(durable.round, durable.step):
+        return start
+    root = durable.uri.rsplit("/", 3)[0]
+    found = _same(world, go_back(root, uid, undone) if world.rank == 0 else None)
+    if found is None and world.rank == 0:
+        print(f"no checkpoint of step {undone.step} or before is left in {root}: training begins anew", flush=True)
+    return dataclasses.replace(start, source="Storage" if found else "Fresh", durable=found)
 
 
 def _take(

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Optional
 
 from concertina_agent.protocol import SnapshotId
+from concertina_agent.protocol.ranges import MOST_RANGES, Ranges
 from concertina_agent.typed_json import from_json
-from concertina_trainer.data.skips import MOST_RANGES, Ranges
 
 ITEM_SIZES = {"F64": 8, "F32": 4, "I64": 8, "BF16": 2, "F16": 2}
 ALIGNMENT = 64

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concertina_agent.protocol import Durable
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage import manifest as manifests
-from concertina_trainer.storage.checkpoint import LATEST, Latest, read_latest
+from concertina_trainer.storage.checkpoint import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_trainer.storage.folder import Changed, Folder, StorageError
 from concertina_trainer.storage.manifest import NAME, Manifest, Place, to_json
-from concertina_trainer.storage.retention import doomed, found, lease, remove
+from concertina_trainer.storage.retention import Keeping, doomed, found, lease, remove
 from concertina_trainer.storage.stored import StoredCheckpoint, StoredPart, resolve
 
 Advance = Callable[[int], None]
@@ -47,6 +47,15 @@ def named(folder: Folder, manifests: Sequence[Manifest]) -> tuple[Place | None, 
     if place not in [manifest.place for manifest in manifests]:
         return None, f"{folder.uri}/{LATEST} names {place.folder}, which is not there or can't be used."
     return place, ""
+
+
+def undone(folder: Folder, manifests: Sequence[Manifest]) -> set[Place]:
+    """Which of these a rollback has made void, as far as LATEST can be read."""
+    with contextlib.suppress(StorageError):
+        if latest := read_all_of_latest(folder):
+            places = [manifest.place for manifest in manifests]
+            return {place for place in places if latest.voids(place.uid, place.round, place.step)}
+    return set()
 
 
 def verify(checkpoint: StoredCheckpoint, advance: Advance) -> list[str]:
@@ -108,11 +117,13 @@ def _copy_part(part: StoredPart, source: Folder, target: Folder, place: Place, a
 
 def to_prune(folder: Folder, keep: int, keep_every: int | None) -> list[Place]:
     """What `prune` would delete, oldest first. Raises BadInput where LATEST names nothing."""
-    latest = read_latest(folder)
-    if latest is None:
+    read = read_all_of_latest(folder)
+    latest = read.durable if read else None
+    if read is None or latest is None:
         raise BadInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
     places, whole = found(folder.entries())
-    return doomed(places, whole, Place(latest.uid, latest.round, latest.step), keep, keep_every)
+    newest = Place(latest.uid, latest.round, latest.step)
+    return doomed(places, whole, newest, Keeping(keep, keep_every), read.undid(latest.uid))
 
 
 def prune(folder: Folder, places: list[Place]) -> list[Place]:

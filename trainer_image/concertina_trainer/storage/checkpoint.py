@@ -7,7 +7,8 @@
     <uri>/LATEST                                                  names one manifest; moved by conditional write
 
 The fence: `LATEST` never goes back to a lower round or step of a job, and never from one job to another, except from
-exactly the checkpoint that the other job's run was continued from.
+exactly the checkpoint that the other job's run was continued from. What a rollback undid is never named again: `LATEST`
+says itself what that is (`rollback` writes it), so that no late publication of such a state is taken.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import json
 import mmap
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
-from concertina_agent.protocol import Durable, SnapshotId
+from concertina_agent.protocol import Durable, SnapshotId, Undone
 from concertina_agent.typed_json import from_json
 from concertina_trainer.state.shardfile import Continued, Damaged, header_length, parse_header
 from concertina_trainer.storage import retention
@@ -52,11 +53,23 @@ class Fenced(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Latest:
-    durable: Durable
+    durable: Optional[Durable]  # noqa: UP045 (from_json knows typing's form)
+    """None: nothing is left that is good."""
     manifest: str
     """Key of the manifest, below the checkpoint URI."""
     crc32: int
     """Of the manifest."""
+    undone: tuple[Undone, ...] = ()
+    """What rollbacks have made void, by rising rounds; ..."""
+    undone_uid: str = ""
+    """... of this job."""
+
+    def undid(self, uid: str) -> tuple[Undone, ...]:
+        return self.undone if uid == self.undone_uid else ()
+
+    def voids(self, uid: str, round: int, step: int) -> Undone | None:
+        """What has undone this state."""
+        return next((some for some in self.undid(uid) if some.covers(round, step)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +80,7 @@ class Publishing:
     job: str
     trainer: Mapping[str, Any]
     code: Code
-    keep: int
-    keep_every: int | None = None
-    """Steps."""
+    keeping: retention.Keeping
 
 
 def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
@@ -92,6 +103,10 @@ def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> 
     place = here(run.uid, id)
     marks = _shipped(folder, place, id)
     facts, now = marks[0].facts, time.time()
+    durable = Durable(run.uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
+    found = _read_latest(folder)[0]
+    _check_fence(durable, facts.continued, found)
+    undone = found.undid(run.uid) if found else ()
     manifest = to_json(
         Manifest(
             version=VERSION,
@@ -108,19 +123,19 @@ def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> 
             trainer=run.trainer,
             code=run.code,
             continued=facts.continued,
+            skipped=facts.skipped,
+            undone=undone,
         )
     )
-    durable = Durable(run.uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
-    _check_fence(durable, facts.continued, _read_latest(folder)[0])
     folder.put(f"{place}/{NAME}", manifest)
     try:
-        durable = move_latest(folder, Latest(durable, f"{place}/{NAME}", zlib.crc32(manifest)), facts.continued)
+        durable = _move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), facts.continued)
     except Fenced:
         with contextlib.suppress(StorageError):  # it will never be named: a leftover without a manifest
             folder.delete([f"{place}/{NAME}"])
         raise
     before = facts.continued.uid if facts.continued and facts.continued.uid != run.uid else ""
-    retention.sweep(folder, durable, before, run.keep, run.keep_every)
+    retention.sweep(folder, durable, before, undone, run.keeping)
     return durable
 
 
@@ -141,24 +156,42 @@ def _shipped(folder: Folder, place: str, id: SnapshotId) -> list[PartMark]:
     return marks
 
 
-def move_latest(folder: Folder, latest: Latest, continued: Continued | None) -> Durable:
+def _move_latest(folder: Folder, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
+    def moved(found: Latest | None) -> Latest | None:
+        _check_fence(durable, continued, found)
+        if found and found.durable and _place(found.durable) == _place(durable):
+            return None  # an earlier try got through
+        return Latest(durable, key, crc32, found.undid(durable.uid) if found else (), durable.uid)
+
+    now = change_latest(folder, moved)
+    assert now is not None
+    assert now.durable is not None
+    return now.durable
+
+
+def change_latest(folder: Folder, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
+    """By conditional write; None of `change`: it stays as it is. Returns what it is then. Raises StorageError."""
     for _ in range(10):
         found, version = _read_latest(folder)
-        _check_fence(latest.durable, continued, found)
-        if found and _place(found.durable) == _place(latest.durable):
-            return found.durable  # an earlier try got through
-        try:
-            folder.put_if(LATEST, to_json(latest), version)
-        except Changed:
-            continue
-        return latest.durable
+        if (wanted := change(found)) is None:
+            return found
+        with contextlib.suppress(Changed):
+            folder.put_if(LATEST, to_json(wanted), version)
+            return wanted
     raise StorageError(f"{folder.uri}/LATEST changes all the time: is another job writing here?")
 
 
 def _check_fence(ours: Durable, continued: Continued | None, found: Latest | None) -> None:
     if found is None:
         return
+    if void := found.voids(ours.uid, ours.round, ours.step):
+        raise Fenced(
+            f"step {ours.step} of round {ours.round} was undone: training went back to step {void.step}, and goes on "
+            "in a later round."
+        )
     theirs = found.durable
+    if theirs is None:
+        return
     if theirs.uid != ours.uid:
         if continued == Continued(theirs.uid, theirs.round, theirs.step):
             return
@@ -179,8 +212,13 @@ def _place(durable: Durable) -> tuple[str, int, int]:
 
 def read_latest(folder: Folder) -> Durable | None:
     """What `LATEST` names. Raises StorageError."""
-    found = _read_latest(folder)[0]
+    found = read_all_of_latest(folder)
     return found.durable if found else None
+
+
+def read_all_of_latest(folder: Folder) -> Latest | None:
+    """With what was undone. Raises StorageError."""
+    return _read_latest(folder)[0]
 
 
 def _read_latest(folder: Folder) -> tuple[Latest | None, UpdateVersion | None]:

@@ -15,7 +15,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from concertina_agent.protocol import SnapshotId
+from concertina_agent.protocol import SnapshotId, Undone
+from concertina_agent.protocol.ranges import Ranges
 from concertina_agent.typed_json import from_json
 from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import Continued, Facts
@@ -109,6 +110,10 @@ class Manifest:
     """spec.trainer, with its defaults; empty where it is not known."""
     code: Code
     continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
+    skipped: Ranges = ()
+    """Positions that were left out."""
+    undone: tuple[Undone, ...] = ()
+    """What the run went back from before this: checkpoints of those rounds beyond those steps are void."""
 
     @property
     def place(self) -> Place:

@@ -8,12 +8,13 @@ no manifest and takes the newer checkpoint, or its lease is seen. Leases of read
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import itertools
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from concertina_agent.protocol import Durable
+from concertina_agent.protocol import Durable, Undone
 from concertina_trainer.storage.folder import Entry, Folder, StorageError
 from concertina_trainer.storage.manifest import NAME, Place
 
@@ -21,20 +22,41 @@ LEASE = datetime.timedelta(hours=6)
 READERS = "readers"
 
 
+@dataclasses.dataclass(frozen=True)
+class Keeping:
+    """What stays."""
+
+    newest: int
+    every: int | None = None
+    """Of every so many steps the first."""
+    back: int = 0
+    """Steps that a rollback may undo: one from before stays, whatever `newest` says."""
+
+
 def doomed(
-    places: Collection[Place], finished: Collection[Place], latest: Place, keep: int, keep_every: int | None
+    places: Collection[Place],
+    finished: Collection[Place],
+    latest: Place,
+    keeping: Keeping,
+    undone: Iterable[Undone] = (),
 ) -> list[Place]:
-    """What may go, oldest first. Kept are the newest `keep`, of every `keep_every` steps the first, and what LATEST
-    names; parts of unfinished ones stay while they can still be finished, which is as long as LATEST has not passed
-    them. Other uids than `latest`'s are those of jobs that it went on from, and older."""
+    """What may go, oldest first. What was undone stays only as LATEST names it; parts of unfinished ones stay while
+    they can still be finished, which is as long as LATEST has not passed them. Other uids than `latest`'s are those of
+    jobs that it went on from, and older."""
+    void = tuple(undone)
 
     def age(place: Place) -> tuple[bool, int, int]:
         return place.uid == latest.uid, place.round, place.step
 
-    ordered = sorted(finished, key=age)
-    kept = {*ordered[-keep:], latest}
-    if keep_every is not None:
-        kept |= set(_milestones(ordered, keep_every))
+    def is_void(place: Place) -> bool:
+        return place.uid == latest.uid and any(some.covers(place.round, place.step) for some in void)
+
+    ordered = [place for place in sorted(finished, key=age) if not is_void(place)]
+    kept = {*ordered[-keeping.newest :], latest}
+    if keeping.every is not None:
+        kept |= set(_milestones(ordered, keeping.every))
+    if keeping.back:
+        kept |= set([place for place in ordered if place.step <= latest.step - keeping.back][-1:])
     passed = [place for place in places if place not in finished and age(place) < age(latest)]
     return sorted([*(place for place in finished if place not in kept), *passed], key=age)
 
@@ -49,13 +71,13 @@ def _milestones(ordered: list[Place], every: int) -> Iterator[Place]:
             yield next(group)
 
 
-def sweep(folder: Folder, latest: Durable, before: str, keep: int, keep_every: int | None) -> list[Place]:
+def sweep(folder: Folder, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping) -> list[Place]:
     """Delete what may go, of this job and of the one with uid `before` that it went on from ("": none)."""
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = Place(latest.uid, latest.round, latest.step)
     places, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)
-    gone = doomed(places, finished, here, keep, keep_every)
+    gone = doomed(places, finished, here, keeping, undone)
     return [place for place in gone if now is not None and remove(folder, place, now)]
 
 

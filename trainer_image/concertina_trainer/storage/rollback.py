@@ -1,52 +1,67 @@
-"""Going back in durable storage: to the newest checkpoint up to a step, which `LATEST` then names."""
+"""Going back in durable storage: `LATEST` names the newest checkpoint that was not undone, and says what was."""
 
 from __future__ import annotations
 
 import json
 import zlib
 
-from concertina_agent.protocol import Durable
+from concertina_agent.protocol import Durable, Undone
 from concertina_agent.typed_json import from_json
-from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.checkpoint import LATEST, Latest
-from concertina_trainer.storage.folder import Changed, Folder
-from concertina_trainer.storage.manifest import NAME, Manifest, Place, to_json
+from concertina_trainer.storage.checkpoint import Latest, change_latest, read_all_of_latest
+from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.manifest import NAME, Manifest
+from concertina_trainer.storage.retention import found
+
+MOST = 16
+"""Rollbacks that `LATEST` remembers: checkpoints of before the oldest one are long gone."""
 
 
-def go_back(latest: Durable, step: int, leads: bool) -> Durable:
-    """The newest checkpoint of this job up to that step; who leads lets `LATEST` name it. Raises BadInput where none is
-    left, or StorageError. Rounds come first: what a lower round wrote may have been undone before."""
-    if latest.step <= step:
-        return latest
-    root, uid, _, _ = latest.uri.rsplit("/", 3)
-    folder = Folder(root)
-    known = [at for key in folder.list(uid) if (at := Place.of(key))]
-    found = [place for place, name in known if name == NAME and place.step <= step]
-    if not found:
-        raise BadInput(
-            f"training has to go back to step {step} or before, and no such checkpoint is left in {root}/{uid}: keep "
-            "more of them (checkpoint.keep), or write them more often."
-        )
-    place = max(found, key=lambda place: (place.round, place.step))
-    key = f"{place.folder}/{NAME}"
-    text = folder.get(key)
-    if text is None:
-        raise BadInput(f"{root}/{key} was deleted just now: is something else cleaning up there?")
-    manifest = from_json(Manifest, json.loads(text))
-    durable = Durable(uid, place.round, place.step, f"{root}/{place.folder}", manifest.complete, manifest.at)
-    if leads:
-        _point(folder, latest, Latest(durable, key, zlib.crc32(text)))
-    return durable
+def undo(folder: Folder, uid: str, undone: Undone) -> Durable | None:
+    """From now on `LATEST` names nothing of this job that was undone, and takes nothing of it. Returns what it names.
+    Again does no harm; a `LATEST` of a later round is past it. Raises StorageError."""
+
+    def without(latest: Latest | None) -> Latest | None:
+        before = latest.undid(uid) if latest else ()
+        void = joined(before, undone)
+        named = latest.durable if latest else None
+        if void == before or (named and named.uid == uid and named.round > undone.round):
+            return None
+        if latest and named and not (named.uid == uid and undone.covers(named.round, named.step)):
+            return Latest(named, latest.manifest, latest.crc32, void, uid)
+        return newest(folder, uid, void) or Latest(None, "", 0, void, uid)
+
+    now = change_latest(folder, without)
+    return now.durable if now else None
 
 
-def _point(folder: Folder, expected: Durable, latest: Latest) -> None:
-    """Unless LATEST has moved: then a newer world has been here, and knows better."""
-    found = folder.get_version(LATEST)
-    if found is None:
-        return
-    seen = from_json(Latest, json.loads(found[0])).durable
-    if (seen.uid, seen.round, seen.step) == (expected.uid, expected.round, expected.step):
-        try:
-            folder.put_if(LATEST, to_json(latest), found[1])
-        except Changed:
-            return
+def go_back(uri: str, uid: str, undone: Undone) -> Durable | None:
+    """The newest checkpoint of this job that was not undone, now or before; None where none is left. Raises
+    StorageError."""
+    folder = Folder(uri)
+    latest = read_all_of_latest(folder)
+    good = newest(folder, uid, joined(latest.undid(uid) if latest else (), undone))
+    return good.durable if good else None
+
+
+def joined(old: tuple[Undone, ...], more: Undone) -> tuple[Undone, ...]:
+    """By rising rounds and steps; what another one covers as well is left out."""
+    if any(some.round >= more.round and some.step <= more.step for some in old):
+        return old
+    kept = [some for some in old if not (some.round <= more.round and some.step >= more.step)]
+    return tuple(sorted([*kept, more], key=lambda some: some.round)[-MOST:])
+
+
+def newest(folder: Folder, uid: str, undone: tuple[Undone, ...]) -> Latest | None:
+    """As `LATEST` would name it."""
+    _, finished = found(folder.entries(uid))
+    good = [place for place in finished if not any(some.covers(place.round, place.step) for some in undone)]
+    for place in sorted(good, key=lambda place: (place.round, place.step), reverse=True):
+        key = f"{place.folder}/{NAME}"
+        text = folder.get(key)
+        if text is not None:  # else it was deleted just now
+            manifest = from_json(Manifest, json.loads(text))
+            durable = Durable(
+                uid, place.round, place.step, f"{folder.uri}/{place.folder}", manifest.complete, manifest.at
+            )
+            return Latest(durable, key, zlib.crc32(text), undone, uid)
+    return None

@@ -123,7 +123,10 @@ def resolve(uri: str) -> str:
         return folder.uri
     latest = read_latest(folder)
     if latest is None:
-        raise BadInput(f"{uri} is no checkpoint (there is no {manifests.NAME}) and no run's folder (no LATEST).")
+        raise BadInput(
+            f"{uri} is no checkpoint (there is no {manifests.NAME}) and no run's folder (no LATEST, or one that names "
+            "nothing: training went back, and no checkpoint from before that is left)."
+        )
     return f"{folder.uri}/{manifests.Place(latest.uid, latest.round, latest.step).folder}"
 
 

@@ -1,0 +1,31 @@
+"""Small real checkpoints, by the real uploader's own functions: no workers needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from concertina_agent.protocol import SnapshotId
+from concertina_agent.worker_channel import Publish, Published, Ship
+from concertina_trainer.config import CheckpointConfig
+from concertina_trainer.state.shardfile import Chunk, Continued, Facts, Layout
+from concertina_trainer.uploader import answer
+
+
+def shard_file(folder: Path, id: SnapshotId, shard: int, continued: Continued | None = None) -> Path:
+    """A small real shard of one tensor of 2 rows a shard."""
+    layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))])
+    path = folder / f"{id.round}-{id.step}-{shard}"
+    facts = Facts(id, shard, 7 * id.step, "config", "data", continued)
+    path.write_bytes(layout.header(facts) + bytes(24))
+    return path
+
+
+def publish(
+    uri: str, tmp_path: Path, round: int, step: int, uid: str = "u1", continued: Continued | None = None
+) -> Published:
+    id = SnapshotId(round, step, "layout", 2)
+    config = CheckpointConfig(uri=uri, keep=2)
+    for shard in range(2):
+        shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued))), config, uid)
+        assert shipped.error == ""
+    return answer(Publish(id), config, uid)

@@ -1,0 +1,21 @@
+"""Stretches of positions: sorted tuples of ranges [begin, end) that don't touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Tuple
+
+Ranges = Tuple[Tuple[int, int], ...]
+MOST_RANGES = 32
+"""Of samples that are left out: as many as a state's header and the status have room for."""
+
+
+def united(*several: Iterable[tuple[int, int]]) -> Ranges:
+    """All of them, sorted and joined."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted((begin, end) for ranges in several for begin, end in ranges if end > begin):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
