@@ -198,6 +198,25 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
         impatient.read(0, 1)
 
 
+def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected, between):
+    """The manifest comes first: it too is asked for until the deadline, and the wait is told."""
+    between.spoil = lambda name, nth: "refuse"
+    told = []
+
+    def tell(reason, seconds):
+        told.append((reason, seconds))
+        if len(told) == 2:
+            between.spoil = lambda name, nth: None
+
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, told=tell)
+    assert (reader.read(0, 600) == expected).all()
+    assert "can't be reached" in told[0][0]
+    assert 0 < told[0][1] < told[1][1]
+    between.spoil = lambda name, nth: "refuse"
+    with pytest.raises(StorageError, match="It was tried for 1 s"):
+        Reader(DataConfig(uri=stored, patience_seconds=1), LENGTH, seed=1)
+
+
 def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
     between.spoil = lambda name, nth: "refuse"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from concertina_agent.protocol.ranges import MOST_RANGES, Ranges, united
+from concertina_agent.protocol.ranges import MOST_RANGES, Ranges, united, words
 from concertina_trainer.agreement import Agreed
 from concertina_trainer.config import Answer, TrainerConfig
-from concertina_trainer.data.skips import positions, words
+from concertina_trainer.data.skips import positions
 from concertina_trainer.errors import BadInput, RollBack
 from concertina_trainer.state.shardfile import Trend
 

@@ -138,8 +138,9 @@ class Reporter:
             self._reason = reason
         if self._sent is not None:
             self.pulse.enter("loading data", self._sent.step)
-            told = {"at": time.time(), "stalled_seconds": seconds} if isinstance(self._sent, Progress) else {}
-            self._channel.send(dataclasses.replace(self._sent, phase="loading data", **told))
+            told = {"at": time.time(), "stalled_seconds": seconds, "waits_for": reason[:500]}
+            mine = told if isinstance(self._sent, Progress) else {}
+            self._channel.send(dataclasses.replace(self._sent, phase="loading data", **mine))
 
 
 def _seconds_since_process_start() -> float:

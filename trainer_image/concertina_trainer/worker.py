@@ -98,7 +98,7 @@ def run(channel: WorkerEnd) -> Done:
         world = parallel.join(os.environ)
     reporter.waits = world.waits
     with reporter.part("build"):
-        reader = Reader(config.data, config.model.sequence_length, config.seed)
+        reader = Reader(config.data, config.model.sequence_length, config.seed, told=reporter.stalled)
         if reader.vocab_size > config.model.vocab_size:
             raise BadInput(
                 f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "

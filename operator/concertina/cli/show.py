@@ -12,6 +12,7 @@ from rich.text import Text
 
 from concertina.api.status import Condition, Goodput, JobStatus, unix_seconds
 from concertina.cluster.resources import Raw
+from concertina_agent.protocol.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 ENDED = ("Complete", "Failed")
@@ -117,6 +118,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago"
     if checkpoint := status.last_checkpoint:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
+    yield from _saved(status)
     for mark in status.stragglers:
         yield (
             "Straggler",
@@ -138,6 +140,20 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             yield "Avoids", f"node {node.node} for {duration(left)} more: {node.reason}"
     if status.goodput.at:
         yield "Goodput", _goodput(status.goodput)
+
+
+def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
+    """How often, and what was undone or left out."""
+    if every := status.checkpoint_interval:
+        clock = f"every {duration(every.seconds)}" if every.seconds else "by steps alone"
+        cost, failures = f"{every.save_seconds:.2g} s", duration(every.failure_seconds)
+        best = f"best would be every {duration(every.suggested_seconds)}"
+        yield "", f"{clock}; {best} (a save costs {cost}, a failure comes every {failures})"
+    if back := status.rollback:
+        where = f"from round {back.round} to step {back.step} or before"
+        yield "Rolled back", f"{age(back.at)} ago, {where}: {back.message}"
+    if status.skipped:
+        yield "Left out", words(tuple((some.begin, some.end) for some in status.skipped))
 
 
 def _since(timestamp: str | None) -> str:

@@ -32,6 +32,7 @@ from concertina.plan import (
     saves,
     starts,
     startup,
+    stores,
     stragglers,
     torchrun,
 )
@@ -101,7 +102,8 @@ def plan(observed: Observed, now: float) -> Plan:
 
 def _found(look: Look, status: JobStatus) -> tuple[Event, ...]:
     """What is told besides the decision."""
-    return (*memory.tight(look), *_ignored(look), *nodes.told(look.status, status), *containers.events(look))
+    found = (*memory.tight(look), *_ignored(look), *nodes.told(look.status, status), *containers.events(look))
+    return (*found, *rollback.told(look.status, status))
 
 
 def _ignored(look: Look) -> tuple[Event, ...]:
@@ -141,7 +143,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,
-        "conditions": conditions.conditions(_storage_trouble(look, decision), old, job.generation, now),
+        "conditions": conditions.conditions(stores.told(look, decision), old, job.generation, now),
         "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
         "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
         "replicas": sum(not pod.ended for pod in look.observed.pods if pod.index >= 0) - len(look.spares),
@@ -185,17 +187,6 @@ def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
         if known is not value and known != value:  # most are the very same object; pydantic compares field by field
             return True
     return False
-
-
-def _storage_trouble(look: Look, decision: Decision) -> Decision:
-    """A round that trains while storage fails goes on, but a person must act."""
-    storage = look.report.storage if look.report else None
-    if decision.phase is not Phase.TRAINING or storage is None or storage.state != "Error":
-        return decision
-    message = f"training goes on, but no checkpoint can be written: {storage.message}"
-    return Decision(
-        decision.phase, decision.reason, decision.message, stalled="StorageUnavailable", stalled_message=message
-    )
 
 
 def _watch(look: Look, decision: Decision) -> dict[str, str]:

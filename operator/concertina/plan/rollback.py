@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from concertina.api.status import JobStatus, Rollback, SampleRange, rfc3339
 from concertina.plan.look import Look
+from concertina.plan.types import Event
 from concertina_agent.protocol import Undone
-from concertina_agent.protocol.ranges import MOST_RANGES, united
+from concertina_agent.protocol.ranges import MOST_RANGES, united, words
 
 
 def seen(look: Look) -> Rollback | None:
@@ -35,6 +36,18 @@ def skipped(look: Look) -> tuple[SampleRange, ...]:
     joined = united(((some.begin, some.end) for some in look.status.skipped), *told)
     # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
     return tuple(SampleRange(begin=begin, end=end) for begin, end in joined[:MOST_RANGES])
+
+
+def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """What was undone, and what is left out from now on."""
+    back, events = new.rollback, []
+    if back is not None and back != old.rollback:
+        message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
+        events.append(Event("Warning", "RolledBack", message[:1000]))
+    if new.skipped != old.skipped:
+        left_out = words(tuple((some.begin, some.end) for some in new.skipped))
+        events.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
+    return tuple(events)
 
 
 def undone(status: JobStatus) -> Undone | None:

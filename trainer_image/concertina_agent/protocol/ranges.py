@@ -19,3 +19,8 @@ def united(*several: Iterable[tuple[int, int]]) -> Ranges:
         else:
             joined.append((begin, end))
     return tuple(joined)
+
+
+def words(ranges: Ranges) -> str:
+    """As a person counts them: 'samples 7 to 13'."""
+    return "samples " + ", ".join(f"{begin} to {end - 1}" for begin, end in ranges)

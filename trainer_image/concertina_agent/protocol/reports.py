@@ -81,6 +81,8 @@ class Progress:
     """Positions that were left out so far."""
     interval: Optional[CheckpointInterval] = None
     """With durable storage."""
+    waits_for: str = ""
+    """Why no data come, in a sentence, while that is so for want of their store."""
 
 
 @dataclasses.dataclass(frozen=True)

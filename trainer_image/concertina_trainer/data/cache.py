@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from concertina_trainer.data.manifest import Shard
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage.folder import Folder, StorageError
 
+Told = Callable[[str, float], None]
+"""Why something is waited for, in a sentence, and for how many seconds now."""
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 _FETCHES = 3
 """Of a body that is not what the manifest says."""
@@ -106,21 +108,26 @@ class Cache:
         raise wanted.damaged(source.uri, len(content))
 
     def _asked(self, source: Folder, key: str) -> bytes:
-        """Patiently."""
-        deadline = time.monotonic() + self._patience
+        content = self.get(source, key)
+        if content is None:
+            raise _missing(source.uri, key)
+        return content
+
+    def get(self, source: Folder, key: str, told: Told = lambda reason, seconds: None) -> bytes | None:
+        """Patiently; None where there is no such object. `told`: why it is waited for, again and again. Raises
+        StorageError after the deadline."""
+        begun = time.monotonic()
+        deadline = begun + self._patience
         try:
             for seconds in _waits():
                 try:
-                    content = source.get(key)
+                    return source.get(key)
                 except StorageError as error:
                     if time.monotonic() + seconds > deadline:
                         raise StorageError(f"{error} It was tried for {self._patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)
+                    told(str(error), time.monotonic() - begun)
                     time.sleep(seconds)
-                    continue
-                if content is None:
-                    raise _missing(source.uri, key)
-                return content
             raise AssertionError("there is always another wait")
         finally:
             self._waiting.pop(threading.get_ident(), None)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from concertina_trainer.config import Documents
 from concertina_trainer.data import packing
-from concertina_trainer.data.cache import Cache, documents_of, shard_of
+from concertina_trainer.data.cache import Cache, Told, documents_of, shard_of
 from concertina_trainer.data.manifest import NAME, Manifest, parse
 from concertina_trainer.data.order import WINDOW, Order
 from concertina_trainer.data.rows import PLANS, Rows
@@ -32,31 +32,33 @@ class DataSet:
     """Sequences of `length` tokens of the data at one URI."""
 
     def __init__(
-        self, uri: str, documents: Documents, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int
-    ) -> None:
-        """`most_bytes`: of shards kept open. Raises BadInput with a sentence."""
+        self, uri: str, documents: Documents, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int,
+        told: Told,
+    ) -> None:  # fmt: skip
+        """`most_bytes`: of shards kept open. `told`: of waiting for the store, now. Raises BadInput with a sentence."""
         scheme, _, path = parts_of(uri)
         if scheme in ("", "file") and not Path(path).is_dir():
             raise BadInput(f"{uri} does not exist: build the data there, or correct trainer.data.uri.")
         self._folder = Folder(uri, IMPATIENCE)  # the cache is patient
-        text = self._folder.get(NAME)
+        text = cache.get(self._folder, NAME, told)
         if text is None:
             raise BadInput(f"{uri} has no {NAME}: build the data there, or correct trainer.data.uri.")
         self.manifest: Manifest = parse(text, uri)
         self._documents, self._length = documents, length
         self._cache, self._pool, self._most = cache, pool, most_bytes
-        self._counts = self._sequences()
+        self._counts = self._sequences(told)
         if not sum(self._counts):
             raise BadInput(f"no shard of {uri} is as long as one sequence of {length} tokens.")
         self.order = Order(self._counts, seed)
         self._open: OrderedDict[int, Future[Opened]] = OrderedDict()
         self._open_bytes = 0
 
-    def _sequences(self) -> list[int]:
+    def _sequences(self, told: Told) -> list[int]:
         """Of each shard."""
         if self._documents in (Documents.joined, Documents.masked):
             return self.manifest.sequences(self._length)
-        found = packing.load(self._folder, self.manifest, self._length)
+        text = self._cache.get(self._folder, packing.name(self._length), told)
+        found = packing.read(text, self._folder.uri, self.manifest, self._length)
         return list(found.packed if self._documents is Documents.packed else found.bucketed)
 
     def shard(self, index: int) -> Opened:

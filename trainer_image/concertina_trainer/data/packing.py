@@ -60,16 +60,15 @@ def pack(folder: Folder, manifest: Manifest, length: int, threads: int) -> Itera
     yield len(counts), result
 
 
-def load(folder: Folder, manifest: Manifest, length: int) -> Packing:
-    """Raises BadInput where it is not there, or of other data."""
-    advice = f"run `concertina data pack {folder.uri} --length {length}`."
-    text = folder.get(name(length))
+def read(text: bytes | None, uri: str, manifest: Manifest, length: int) -> Packing:
+    """What lies beside the data at this URI. Raises BadInput where there is none, or of other data."""
+    advice = f"run `concertina data pack {uri} --length {length}`."
     if text is None:
-        raise BadInput(f"{folder.uri} is not packed for sequences of {length} tokens: {advice}")
+        raise BadInput(f"{uri} is not packed for sequences of {length} tokens: {advice}")
     try:
         found = from_json(Packing, json.loads(text))
     except (ProtocolError, ValueError) as error:
-        raise BadInput(f"{folder.uri}/{name(length)} can't be read ({error}): {advice}") from error
+        raise BadInput(f"{uri}/{name(length)} can't be read ({error}): {advice}") from error
     if (found.format, found.data, found.length) != (FORMAT, manifest.digest, length):
-        raise BadInput(f"{folder.uri}/{name(length)} was made for other data than the manifest's: {advice}")
+        raise BadInput(f"{uri}/{name(length)} was made for other data than the manifest's: {advice}")
     return found

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_trainer.config import DataConfig, Documents
-from concertina_trainer.data.cache import Cache, folder_on_node
+from concertina_trainer.data.cache import Cache, Told, folder_on_node
 from concertina_trainer.data.dataset import DataSet, Opened
 from concertina_trainer.data.manifest import digest_of
 from concertina_trainer.data.mixture import Interleave
@@ -38,9 +38,11 @@ class Reader:
     """The n-th sequence that a run consumes, for any n, is a function of the configuration, the seed and `skipped`."""
 
     def __init__(
-        self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        """`skipped`: see order.Skipped. Raises BadInput with a sentence."""
+        self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
+        told: Told = lambda reason, seconds: None,
+    ) -> None:  # fmt: skip
+        """`skipped`: see order.Skipped. `told`: of waiting for a store, meanwhile. Raises BadInput or StorageError with
+        a sentence."""
         limit = config.cache_mebibytes * 2**20
         self._cache = Cache(folder_on_node(), limit, config.patience_seconds)
         self._pool = concurrent.futures.ThreadPoolExecutor(config.fetch_threads, "fetch")
@@ -48,7 +50,7 @@ class Reader:
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
-                limit // len(sources),
+                limit // len(sources), told,
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip

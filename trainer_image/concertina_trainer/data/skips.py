@@ -22,8 +22,3 @@ def positions(start: int, stop: int, skipped: Ranges) -> Ranges:
             start = reached
         shift += end - begin
     return (*found, (start + shift, stop + shift))
-
-
-def words(ranges: Ranges) -> str:
-    """As a person counts them: 'samples 7 to 13'."""
-    return "samples " + ", ".join(f"{begin} to {end - 1}" for begin, end in ranges)
