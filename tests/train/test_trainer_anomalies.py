@@ -1,49 +1,25 @@
 """Steps that look wrong, with real workers: samples that are left out, going back, and bits that flip."""
 
-import random
-import string
-
 import node
 import pytest
 from typer.testing import CliRunner
 
+import builders.strange
+from builders.strange import BATCH, STEPS
 from concertina.cli.checkpoint import app
 from concertina_agent.protocol import Restore, Undone
 from concertina_agent.worker_channel import Undo
-from concertina_trainer.config import CheckpointConfig, DataConfig
-from concertina_trainer.data.build import build
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.data.skips import positions
 from concertina_trainer.state.shardfile import header_length, parse_header
 from concertina_trainer.storage.checkpoint import read_latest
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.uploader import answer
 
-STEPS, BATCH, LENGTH = 110, 4, 32
-
 
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory):
-    """Data of one letter, with a few samples of noise: where they stand, and the configuration."""
-    folder = tmp_path_factory.mktemp("strange")
-    noise = "".join(random.Random(1).choices(string.printable[:90], k=LENGTH - 8))
-    half = "a" * (LENGTH * BATCH * STEPS // 2)
-    (folder / "text").write_text(half + "aaaa" + noise + half)
-    list(build([folder / "text"], str(folder / "data")))
-    for seed in range(1000):
-        reader = Reader(DataConfig(uri=str(folder / "data")), LENGTH, seed)
-        tokens = reader.read(0, BATCH * STEPS)
-        found = [i for i, row in enumerate(tokens) if len(set(row.tolist())) > 1]
-        if found and all(75 <= i // BATCH < 85 for i in found) and len({i // BATCH for i in found}) == 1:
-            break
-    step = found[0] // BATCH
-    trainer = {
-        "steps": STEPS, "seed": seed, "data": {"uri": str(folder / "data")},
-        "globalBatchSize": BATCH, "microBatchSize": 2,
-        "model": {"layers": 1, "dim": 32, "heads": 2, "sequenceLength": LENGTH},
-        "optimizer": {"learningRate": 0.01, "warmupSteps": 4}, "logEverySteps": 100,
-    }  # fmt: skip
-    return trainer, step
+    return builders.strange.strange(tmp_path_factory.mktemp("strange"))
 
 
 def policy(strange, **anomalies):

@@ -41,8 +41,8 @@ def test_every_mth_is_kept_and_what_was_gone_over_again_is_not() -> None:
 
 def test_one_from_before_what_a_rollback_may_undo_is_kept_and_what_was_undone_is_not_counted() -> None:
     steps = [Place("u", 1, step) for step in (10, 20, 30, 40, 50)]
-    gone = doomed(steps, steps, steps[-1], Keeping(2, back=25))
-    assert [place.step for place in steps if place not in gone] == [20, 40, 50]
+    gone = doomed(steps, steps, steps[-1], Keeping(1, back=(25, 12, 100)))
+    assert [place.step for place in steps if place not in gone] == [20, 30, 50]
     again = [*steps, Place("u", 2, 35)]
     gone = doomed(again, again, again[-1], Keeping(2), [Undone(1, 30)])
     assert [place.step for place in again if place not in gone] == [30, 35]

@@ -215,10 +215,10 @@ class AnomalyConfig(_Section):
     )
 
     @property
-    def reach(self) -> int:
-        """Steps that going back may undo, and that checkpoints are kept for."""
+    def reaches(self) -> tuple[int, ...]:
+        """Steps that going back may undo, whatever the reason: one checkpoint is kept for each."""
         rolls_back = Answer.roll_back in (self.non_finite, self.spike)
-        return max(self.corruption_check_steps, self.rollback_steps if rolls_back else 0)
+        return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))
 
     @model_validator(mode="after")
     def _never_ignored(self) -> AnomalyConfig:

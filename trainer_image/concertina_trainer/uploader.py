@@ -74,7 +74,7 @@ def _publishing(config: CheckpointConfig, uid: str) -> checkpoint.Publishing:
     job, code = about_this_process()
     text = os.environ.get("CONCERTINA_TRAINER", "")
     trainer = TrainerConfig.model_validate_json(text) if text else None
-    back = trainer.anomalies.reach if trainer else 0
+    back = trainer.anomalies.reaches if trainer else ()
     said = trainer.model_dump(mode="json", by_alias=True) if trainer else {}
     return checkpoint.Publishing(uid, job, said, code, Keeping(config.keep, config.keep_every_steps, back))
 

@@ -29,8 +29,8 @@ class Keeping:
     newest: int
     every: int | None = None
     """Of every so many steps the first."""
-    back: int = 0
-    """Steps that a rollback may undo: one from before stays, whatever `newest` says."""
+    back: tuple[int, ...] = ()
+    """Steps that a rollback may undo: for each of these, one from before stays, whatever `newest` says."""
 
 
 def doomed(
@@ -55,8 +55,8 @@ def doomed(
     kept = {*ordered[-keeping.newest :], latest}
     if keeping.every is not None:
         kept |= set(_milestones(ordered, keeping.every))
-    if keeping.back:
-        kept |= set([place for place in ordered if place.step <= latest.step - keeping.back][-1:])
+    for steps in keeping.back:
+        kept |= set([place for place in ordered if place.step <= latest.step - steps][-1:])
     passed = [place for place in places if place not in finished and age(place) < age(latest)]
     return sorted([*(place for place in finished if place not in kept), *passed], key=age)
 
