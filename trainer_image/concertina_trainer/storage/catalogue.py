@@ -35,7 +35,7 @@ def finished(folder: Folder) -> tuple[list[Manifest], list[str]]:
     return sorted(read, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)), sorted(problems)
 
 
-def named(folder: Folder, manifests: Sequence[Manifest]) -> tuple[Place | None, str]:
+def named(folder: Folder, whole: Sequence[Manifest]) -> tuple[Place | None, str]:
     """Which of these finished checkpoints LATEST names; and what is wrong with it: a sentence, or nothing."""
     try:
         latest = read_latest(folder)
@@ -44,7 +44,7 @@ def named(folder: Folder, manifests: Sequence[Manifest]) -> tuple[Place | None, 
     if latest is None:
         return None, ""
     place = Place(latest.uid, latest.round, latest.step)
-    if place not in [manifest.place for manifest in manifests]:
+    if place not in [manifest.place for manifest in whole]:
         return None, f"{folder.uri}/{LATEST} names {place.folder}, which is not there or can't be used."
     return place, ""
 
