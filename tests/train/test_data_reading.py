@@ -94,7 +94,6 @@ def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, data_ca
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_behind(stored, expected, data_cache):
-    data_cache.mkdir()
     (data_cache / "0123.draft").write_bytes(b"left by who was killed")
     reader = Reader(DataConfig(uri=stored, fetch_threads=1), LENGTH, seed=1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
