@@ -6,7 +6,8 @@ python benchmarks/checkpoint.py [--mebibytes 10 100 1024] [--runs N] [--json FIL
 The state is that of a real model of the given size, float32 weights and two moments, in one process. Node memory is
 /dev/shm, as a replica's volume is; files are on the disk of --folder; the S3 server is a SeaweedFS on this machine.
 `memcpy` copies the same tensors into others: nothing can be faster. `memory` is what a worker waits for when its agent
-has checked the snapshot while it joined and built its model; `with its check` is one after the other.
+has checked the snapshot while it joined and built its model; `with its check` is one after the other. `a peer` is from
+the request for a shard that only another agent holds until the tensors are filled.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import checkpoint_peer
 import report
 import torch
 import torch.distributed as dist
@@ -72,7 +74,9 @@ class Subject:
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
         self.state = TrainState(self.model, self.optimizer, world)
         self.state.initialise(self.config)
-        self.snapshots = Snapshots(memory, self.state)
+        self.volume = memory / "volume"
+        """As an agent's: this is where it would look."""
+        self.snapshots = Snapshots(self.volume / "snapshots" / "round-1" / "shard-0", self.state)
         self.step = 0
 
     @property
@@ -173,6 +177,22 @@ def durables(subject: Subject, runs: int, uris: dict[str, str]) -> tuple[dict[st
     return rows, newest
 
 
+def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
+    """From the request for a shard that another agent holds until every tensor is filled."""
+    taken = subject.take()
+    size = taken.path.stat().st_size
+    target = memoryview(bytearray(size))
+    rows = {"plain TCP copy": timed(runs, lambda: checkpoint_peer.plain_copy(taken.path, target))}
+    with checkpoint_peer.holder(memory, subject.volume, taken.id) as holder:
+
+        def from_a_peer() -> None:
+            subject.state.load({0: LocalShard(holder.pull(), taken.id)}, taken.id.step)
+
+        rows["concertina: a peer, pull alone"] = timed(runs, holder.pull, holder.forget)
+        rows["concertina: a peer"] = timed(runs, from_a_peer, holder.forget)
+    return rows
+
+
 def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]) -> dict[str, list[float]]:
     """From the order to restore until every tensor is filled and checked."""
     taken = subject.take()
@@ -224,13 +244,17 @@ def main() -> None:
             more, newest = durables(subject, options.runs, uris)
             rows |= more
             report.show(f"save, {subject.mebibytes:.0f} MiB of state", rows)
-            back = restores(subject, options.runs, disk, newest)
+            back = restores(subject, options.runs, disk, newest) | pulls(subject, options.runs, memory)
             report.show(f"restore, {subject.mebibytes:.0f} MiB of state", back)
             if subject.mebibytes < 100:
                 rows["a training step"] = timed(10, subject.train_step)
                 print(f"a snapshot at every step costs {share(rows):.2%} of the step time")
-            facts[f"{subject.mebibytes:.0f} MiB"] = {"restore, share of memcpy's speed": speed(rows, back)}
+            facts[f"{subject.mebibytes:.0f} MiB"] = {
+                "restore, share of memcpy's speed": speed(rows, back),
+                "restore from a peer, share of a plain TCP copy's speed": peer_speed(back),
+            }
             print(f"restore from memory runs at {speed(rows, back):.0%} of memcpy's speed")
+            print(f"restore from a peer runs at {peer_speed(back):.0%} of a plain TCP copy's speed")
             label = f"{subject.mebibytes:.0f} MiB, "
             everything |= {label + name: values for name, values in (rows | back).items()}
             for folder in (memory, disk):
@@ -244,6 +268,10 @@ def share(rows: dict[str, list[float]]) -> float:
 
 def speed(rows: dict[str, list[float]], back: dict[str, list[float]]) -> float:
     return median(rows["memcpy"]) / median(back["concertina: memory"])
+
+
+def peer_speed(back: dict[str, list[float]]) -> float:
+    return median(back["plain TCP copy"]) / median(back["concertina: a peer"])
 
 
 def median(values: list[float]) -> float:

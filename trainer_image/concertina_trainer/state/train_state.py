@@ -6,7 +6,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,15 @@ class ShardBytes(Protocol):
 
     def read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
         """The bytes [begin, end) of the file, for each range."""
+        ...
+
+
+@runtime_checkable
+class LocalBytes(ShardBytes, Protocol):
+    """One whose file is on this machine: it can be read into a tensor's own memory."""
+
+    def read_into(self, target: memoryview, begin: int) -> None:
+        """Fill `target` with the file's bytes from `begin` on."""
         ...
 
 
@@ -134,9 +143,13 @@ def _fill(pieces: Collection[Piece], shards: Collection[ShardBytes], whence: str
     filled = dict.fromkeys((piece.chunk.name for piece in pieces), 0)
     for shard in shards:
         wanted = [(piece, placed) for piece in pieces if (placed := overlapping(piece.chunk, shard.header))]
+        for piece, placed in wanted:
+            filled[piece.chunk.name] += math.prod(end - begin for begin, end in _common(piece.chunk, placed.chunk))
+        if isinstance(shard, LocalBytes):
+            wanted = [(piece, placed) for piece, placed in wanted if not _read_straight(shard, piece, placed)]
         ranges = [_rows(piece.chunk, placed) for piece, placed in wanted]
         for (piece, placed), data, span in zip(wanted, shard.read(ranges), ranges, strict=True):
-            filled[piece.chunk.name] += _copy_overlap(piece, placed, data, span[0])
+            _copy_overlap(piece, placed, data, span[0])
     for piece in pieces:
         if filled[piece.chunk.name] != piece.tensor.numel():
             raise BadInput(
@@ -165,20 +178,34 @@ def _rows(chunk: Chunk, placed: Placed) -> tuple[int, int]:
     return placed.begin + (begin - first) * row, placed.begin + (end - first) * row
 
 
-def _copy_overlap(piece: Piece, placed: Placed, data: memoryview, at: int) -> int:
-    """Copy the common box out of `data` (the file's bytes from `at` on); how many elements that was."""
+def _read_straight(shard: LocalBytes, piece: Piece, placed: Placed) -> bool:
+    """Read the common box into the tensor's own memory, where it lies there and in the file in one stretch."""
+    saved, target = placed.chunk, piece.tensor[_within(piece.chunk, piece.chunk, placed.chunk)]
+    if (
+        not (target.is_cpu and target.is_contiguous())
+        or DTYPES[saved.dtype] != target.dtype
+        or saved.shape[1:] != target.shape[1:]
+    ):
+        return False
+    shard.read_into(memoryview(target.view(-1).view(torch.uint8).numpy()), _rows(piece.chunk, placed)[0])
+    return True
+
+
+def _copy_overlap(piece: Piece, placed: Placed, data: memoryview, at: int) -> None:
+    """Copy the common box out of `data` (the file's bytes from `at` on)."""
     saved = placed.chunk
     row = saved.size // saved.shape[0]
     first_row = saved.offsets[0] + (at - placed.begin) // row
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor is it written to
         source = torch.frombuffer(data, dtype=DTYPES[saved.dtype]).view(-1, *saved.shape[1:])
-    common = list(_common(piece.chunk, saved))
-    origin = (first_row, *saved.offsets[1:])
-    from_box = tuple(slice(b - o, e - o) for (b, e), o in zip(common, origin, strict=True))
-    to_box = tuple(slice(b - o, e - o) for (b, e), o in zip(common, piece.chunk.offsets, strict=True))
-    piece.tensor[to_box].copy_(source[from_box])
-    return math.prod(end - begin for begin, end in common)
+    read = dataclasses.replace(saved, offsets=(first_row, *saved.offsets[1:]))
+    piece.tensor[_within(piece.chunk, piece.chunk, saved)].copy_(source[_within(read, piece.chunk, saved)])
+
+
+def _within(whose: Chunk, a: Chunk, b: Chunk) -> tuple[slice, ...]:
+    """Where the common box of a and b lies, counted from the first element of `whose`."""
+    return tuple(slice(begin - o, end - o) for (begin, end), o in zip(_common(a, b), whose.offsets, strict=True))
 
 
 def _box(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
