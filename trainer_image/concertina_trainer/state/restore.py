@@ -7,6 +7,7 @@ import dataclasses
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.retention import lease
 from concertina_trainer.storage.rollback import go_back
 from concertina_trainer.storage.stored import StoredCheckpoint, resolve
+
+STRETCH = 16 << 20
+"""Bytes that one thread reads at a time."""
+THREADS = 4
+"""One alone does not fill a memory bus."""
 
 
 class LocalShard:
@@ -44,8 +50,17 @@ class LocalShard:
         whole = memoryview(self._map)
         return [whole[begin:end] for begin, end in ranges]
 
-    def read_into(self, target: memoryview, begin: int) -> None:
-        """Cheaper than to copy out of the mapping, whose pages would have to be faulted in (a third of the time)."""
+    def read_into(self, parts: list[tuple[memoryview, int]]) -> None:
+        """Cheaper than to copy out of the mapping, whose pages would have to be faulted in; and `read` needs no GIL."""
+        stretches = [
+            (target[at : at + STRETCH], begin + at) for target, begin in parts for at in range(0, len(target), STRETCH)
+        ]
+        with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))), "restore") as pool:
+            for _ in pool.map(self._read, stretches):
+                pass
+
+    def _read(self, stretch: tuple[memoryview, int]) -> None:
+        target, begin = stretch
         while target:
             count = os.preadv(self._file.fileno(), [target], begin)
             if not count:

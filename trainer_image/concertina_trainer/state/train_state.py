@@ -46,8 +46,8 @@ class ShardBytes(Protocol):
 class LocalBytes(ShardBytes, Protocol):
     """One whose file is on this machine: it can be read into a tensor's own memory."""
 
-    def read_into(self, target: memoryview, begin: int) -> None:
-        """Fill `target` with the file's bytes from `begin` on."""
+    def read_into(self, parts: list[tuple[memoryview, int]]) -> None:
+        """Fill each with the file's bytes from that offset on."""
         ...
 
 
@@ -146,8 +146,10 @@ def _fill(pieces: Collection[Piece], shards: Collection[ShardBytes], whence: str
         for piece, placed in wanted:
             filled[piece.chunk.name] += math.prod(end - begin for begin, end in _common(piece.chunk, placed.chunk))
         if isinstance(shard, LocalBytes):
-            wanted = [(piece, placed) for piece, placed in wanted if not _read_straight(shard, piece, placed)]
-        ranges = [_rows(piece.chunk, placed) for piece, placed in wanted]
+            straight = [each for each in wanted if _is_stretch(*each)]
+            shard.read_into([(_memory(*each), _rows(*each)[0]) for each in straight])
+            wanted = [each for each in wanted if not _is_stretch(*each)]
+        ranges = [_rows(piece, placed) for piece, placed in wanted]
         for (piece, placed), data, span in zip(wanted, shard.read(ranges), ranges, strict=True):
             _copy_overlap(piece, placed, data, span[0])
     for piece in pieces:
@@ -170,25 +172,28 @@ def _common(a: Chunk, b: Chunk) -> Iterator[tuple[int, int]]:
         yield max(a_begin, b_begin), min(a_begin + a_length, b_begin + b_length)
 
 
-def _rows(chunk: Chunk, placed: Placed) -> tuple[int, int]:
+def _rows(piece: Piece, placed: Placed) -> tuple[int, int]:
     """The bytes of the file that hold the common rows (first dimension), whole rows of the saved box."""
-    begin, end = next(_common(chunk, placed.chunk))
+    begin, end = next(_common(piece.chunk, placed.chunk))
     row = placed.chunk.size // placed.chunk.shape[0]
     first = placed.chunk.offsets[0]
     return placed.begin + (begin - first) * row, placed.begin + (end - first) * row
 
 
-def _read_straight(shard: LocalBytes, piece: Piece, placed: Placed) -> bool:
-    """Read the common box into the tensor's own memory, where it lies there and in the file in one stretch."""
-    saved, target = placed.chunk, piece.tensor[_within(piece.chunk, piece.chunk, placed.chunk)]
-    if (
-        not (target.is_cpu and target.is_contiguous())
-        or DTYPES[saved.dtype] != target.dtype
-        or saved.shape[1:] != target.shape[1:]
-    ):
-        return False
-    shard.read_into(memoryview(target.view(-1).view(torch.uint8).numpy()), _rows(piece.chunk, placed)[0])
-    return True
+def _target(piece: Piece, placed: Placed) -> Tensor:
+    """Of the piece's tensor the box that it has in common with what was saved."""
+    return piece.tensor[_within(piece.chunk, piece.chunk, placed.chunk)]
+
+
+def _is_stretch(piece: Piece, placed: Placed) -> bool:
+    """Whether the common box lies in one stretch of bytes, the same in the file and in memory."""
+    target, saved = _target(piece, placed), placed.chunk
+    same = DTYPES[saved.dtype] == target.dtype and saved.shape[1:] == target.shape[1:]
+    return same and target.is_cpu and target.is_contiguous()
+
+
+def _memory(piece: Piece, placed: Placed) -> memoryview:
+    return memoryview(_target(piece, placed).view(-1).view(torch.uint8).numpy())
 
 
 def _copy_overlap(piece: Piece, placed: Placed, data: memoryview, at: int) -> None:
@@ -200,7 +205,7 @@ def _copy_overlap(piece: Piece, placed: Placed, data: memoryview, at: int) -> No
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # nor is it written to
         source = torch.frombuffer(data, dtype=DTYPES[saved.dtype]).view(-1, *saved.shape[1:])
     read = dataclasses.replace(saved, offsets=(first_row, *saved.offsets[1:]))
-    piece.tensor[_within(piece.chunk, piece.chunk, saved)].copy_(source[_within(read, piece.chunk, saved)])
+    _target(piece, placed).copy_(source[_within(read, piece.chunk, saved)])
 
 
 def _within(whose: Chunk, a: Chunk, b: Chunk) -> tuple[slice, ...]:
