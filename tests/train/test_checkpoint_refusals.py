@@ -24,8 +24,7 @@ WRONG = {
     "secret": (
         {"AWS_SECRET_ACCESS_KEY": "wrong"},
         GOOD,
-        "refused the credentials for s3://train/nothing-there (read LATEST; SignatureDoesNotMatch): set "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to such as may read and write it",
+        "SignatureDoesNotMatch): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to such as may read and write it",
     ),
     "half a key": ({"AWS_SECRET_ACCESS_KEY": None}, GOOD, "can't be used: Missing SecretAccessKey. Correct AWS_ACCESS"),
     "endpoint": ({"AWS_ENDPOINT_URL": "my host:80"}, GOOD, "AWS_ENDPOINT_URL is 'my host:80', which is no http:// or"),
@@ -45,7 +44,7 @@ def test_a_refusal_is_a_sentence(s3, monkeypatch, tmp_path, command, change, uri
     given = {"URI": uri, "FOLDER": str(tmp_path)}
     result = CliRunner().invoke(app, [given.get(word, word) for word in command])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit), result.exception
-    assert sentence.replace("LATEST", "") in result.output.replace("LATEST", "").replace("manifest.json", "")
+    assert sentence in result.output
     assert result.output.count("\n") == 1
 
 
