@@ -1,7 +1,12 @@
 """Steps that look wrong, with real workers: samples that are left out, going back, and bits that flip."""
 
+import asyncio
+import json
+import os
+
 import node
 import pytest
+from replicas import HERE, running
 from typer.testing import CliRunner
 
 import builders.strange
@@ -12,7 +17,7 @@ from concertina_agent.worker_channel import Undo
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.data.skips import positions
 from concertina_trainer.state.shardfile import header_length, parse_header
-from concertina_trainer.storage.checkpoint import read_latest
+from concertina_trainer.storage.checkpoint import read_all_of_latest, read_latest
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.uploader import answer
 
@@ -71,6 +76,32 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     [(begin, end)] = fault.skipped
     assert f"samples {begin} to {end - 1}" in said
     assert f"round 1 beyond step {fault.step} was undone before" in said
+
+
+def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_round(folder, parent, strange, tmp_path):
+    """Under a real agent: the job may be deleted right then, and be made again."""
+    trainer, step = policy(strange, spike="RollBack", rollbackSteps=12)
+    uri, fault = f"file://{tmp_path}/durable", tmp_path / "fault"
+    fault.write_text("0 slow 0.02")  # a step is not faster than a checkpoint by far
+    environment = {
+        "CONCERTINA_TRAINER": json.dumps(trainer),
+        "CONCERTINA_CHECKPOINT": json.dumps({"uri": uri, "everySteps": 4}),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE / "faults")]),
+        "FAULT": str(fault),
+    }
+
+    async def body():
+        async with running(folder, 1, ["--bundled"], **environment) as job:
+            await job.begin(1, job[0])
+            report = await job.until(job[0], lambda r: r.failures, "never failed")
+            assert report.failures[0].rollback.step == step - 12
+            gone_back = lambda r: r.storage.latest and r.storage.latest.step <= step - 12  # noqa: E731
+            report = await job.until(job[0], gone_back, "LATEST names what was undone")
+            latest = read_all_of_latest(Folder(uri))
+            assert latest.durable == report.storage.latest
+            assert latest.undone == (Undone(1, step - 12),)
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("kind", ["resting", "gathered"])

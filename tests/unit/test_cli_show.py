@@ -1,0 +1,28 @@
+"""What `concertina status JOB` says of a job."""
+
+from rich.console import Console
+
+from concertina.api.status import CheckpointEvery, JobStatus, Rollback, SampleRange, rfc3339
+from concertina.cli.show import detail
+
+
+def said(status: JobStatus) -> str:
+    job = {"metadata": {"namespace": "team", "name": "a"}, "spec": {"replicas": 2}, "status": status.manifest()}
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(detail(job))
+    return captured.get()
+
+
+def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
+    back = Rollback(round=3, step=50, reason="LossSpike", message="The loss is 9.", at=rfc3339(1_800_000_000))
+    ranges = (SampleRange(begin=8, end=16), SampleRange(begin=40, end=44))
+    every = CheckpointEvery(seconds=90, suggested_seconds=90, save_seconds=0.25, failure_seconds=3600)
+    text = said(JobStatus(rollback=back, skipped=ranges, checkpoint_interval=every))
+    assert "from round 3 to step 50 or before: The loss is 9." in text
+    assert "samples 8 to 15, 40 to 43" in text
+    assert "every 1m30s; best would be every 1m30s (a save costs 0.25 s, a failure comes every 1h)" in text
+    by_steps = every.model_copy(update={"seconds": 0.0})
+    assert "by steps alone; best would be every 1m30s" in said(JobStatus(checkpoint_interval=by_steps))
+    plain = said(JobStatus())
+    assert not any(word in plain for word in ("Rolled back", "Left out", "best would be"))
