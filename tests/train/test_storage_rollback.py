@@ -9,7 +9,7 @@ from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage import catalogue, checkpoint, rollback
 from concertina_trainer.storage.folder import Folder
-from concertina_trainer.storage.retention import found
+from concertina_trainer.storage.retention import found, lease
 from concertina_trainer.storage.stored import StoredCheckpoint, resolve
 from concertina_trainer.uploader import answer
 
@@ -47,7 +47,9 @@ def test_a_second_rollback_passes_over_what_the_first_one_undid(storage_uri, tmp
     undo(storage_uri, 1, 50)
     manifest = StoredCheckpoint(lost.uri).manifest
     assert catalogue.undone(Folder(storage_uri), [manifest]) == {manifest.place}, "it is there, and void"
-    publish(storage_uri, tmp_path, 2, 70)
+    with lease(Folder(lost.uri)):
+        publish(storage_uri, tmp_path, 2, 70)
+    assert StoredCheckpoint(lost.uri).manifest == manifest, "somebody read it, so it has stayed"
     assert undo(storage_uri, 2, 60).step == 40
     assert rollback.go_back(storage_uri, "u1", Undone(2, 60)).step == 40
     assert undo(storage_uri, 2, 39) is None, "and further back: nothing is left"
