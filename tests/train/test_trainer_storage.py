@@ -115,6 +115,16 @@ def test_latest_moves_forward_only(storage_uri, tmp_path):
     assert (state.state, state.latest.round, state.latest.step) == ("Ready", 3, 8)
 
 
+def test_a_late_publication_whose_parts_have_been_collected_is_refused_not_tried_for_ever(storage_uri, tmp_path):
+    id, config = SnapshotId(1, 4, "layout", 2), CheckpointConfig(uri=storage_uri)
+    for shard in range(2):
+        assert answer(Ship(id, shard, str(shard_file(tmp_path, id, shard))), config, "u1").error == ""
+    publish(storage_uri, tmp_path, 2, 3)
+    assert not [key for key in Folder(storage_uri).list("u1") if "step-4" in key]
+    late = answer(Publish(id), config, "u1")
+    assert (late.refused, "LATEST is already at round 2" in late.error) == (True, True)
+
+
 def test_the_newest_are_kept_and_unfinished_ones_swept(storage_uri, tmp_path):
     for step in (1, 2, 3):
         publish(storage_uri, tmp_path, 1, step)

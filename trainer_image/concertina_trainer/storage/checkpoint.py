@@ -100,11 +100,12 @@ def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> No
 def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> Durable:
     """Write the manifest of a wholly shipped snapshot, move LATEST, delete what is not kept. Raises StorageError, or
     Fenced."""
-    place = here(run.uid, id)
-    marks = _shipped(folder, place, id)
-    facts, now = marks[0].facts, time.time()
+    place, now = here(run.uid, id), time.time()
     durable = Durable(run.uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
     found = _read_latest(folder)[0]
+    _check_round(durable, found)  # first: a later round may have collected the parts
+    marks = _shipped(folder, place, id)
+    facts = marks[0].facts
     _check_fence(durable, facts.continued, found)
     undone = found.undid(run.uid) if found else ()
     manifest = to_json(
@@ -182,6 +183,18 @@ def change_latest(folder: Folder, change: Callable[[Latest | None], Latest | Non
 
 
 def _check_fence(ours: Durable, continued: Continued | None, found: Latest | None) -> None:
+    _check_round(ours, found)
+    theirs = found.durable if found else None
+    if theirs is None or theirs.uid == ours.uid or continued == Continued(theirs.uid, theirs.round, theirs.step):
+        return
+    raise Fenced(
+        f"{LATEST} belongs to another job (uid {theirs.uid}, round {theirs.round}, step {theirs.step}): two jobs "
+        "can't share a checkpoint URI. Give this job a URI of its own, or delete the other one."
+    )
+
+
+def _check_round(ours: Durable, found: Latest | None) -> None:
+    """Among those of one job."""
     if found is None:
         return
     if void := found.voids(ours.uid, ours.round, ours.step):
@@ -190,16 +203,7 @@ def _check_fence(ours: Durable, continued: Continued | None, found: Latest | Non
             "in a later round."
         )
     theirs = found.durable
-    if theirs is None:
-        return
-    if theirs.uid != ours.uid:
-        if continued == Continued(theirs.uid, theirs.round, theirs.step):
-            return
-        raise Fenced(
-            f"{LATEST} belongs to another job (uid {theirs.uid}, round {theirs.round}, step {theirs.step}): two jobs "
-            "can't share a checkpoint URI. Give this job a URI of its own, or delete the other one."
-        )
-    if _place(theirs) > _place(ours):
+    if theirs is not None and theirs.uid == ours.uid and _place(theirs) > _place(ours):
         raise Fenced(
             f"{LATEST} is already at round {theirs.round}, step {theirs.step} of this job: round {ours.round}, step "
             f"{ours.step} is of an older world and is not taken."
