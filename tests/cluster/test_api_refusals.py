@@ -87,6 +87,18 @@ ALL_REFUSED = [
     ("heads", JOB, [("spec.trainer.model.heads", 5)], "dim must be an even multiple of heads"),
     ("kvHeads", JOB, [("spec.trainer.model.kvHeads", 3)], "heads must be a multiple of kvHeads"),
     (
+        "balance and bitwise",
+        JOB,
+        [("spec.trainer.data.balance", "speed"), ("spec.trainer.determinism", "bitwise")],
+        "set balance to even, or determinism to order",
+    ),
+    (
+        "balance and buckets",
+        JOB,
+        [("spec.trainer.data.balance", "speed"), ("spec.trainer.data.documents", "bucketed")],
+        "set balance to even, or choose another documents",
+    ),
+    (
         "parallelism",
         JOB,
         [("spec.parallelism", {"tensor": 2})],

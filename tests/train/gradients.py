@@ -26,6 +26,8 @@ def main() -> int:
     TrainState(model, optimizer, world).initialise(config)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
+    if shares := json.loads(os.environ["SHARES"]):
+        plan = plan.shared_out(shares, config.micro_batch_size)
     batch = microbatches(reader, plan, world.rank, position=100)
     sums = PlainSums()
     loop.forward_backward(model, optimizer, sums, batch)

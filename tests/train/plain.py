@@ -35,3 +35,16 @@ def losses(trainer, nudged=False):
         adam.step()
         found[step + 1] = loss.item()
     return found
+
+
+def rounding_bound(trainer):
+    """How far losses of two histories may be apart, relatively.
+
+    A loss is a sum of n positive float32 terms: added in two orders, each result is within (n - 1)u of the true one,
+    u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Gradients are apart by as little, and each
+    update moves weights apart by about a unit in the last place. How training makes that grow is measured: A is the
+    greatest difference after moving every initial weight by one such unit. Each step may add as much once more."""
+    terms = trainer["globalBatchSize"] * trainer["model"]["sequenceLength"]
+    straight, nudged = losses(trainer), losses(trainer, nudged=True)
+    growth = max(abs(nudged[step] / straight[step] - 1) for step in straight)
+    return 2 * (terms - 1) * 2**-24 + trainer["steps"] * growth

@@ -1,5 +1,7 @@
 """What is consumed, whatever happens: the same sequences in the same order, each counted once, in equal shapes."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from concertina_trainer import cli
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data.batches import microbatches
+from concertina_trainer.data.batches import AHEAD, Batches, microbatches
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.errors import BadInput
@@ -96,6 +98,27 @@ def test_slices_of_the_ranks_in_order_are_the_batch(reader):
         assert [tokens for tokens, _ in rows] == [
             cut(*row) for row in zip(reference.tokens, predicted, strict=True)
         ]  # fmt: skip
+
+
+def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
+    """Ten batches, other shares from the third one on that is taken: as each rank was ahead by now, or was not."""
+    if reader.documents == "bucketed":
+        pytest.skip("it counts no sequences")
+    plan, found = plan_batch(7, 2, 2), []
+    for rank in range(2):
+        batches = Batches(reader, plan, rank, 21, torch.device("cpu"))
+        for index in range(10):
+            while rank and batches._ready.qsize() < AHEAD:
+                time.sleep(0.001)
+            if index == 3:
+                batches.change(plan.shared_out((5, 2), 2))
+            found.append([row for row, _ in consumed(batches.next(lambda *_: None))])
+    each = [found[index] + found[10 + index] for index in range(10)]
+    reference = reader.sequences(np.arange(21, 91))
+    predicted = np.ones_like(reference.tokens[:, 1:]) if reference.predicted is None else reference.predicted
+    rows = [cut(*row) for row in zip(reference.tokens, predicted, strict=True)]
+    assert each == [rows[at : at + 7] for at in range(0, 70, 7)]
+    assert [len(found[index]) for index in range(10)] == [3] * (3 + AHEAD + 1) + [5] * (6 - AHEAD)
 
 
 def test_buckets_waste_less(uris):

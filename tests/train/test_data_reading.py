@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zlib
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import DataConfig
+from concertina_trainer.data import batches
 from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
@@ -219,7 +221,7 @@ def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected
 def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
     between.spoil = lambda name, nth: "refuse"
-    batches = Batches(reader, plan_batch(20, 20, 1), 0, 0, torch.device("cpu"))
+    ahead = Batches(reader, plan_batch(20, 20, 1), 0, 0, torch.device("cpu"))
     told = []
 
     def stalled(reason, seconds):
@@ -227,10 +229,26 @@ def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
         if len(told) == 2:
             between.spoil = lambda name, nth: None
 
-    [batch] = batches.next(stalled)
+    [batch] = ahead.next(stalled)
     assert (batch.tokens.numpy() == expected[:20]).all()
     assert "can't be reached" in told[0][0]
-    assert 0 < told[0][1] < told[1][1] <= batches.stalled_seconds
+    assert 0 < told[0][1] < told[1][1] <= ahead.stalled_seconds
+
+
+@pytest.mark.parametrize(("ahead", "threads"), [(1, 1), (1, 7), (6, 1), (6, 7)])
+def test_prefetching_and_threads_never_change_the_order(stored, expected, between, monkeypatch, ahead, threads):
+    """Shards come in another order than they were asked for, each rank is as far ahead as it may be."""
+    monkeypatch.setattr(batches, "AHEAD", ahead)
+    between.spoil = lambda name, nth: time.sleep(0.02 * (zlib.crc32(name.encode()) % 4))
+    plan, ranks = plan_batch(20, 4, 2), []
+    for rank in range(2):
+        reader = Reader(DataConfig(uri=stored, fetch_threads=threads), LENGTH, seed=1)
+        ranks.append(Batches(reader, plan, rank, 0, torch.device("cpu")))
+    for at in range(0, 600, 20):
+        parts = [part for rank in ranks for part in rank.next(lambda *_: None)]
+        rows = torch.cat([part.tokens[part.weights.sum(1) > 0] for part in parts])
+        assert (rows.numpy() == expected[at : at + 20]).all()
+    assert between.asked["shard-000000.bin"]
 
 
 def test_killing_the_store_in_the_middle_of_reading(s3, stored, expected):

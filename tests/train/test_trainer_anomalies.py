@@ -6,6 +6,7 @@ import os
 
 import node
 import pytest
+import states
 from replicas import HERE, running
 from typer.testing import CliRunner
 
@@ -42,6 +43,8 @@ def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, paren
     job = node.Job(folder / "a", parent, trainer)
     first = job.run(2, script=node.Script(kill=(step + 9, (0, 1))))
     assert f"samples {step * BATCH} to {step * BATCH + 3}: " in first.output.replace(")", "")
+    (said,) = states.replicated(job)
+    assert json.loads(said)["skipped"] == [[step * BATCH, step * BATCH + BATCH]]
     assert first.progress[-1].skipped == ((step * BATCH, step * BATCH + BATCH),)
     second = job.run(1, job.newest())
     assert second.codes == {0: 0}, second.output

@@ -4,10 +4,8 @@ nothing happens to. With `determinism: bitwise` every loss and the final weights
 import node
 import plain
 import pytest
+import states
 import torch
-
-from concertina_trainer.state.shardfile import header_length, parse_header
-from concertina_trainer.state.train_state import DTYPES
 
 HISTORY = ((4, 3), (3, 5), (1, 7), (2, 9), (4, 11))
 """Workers of each round, and the step at which it is interrupted: by SIGKILL and by a drain in turn."""
@@ -35,41 +33,12 @@ def interrupted(folder, parent, trainer, bound=0.0):
                 assert positions.setdefault(told.step, told.position) == told.position
                 losses[told.step] = told.loss
         restore = job.newest()
+        (said,) = states.replicated(job)
+        assert len(said) > 200, "every rank has written the same of what all of them hold"
+    assert restore.step == STEPS
     assert set(outcome.codes.values()) == {0}, outcome.output
     assert job.number == len(HISTORY) + 1
     return job, losses, positions
-
-
-def final_state(job):
-    """Whole tensors by name, of the newest snapshot."""
-    id = job.newest().id
-    assert id.step == STEPS
-    whole = {}
-    for shard in range(id.shards):
-        content = bytearray(job.find(id, shard).read_bytes())
-        begin = header_length(content[:8])
-        for name, placed in parse_header(bytes(content[8:begin]), begin).chunks.items():
-            chunk = placed.chunk
-            dtype = DTYPES[chunk.dtype]
-            value = torch.frombuffer(content, dtype=dtype, offset=placed.begin, count=chunk.size // dtype.itemsize)
-            target = whole.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
-            target[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.shape, strict=True))] = value.view(
-                chunk.shape
-            )
-    return whole
-
-
-def rounding_bound(trainer):
-    """How far losses of two histories may be apart, relatively.
-
-    A loss is a sum of n positive float32 terms: added in two orders, each result is within (n - 1)u of the true one,
-    u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Gradients are apart by as little, and each
-    update moves weights apart by about a unit in the last place. How training makes that grow is measured: A is the
-    greatest difference after moving every initial weight by one such unit. Each step may add as much once more."""
-    terms = trainer["globalBatchSize"] * trainer["model"]["sequenceLength"]
-    straight, nudged = plain.losses(trainer), plain.losses(trainer, nudged=True)
-    growth = max(abs(nudged[step] / straight[step] - 1) for step in straight)
-    return 2 * (terms - 1) * 2**-24 + trainer["steps"] * growth
 
 
 @pytest.fixture
@@ -83,14 +52,14 @@ def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer):
     job, losses, positions = interrupted(folder / "b", parent, bitwise)
     assert losses == expected
     assert positions == {step: 15 * step for step in range(1, STEPS + 1)}
-    reference, found = final_state(whole), final_state(job)
+    reference, found = states.whole(whole), states.whole(job)
     assert found.keys() == reference.keys()
     for name, value in reference.items():
         assert torch.equal(found[name].view(torch.int32), value.view(torch.int32)), name
 
 
 def test_interrupted_and_resized_the_loss_differs_by_rounding_alone(folder, parent, longer):
-    bound = rounding_bound(longer)
+    bound = plain.rounding_bound(longer)
     assert bound < 1e-3, "it would see a wrong sample, or a step taken twice"
     _, expected = uninterrupted(folder / "a", parent, longer)
     _, losses, positions = interrupted(folder / "b", parent, longer, bound)

@@ -1,5 +1,6 @@
 """The gradient means the same in every world (AdamW hides its scale, so losses alone would not show it)."""
 
+import json
 import os
 import socket
 import tempfile
@@ -19,7 +20,7 @@ from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.storage.folder import Folder
 
 
-def whole_gradient(parent, trainer, world, tmp_path):
+def whole_gradient(parent, trainer, world, tmp_path, shares=()):
     listener = socket.create_server(("127.0.0.1", 0))
     result = tmp_path / f"gradient-{world}"
     with tempfile.TemporaryFile("w+b") as log:
@@ -33,6 +34,7 @@ def whole_gradient(parent, trainer, world, tmp_path):
             "WORLD_SIZE": str(world),
             "LOCAL_RANK": "0",
             "RESULT": str(result),
+            "SHARES": json.dumps(shares),
         }
         listener.close()
         ranks = [parent.fork("gradients:main", {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)]
@@ -63,9 +65,9 @@ def reference(trainer):
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference, tmp_path, world):
-    found = whole_gradient(parent, trainer, world, tmp_path)
+@pytest.mark.parametrize(("world", "shares"), [(1, ()), (2, ()), (3, ()), (3, (5, 0, 2))])
+def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference, tmp_path, world, shares):
+    found = whole_gradient(parent, trainer, world, tmp_path, shares)
     assert found["gradients"].keys() == reference.keys()
     for name, gradient in reference.items():
         torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-7)

@@ -40,6 +40,19 @@ def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:
     assert plan(seen, T0 + 13).status.progress.tokens_per_second is None
 
 
+def test_an_evaluation_stays_until_the_next_one_or_until_its_step_is_undone() -> None:
+    seen = jobs.running(jobs.spec())
+    told = replace(progress(44, T0 + 13), evaluated=protocol.Evaluated(40, 1.23456789))
+    seen = with_lead(seen, progress=told)
+    seen = jobs.then(seen, plan(seen, T0 + 13))
+    mark = seen.job.status.progress.evaluation
+    assert (mark.step, mark.loss) == (40, 1.234568)
+    assert plan(with_lead(seen, progress=progress(41, T0 + 16)), T0 + 16).status.progress.evaluation == mark
+    assert plan(with_lead(seen, progress=progress(39, T0 + 16)), T0 + 16).status.progress.evaluation is None
+    worse = replace(told, evaluated=protocol.Evaluated(44, float("nan")), at=T0 + 16)
+    assert plan(with_lead(seen, progress=worse), T0 + 16).status.progress.evaluation.loss is None
+
+
 def test_the_seconds_add_up_to_the_time_since_the_start() -> None:
     seen = jobs.running(jobs.spec())
     start = unix_seconds(seen.job.status.start_time)

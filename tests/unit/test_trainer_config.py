@@ -29,6 +29,8 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"data": {"uri": "/a", "mixture": [{"uri": "/b", "weight": 1}]}}, "either data.uri or data.mixture"),
         ({"data": {"mixture": [{"uri": "/b", "weight": 0.5}]}}, "valid integer"),
         ({"data": {"uri": "/a", "documents": "bucketed"}, "determinism": "bitwise"}, "another data.documents"),
+        ({"data": {"uri": "/a", "balance": "speed"}, "determinism": "bitwise"}, "set data.balance to even"),
+        ({"data": {"uri": "/a", "balance": "speed", "documents": "bucketed"}}, "set data.balance to even"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"precision": "float8"}, "precision"),
         ({"determinism": "bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
@@ -47,7 +49,7 @@ def test_data_may_be_in_every_store_that_checkpoints_may_be_in(uri):
 
 def test_the_digest_is_of_what_decides_the_numbers():
     config = TrainerConfig.model_validate(DATA)
-    same = {"logEverySteps": 3, "snapshot": {"everySteps": 5}, "microBatchSize": 2}
+    same = {"logEverySteps": 3, "snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
     same["data"] = {"uri": "s3://elsewhere/data", "cacheMebibytes": 99}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()

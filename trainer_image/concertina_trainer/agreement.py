@@ -43,16 +43,20 @@ class Agreed:
     said: Said
     digests: tuple[float, ...] = ()
     """See `digests`."""
+    work: tuple[float, ...] = ()
+    """See `balance`."""
 
 
 def agree(
-    world: World, sums: Sums, losses: Sequence[Tensor], gradients: Sequence[Tensor], said: Said, digests: Tensor
+    world: World, sums: Sums, losses: Sequence[Tensor], gradients: Sequence[Tensor], said: Said, *words: Tensor
 ) -> Agreed:
-    """One all-reduce of a few float64."""
+    """One all-reduce of a few float64; `words`: those of `digests` and `balance`, which may be empty."""
     flags = torch.tensor(dataclasses.astuple(said), dtype=torch.float64, device=world.device)
-    parts = [sums.losses(losses), sums.squares(gradients), flags, digests]
+    parts = [sums.losses(losses), sums.squares(gradients), flags, *words]
     word = torch.cat(parts)
     with world.waits.measured():
         dist.all_reduce(word)
-    loss, squares, counts, seen = (part.tolist() for part in word.split([len(part) for part in parts]))
-    return Agreed(sums.loss(loss), sums.squared_norm(squares), Said(*(round(count) for count in counts)), tuple(seen))
+    loss, squares, counts, *seen = (part.tolist() for part in word.split([len(part) for part in parts]))
+    return Agreed(
+        sums.loss(loss), sums.squared_norm(squares), Said(*(round(count) for count in counts)), *map(tuple, seen)
+    )

@@ -1,32 +1,53 @@
-"""How one global batch is cut into microbatches: a pure function of its size and the world's."""
+"""How one global batch is cut into microbatches: a pure function of its size and the world's, or of shares."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Every rank runs `microbatches` of `rows` sequences each; what doesn't divide is filled with zero-weight rows."""
+    """Every rank runs `microbatches` of `rows` sequences each; what doesn't divide is filled with zero-weight rows.
+    With `shares` each rank's microbatches are as large as its share says."""
 
     global_size: int
     world: int
     microbatches: int
     rows: int
+    """With `shares`: at most."""
     fixed: bool = False
     """Whether the batch is cut alike in every world, and its microbatches are dealt out to the ranks in turn."""
+    shares: tuple[int, ...] = ()
+    """Sequences of each rank; empty where they are equal."""
 
     def parts(self, rank: int) -> list[range]:
         """The sequences of the global batch in each microbatch of this rank, which may be none. All ranks' together
         are 0 ... global_size-1."""
         if self.fixed:
             return [self._part(i * self.world + rank) for i in range(self.microbatches)]
+        if self.shares:
+            begin, share, count = sum(self.shares[:rank]), self.shares[rank], self.microbatches
+            edges = [begin + share * i // count for i in range(count + 1)]
+            return [range(edges[i], edges[i + 1]) for i in range(count)]
         begin, end = (self.global_size * r // self.world for r in (rank, rank + 1))
         return [
             range(min(end, begin + i * self.rows), min(end, begin + (i + 1) * self.rows))
             for i in range(self.microbatches)
         ]
+
+    def rows_for(self, count: int) -> int:
+        """Of a microbatch that holds `count` sequences: one at least, as its collectives need an input."""
+        return max(1, count) if self.shares else self.rows
+
+    def shared_out(self, shares: Sequence[int], micro_size: int) -> BatchPlan:
+        """The same batch by other shares, as many microbatches on every rank as the largest share needs."""
+        count = max(1, math.ceil(max(shares) / micro_size))
+        return dataclasses.replace(
+            self, microbatches=count, rows=math.ceil(max(shares) / count), shares=tuple(shares), fixed=False
+        )
 
     @property
     def cuts(self) -> int:
@@ -38,7 +59,7 @@ class BatchPlan:
 
     @property
     def filling(self) -> float:
-        """Part of the computed rows that is filling."""
+        """Part of the computed rows that is filling; without `shares`."""
         return 1 - self.global_size / (self.world * self.microbatches * self.rows)
 
 

@@ -97,6 +97,11 @@ class Documents(enum.StrEnum):
     bucketed = "bucketed"
 
 
+class Balancing(enum.StrEnum):
+    even = "even"
+    speed = "speed"
+
+
 class MixtureSource(_Section):
     """One of several data sets that are trained on together."""
 
@@ -130,6 +135,11 @@ class DataConfig(_Section):
         "too, but a token attends to its own document only. packed: whole documents are packed into sequences, and "
         "attend to themselves only. bucketed: a document a sequence, computed with others of about its length. packed "
         "and bucketed need `concertina data pack`.",
+    )
+    balance: Balancing = Field(
+        default=Balancing.even,
+        description="even: each worker computes as many sequences of a batch as any other. speed: as many as its "
+        "measured speed says, from half to twice the even share; order and gradient are the same.",
     )
     cache_mebibytes: int = Field(
         default=4096, ge=16, le=16777216, description="Most MiB of shards from object stores kept on a node's disk."
@@ -173,6 +183,17 @@ class SnapshotConfig(_Section):
     """Copies of the state in node memory: what a crash falls back to."""
 
     every_steps: int = Field(default=1, ge=1, le=1000000, description="Steps between snapshots.")
+
+
+class EvaluationConfig(_Section):
+    """The loss on documents that were set aside: those of `concertina data build --validation`."""
+
+    every_steps: int = Field(
+        default=500, ge=1, le=1000000000, description="Steps between evaluations; the last step is evaluated too."
+    )
+    sequences: int = Field(
+        default=512, ge=1, le=16777216, description="Sequences that are evaluated, always the same; at most all."
+    )
 
 
 class Answer(enum.StrEnum):
@@ -227,6 +248,10 @@ class AnomalyConfig(_Section):
         return self
 
 
+BALANCED_BITWISE = "data.balance speed makes microbatches of different sizes, and determinism bitwise needs one shape"
+BALANCED_BUCKETS = "data.balance speed counts sequences, and with data.documents bucketed they differ in length"
+
+
 class TrainerConfig(_Section):
     """What the bundled trainer trains, on what, for how long."""
 
@@ -252,6 +277,9 @@ class TrainerConfig(_Section):
     )
     snapshot: SnapshotConfig = Field(default=SnapshotConfig(), description="Snapshots in node memory.")
     anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="Steps that look wrong, and the answer.")
+    evaluation: EvaluationConfig | None = Field(
+        default=None, description="The loss on documents that were set aside. Absent: it is not measured."
+    )
     log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
     @model_validator(mode="after")
@@ -267,9 +295,17 @@ class TrainerConfig(_Section):
             raise ValueError("determinism bitwise has microbatches of one shape: choose another data.documents")
         return self
 
+    @model_validator(mode="after")
+    def _shapes_may_differ(self) -> TrainerConfig:
+        if self.data.balance is Balancing.speed and self.determinism is Determinism.bitwise:
+            raise ValueError(f"{BALANCED_BITWISE}: set data.balance to even, or determinism to order")
+        if self.data.balance is Balancing.speed and self.data.documents is Documents.bucketed:
+            raise ValueError(f"{BALANCED_BUCKETS}: set data.balance to even, or choose another data.documents")
+        return self
+
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        without = {"data", "snapshot", "log_every_steps", "micro_batch_size"}
+        without = {"data", "snapshot", "evaluation", "log_every_steps", "micro_batch_size"}
         if self.determinism is Determinism.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)

@@ -11,9 +11,11 @@ from torch import Tensor
 from concertina_agent.worker_channel import Done
 from concertina_trainer.agreement import Said, agree
 from concertina_trainer.anomalies import Anomalies
+from concertina_trainer.balance import Balance
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.batches import Batches, Microbatch
 from concertina_trainer.digests import Digests
+from concertina_trainer.evaluation import Evaluation
 from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
 from concertina_trainer.model.parallel import World
@@ -30,10 +32,16 @@ class Run:
     optimizer: ShardedAdamW
     sums: Sums
     batches: Batches
+    balance: Balance
     anomalies: Anomalies
     digests: Digests
     saving: Saving
     reporter: Reporter
+    evaluation: Evaluation | None = None
+
+    def evaluate(self, step: int, last: bool = False) -> None:
+        if self.evaluation is not None:
+            self.evaluation.after(step, last)
 
 
 def train(run: Run, step: int, position: int) -> Done:
@@ -44,6 +52,7 @@ def train(run: Run, step: int, position: int) -> Done:
         return done
     enter = run.reporter.pulse.enter
     while True:
+        run.evaluate(step)
         enter("loading data", step)
         microbatches = run.batches.next(run.reporter.stalled)
         enter("computing", step)
@@ -51,12 +60,14 @@ def train(run: Run, step: int, position: int) -> Done:
         losses = forward_backward(run.model, run.optimizer, run.sums, microbatches)
         enter("reducing", step)
         digests = run.digests.word(step, run.world.device)
-        agreed = agree(run.world, run.sums, losses, run.optimizer.gradients(), run.saving.say(), digests)
+        work = run.balance.word(run.world.device)
+        agreed = agree(run.world, run.sums, losses, run.optimizer.gradients(), run.saving.say(), digests, work)
         run.digests.judge(step, agreed.digests, run.anomalies.skipped)
         if why := run.anomalies.skips(step, position, agreed):
             run.optimizer.drop_gradients()
             run.reporter.left_out(why, run.anomalies.skipped)
             continue
+        run.reporter.note(run.balance.judge(agreed.work))
 
         rate = learning_rate(step, run.config.steps, run.config.optimizer)
         run.optimizer.update(rate, clip_scale(agreed.squared_norm, run.config.optimizer.gradient_clip))
@@ -64,6 +75,9 @@ def train(run: Run, step: int, position: int) -> Done:
 
         saving, stalled = run.saving.seconds, run.batches.stalled_seconds
         run.reporter.step(step, position, agreed.loss, rate, run.saving.snapshot_step, saving, stalled)
+        run.balance.worked(microbatches, run.reporter.pulse.busy)
+        if step == run.config.steps:
+            run.evaluate(step, last=True)
         enter("checkpointing", step)
         done = run.saving.after(step, position, agreed.said)
         if done is not None:

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from concertina_agent.protocol import CheckpointInterval, Progress
+from concertina_agent.protocol import CheckpointInterval, Evaluated, Progress
 from concertina_agent.protocol.ranges import Ranges
 from concertina_agent.pulse import PulseWriter
 from concertina_agent.worker_channel import Beat, WorkerEnd
@@ -35,6 +36,7 @@ class Reporter:
         self._saving = self._save_seconds = 0.0
         self._sent: Progress | Beat | None = None
         self._reason = ""
+        self._evaluated: Evaluated | None = None
         self.restored_step, self.restored_from = -1, ""
         self.interval: Callable[[], CheckpointInterval] | None = None
         """With durable storage."""
@@ -81,8 +83,30 @@ class Reporter:
     def left_out(self, why: str, skipped: Ranges) -> None:
         """A batch was skipped, why in a sentence; and all that ever were."""
         self.skipped = skipped
-        if self._rank == 0:
-            print(why, flush=True)
+        self.note(why)
+
+    def note(self, sentence: str) -> None:
+        """A line of the log, once for all ranks; none where there is nothing to say."""
+        if sentence and self._rank == 0:
+            print(sentence, flush=True)
+
+    def evaluating(self, step: int) -> None:
+        """From now on, as long as it takes; that is neither a hang nor part of a step."""
+        self.pulse.enter("evaluating", step)
+        self._say_again(phase="evaluating", step=step)
+
+    def evaluated(self, result: Evaluated, sentence: str) -> None:
+        self._evaluated = result
+        self.note(sentence)
+        told = {"evaluated": result} if isinstance(self._sent, Progress) else {}
+        self._say_again(phase="evaluating", **told)
+        self._mark, self._waited = time.perf_counter(), self.waits.seconds if self.waits else 0.0
+
+    def _say_again(self, **changed: Any) -> None:
+        """The last line, with what is different now."""
+        if self._sent is not None:
+            at = {"at": time.time()} if isinstance(self._sent, Progress) else {}
+            self._channel.send(dataclasses.replace(self._sent, **at, **changed))
 
     def _worked(self, seconds: float) -> None:
         """Of this step, what was not spent waiting for others. The first one's warm-up tells nothing."""
@@ -128,6 +152,7 @@ class Reporter:
             restored_from=self.restored_from,
             skipped=self.skipped,
             interval=self.interval() if self.interval else None,
+            evaluated=self._evaluated,
         )
         self._channel.send(self._sent)
 
@@ -138,9 +163,8 @@ class Reporter:
             self._reason = reason
         if self._sent is not None:
             self.pulse.enter("loading data", self._sent.step)
-            told = {"at": time.time(), "stalled_seconds": seconds, "waits_for": reason[:500]}
-            mine = told if isinstance(self._sent, Progress) else {}
-            self._channel.send(dataclasses.replace(self._sent, phase="loading data", **mine))
+            told = {"stalled_seconds": seconds, "waits_for": reason[:500]}
+            self._say_again(phase="loading data", **(told if isinstance(self._sent, Progress) else {}))
 
 
 def _seconds_since_process_start() -> float:

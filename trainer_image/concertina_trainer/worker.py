@@ -18,12 +18,14 @@ from concertina_agent.protocol import Rollback, SnapshotId
 from concertina_agent.protocol.ranges import united
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer.anomalies import Anomalies
+from concertina_trainer.balance import Balance
 from concertina_trainer.batch import plan_batch
-from concertina_trainer.config import CheckpointConfig, Determinism, TrainerConfig
+from concertina_trainer.config import Balancing, CheckpointConfig, Determinism, TrainerConfig
 from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.digests import Digests
 from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
+from concertina_trainer.evaluation import Evaluation, validation_reader
 from concertina_trainer.loop import Run, train
 from concertina_trainer.model import parallel, summing
 from concertina_trainer.model.optimizer import ShardedAdamW
@@ -104,6 +106,7 @@ def run(channel: WorkerEnd) -> Done:
                 f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
                 f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
             )
+        aside = validation_reader(config) if config.evaluation else None
         model = parallel.sharded_model(config.model, config.precision, world)
         optimizer = ShardedAdamW(model, config.optimizer, start.restore.step, exact=bitwise)
         state = TrainState(model, optimizer, world)
@@ -143,7 +146,13 @@ def run(channel: WorkerEnd) -> Done:
     if checkpoint is not None:
         reporter.interval = saving.interval.told
     batches = Batches(reader, plan, world.rank, restored.position, world.device)
+    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
     every = config.anomalies.corruption_check_steps
     digests = Digests(every, model, state.tensors, world.rank, world.size, restored.id.step)
-    all_of_it = Run(config, world, model, optimizer, sums, batches, anomalies, digests, saving, reporter)
+    evaluation = None
+    if config.evaluation and aside:
+        evaluation = Evaluation(config.evaluation, aside, plan, model, sums, world, reporter)
+    all_of_it = Run(
+        config, world, model, optimizer, sums, batches, balance, anomalies, digests, saving, reporter, evaluation
+    )
     return train(all_of_it, restored.id.step, restored.position)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina.api.spec import JobSpec
-from concertina_trainer.config import MOST_FIXED_MICROBATCHES
+from concertina_trainer.config import BALANCED_BITWISE, BALANCED_BUCKETS, MOST_FIXED_MICROBATCHES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +175,18 @@ RULES: tuple[Rule, ...] = (
         field=".uri",
         cel="has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",
         message="give either uri, or mixture with one data set or more",
+    ),
+    Rule(
+        at=".spec.trainer",
+        field=".data.balance",
+        cel="self.data.balance != 'speed' || self.determinism != 'bitwise'",
+        message=f"{BALANCED_BITWISE}: set balance to even, or determinism to order",
+    ),
+    Rule(
+        at=".spec.trainer",
+        field=".data.balance",
+        cel="self.data.balance != 'speed' || self.data.documents != 'bucketed'",
+        message=f"{BALANCED_BUCKETS}: set balance to even, or choose another documents",
     ),
     Rule(
         at=".spec.checkpoint.uri",

@@ -82,6 +82,13 @@ class World(Observed):
     since: Timestamp | None = Field(default=None, description="When the current round was committed.")
 
 
+class EvaluationMark(Observed):
+    """The loss on documents that were set aside."""
+
+    step: Count = Field(description="Steps after which it was measured.")
+    loss: float | None = Field(default=None, description="Mean loss of its tokens.")
+
+
 class JobProgress(Observed):
     """How far the run is."""
 
@@ -92,6 +99,9 @@ class JobProgress(Observed):
     loss: float | None = Field(default=None, description="Mean loss of the last step's tokens.")
     tokens_per_second: Seconds | None = Field(default=None, description="Tokens trained on per second, all workers.")
     mfu: float | None = Field(default=None, description="Share of the devices' peak arithmetic that is used.")
+    evaluation: EvaluationMark | None = Field(
+        default=None, description="The last evaluation, where trainer.evaluation asks for any."
+    )
     at: Timestamp = Field(description="When this was so.")
 
 

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from concertina.api.status import Condition, Goodput, JobStatus, unix_seconds
+from concertina.api.status import Condition, Goodput, JobProgress, JobStatus, unix_seconds
 from concertina.cluster.resources import Raw
 from concertina_agent.protocol.ranges import words
 
@@ -111,6 +111,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             "loss": f"{progress.loss:.4g}" if progress.loss is not None else "",
             "tokens/s": f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second is not None else "",
             "ETA": duration(progress.eta_seconds) if progress.eta_seconds is not None else "",
+            "evaluation loss": _evaluation(progress),
             "MFU": f"{progress.mfu:.1%}" if progress.mfu else "",
         }
         yield "", "  ".join(f"{name} {value}" for name, value in numbers.items() if value)
@@ -169,6 +170,11 @@ def _progress(status: JobStatus) -> RenderableType:
     bar = ProgressBar(total=progress.steps, completed=progress.step, width=30)
     line.add_row(bar, f"{progress.percent or 0:.0f}%", f"step {progress.step} of {progress.steps}")
     return line
+
+
+def _evaluation(progress: JobProgress) -> str:
+    mark = progress.evaluation
+    return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
 
 
 def _goodput(goodput: Goodput) -> str:

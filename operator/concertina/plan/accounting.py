@@ -7,6 +7,7 @@ import math
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
+    EvaluationMark,
     Goodput,
     JobProgress,
     SnapshotMark,
@@ -44,8 +45,18 @@ def progress(look: Look) -> JobProgress | None:
         loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
         tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
         mfu=round(told.mfu, 4) or None,
+        evaluation=_evaluation(look, told),
         at=rfc3339(round(told.at, 3)),
     )
+
+
+def _evaluation(look: Look, told: protocol.Progress) -> EvaluationMark | None:
+    """The last one, of an earlier round where this one had none yet; not one of steps that were undone."""
+    old = look.status.progress.evaluation if look.status.progress else None
+    if told.evaluated is not None:
+        loss = round(told.evaluated.loss, 6) if math.isfinite(told.evaluated.loss) else None
+        return EvaluationMark(step=told.evaluated.step, loss=loss)
+    return old if old is not None and old.step <= told.step else None
 
 
 def interval(look: Look) -> CheckpointEvery | None:

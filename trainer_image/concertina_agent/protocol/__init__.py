@@ -64,6 +64,7 @@ from concertina_agent.protocol.records import (
 )
 from concertina_agent.protocol.reports import (
     CheckpointInterval,
+    Evaluated,
     Failure,
     Hang,
     MemberState,
@@ -91,6 +92,7 @@ __all__ = [
     "Drain",
     "Durable",
     "DurableMoved",
+    "Evaluated",
     "Failure",
     "Hang",
     "Held",

@@ -47,6 +47,14 @@ class CheckpointInterval:
 
 
 @dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """On the documents that were set aside."""
+
+    step: int
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Progress:
     """From rank 0's worker."""
 
@@ -83,6 +91,8 @@ class Progress:
     """With durable storage."""
     waits_for: str = ""
     """Why no data come, in a sentence, while that is so for want of their store."""
+    evaluated: Optional[Evaluated] = None
+    """The last time in this round."""
 
 
 @dataclasses.dataclass(frozen=True)

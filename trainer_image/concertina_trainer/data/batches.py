@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import queue
 import threading
 import time
@@ -41,8 +42,12 @@ class Batches:
     """Step after step from `position` on, this rank's part of each global batch."""
 
     def __init__(self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device) -> None:
-        self._reader, self._plan, self._rank, self._device = reader, plan, rank, device
+        self._reader, self._rank, self._device = reader, rank, device
+        self.plan = plan
+        """Of the round's first batch."""
         self._ready: queue.Queue[list[Microbatch] | Exception] = queue.Queue(AHEAD)
+        self._taken = 0
+        self._change: tuple[int, BatchPlan] | None = None
         self.stalled_seconds = 0.0
         threading.Thread(target=self._prepare, args=(position,), name="batches", daemon=True).start()
 
@@ -60,26 +65,38 @@ class Batches:
         self.stalled_seconds = before + time.perf_counter() - started
         if isinstance(batch, Exception):
             raise batch
+        self._taken += 1
         return [microbatch.to(self._device) for microbatch in batch]
 
+    def change(self, plan: BatchPlan) -> None:
+        """Another plan for the same positions, from the first batch on that can't have been begun: AHEAD wait, and one
+        is at work. So it is the same batch on every rank that has taken as many. Not again before that."""
+        self._change = (self._taken + AHEAD + 1, plan)
+
     def _prepare(self, position: int) -> None:
-        while True:
+        plan = self.plan
+        for index in itertools.count():
+            change = self._change
+            if change is not None and change[0] == index:
+                plan = change[1]
             try:
-                batch = microbatches(self._reader, self._plan, self._rank, position)
+                batch = microbatches(self._reader, plan, self._rank, position)
             except Exception as error:  # handed over: raised in the loop's thread
                 self._ready.put(error)
                 return
             self._ready.put(batch)
-            position += self._plan.global_size
+            position += plan.global_size
 
 
-def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int) -> list[Microbatch]:
-    """This rank's part of the global batch that begins at `position`, filled up to equal shapes."""
+def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end: int | None = None) -> list[Microbatch]:
+    """This rank's part of the global batch that begins at `position`, filled up to the plan's shapes; with `end`,
+    without the sequences from there on."""
     reader.expect(position)
     counts = reader.predicted(position, position + plan.global_size)
-    share = 1.0 / max(1, int(counts.sum()))
+    taken = plan.global_size if end is None else end - position
+    share = 1.0 / max(1, int(counts[:taken].sum()))
     return [
-        _filled(reader, position + part, rows, length, share)
+        _filled(reader, position + part[part < taken], rows, length, share)
         for part, rows, length in _parts(reader, counts, plan, rank)
     ]
 
@@ -90,7 +107,7 @@ def _parts(
     """For each microbatch: which sequences of the batch, how many rows, of what length."""
     if reader.documents is not Documents.bucketed:
         for part in plan.parts(rank):
-            yield np.arange(part.start, part.stop), plan.rows, reader.length
+            yield np.arange(part.start, part.stop), plan.rows_for(len(part)), reader.length
         return
     for bucket in buckets(counts, reader.length, plan.rows, plan.world):
         for part in bucket.plan.parts(rank):

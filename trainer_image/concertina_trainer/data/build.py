@@ -20,15 +20,13 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from concertina_agent.typed_json import from_json
-from concertina_trainer.data.manifest import FORMAT, NAME, Manifest, TokenizerFacts
+from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, Manifest, TokenizerFacts
 from concertina_trainer.data.sources import Piece, Source, cut, find
 from concertina_trainer.data.write import Part, Recipe, Written, write
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage.folder import Folder
 
 SHARD_BYTES = 64 * 2**20
-VALIDATION = "validation"
-"""The folder, below the training data, of documents set aside."""
 MADE_BY = "made-by"
 """The object that names what the data were built from, and how."""
 

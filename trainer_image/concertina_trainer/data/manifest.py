@@ -13,6 +13,8 @@ from concertina_trainer.errors import BadInput
 
 NAME = "manifest.json"
 FORMAT = 2
+VALIDATION = "validation"
+"""The folder, below the training data, of documents set aside."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,23 @@
+"""A worker whose rank 1 is slow: it takes four times as long for each sequence, and SECONDS more."""
+
+import os
+import time
+
+from concertina_trainer import worker
+from concertina_trainer.model.decoder import Decoder
+
+SECONDS = 0.02
+
+
+def main():
+    if os.environ["RANK"] == "1":
+        forward = Decoder.forward
+
+        def slowly(self, tokens, documents=None):
+            started = time.perf_counter()
+            result = forward(self, tokens, documents)
+            time.sleep(3 * (time.perf_counter() - started) + SECONDS * len(tokens))
+            return result
+
+        Decoder.forward = slowly
+    worker.main()

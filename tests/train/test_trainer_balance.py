@@ -1,0 +1,34 @@
+"""`data.balance: speed`: a slow rank's share shrinks, and nothing else changes."""
+
+import re
+
+import node
+import plain
+import pytest
+
+STEPS, BATCH = 30, 12
+
+
+@pytest.fixture
+def longer(trainer):
+    return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": 4, "logEverySteps": 100}
+
+
+def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, parent, longer):
+    balanced = {**longer, "data": {**longer["data"], "balance": "speed"}}
+    outcomes = []
+    for name, trainer in (("even", longer), ("balanced", balanced)):
+        job = node.Job(folder / name, parent, trainer)
+        job.worker = "slowed:main"
+        outcomes.append(job.run(2))
+        assert set(outcomes[-1].codes.values()) == {0}, outcomes[-1].output
+    even, found = outcomes
+    assert "balance:" not in even.output
+    shares = [tuple(map(int, pair)) for pair in re.findall(r"balance: .* rank are (\d+) (\d+);", found.output)]
+    assert shares, found.output
+    assert all(sum(pair) == BATCH and pair[1] < BATCH // 2 for pair in shares), shares
+    trained = [told for told in found.progress if told.phase == "training"]
+    assert [told.position for told in trained] == [BATCH * step for step in range(1, STEPS + 1)]
+    bound = plain.rounding_bound(longer)
+    assert bound < 1e-3, "it would see a wrong sample"
+    assert found.losses == pytest.approx(even.losses, rel=bound)

@@ -1,0 +1,71 @@
+"""Evaluation on what was set aside: the same in every world, and nothing of the training changes by it."""
+
+import os
+from pathlib import Path
+
+import node
+import pytest
+import states
+import torch
+import torch.nn.functional as F
+
+from concertina_trainer.config import DataConfig, TrainerConfig
+from concertina_trainer.data.build import build
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.write import Recipe
+from concertina_trainer.evaluation import SEED
+from concertina_trainer.model.decoder import Decoder
+
+STEPS, SEQUENCES = 6, 17
+"""Sequences: two whole batches of 7, and a part of one."""
+
+
+@pytest.fixture(scope="module")
+def evaluated(trainer, tmp_path_factory):
+    out = str(tmp_path_factory.mktemp("aside"))
+    files = sorted(Path(os.__file__).parent.glob("[a-c]*.py"))
+    list(build(files, out, 300_000, Recipe(validation=0.3)))
+    return {
+        **trainer, "steps": STEPS, "data": {"uri": out}, "evaluation": {"everySteps": 4, "sequences": SEQUENCES},
+    }  # fmt: skip
+
+
+def evaluations(outcome):
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    return {told.evaluated.step: told.evaluated.loss for told in outcome.progress if told.evaluated}
+
+
+def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(folder, parent, evaluated):
+    job = node.Job(folder / "with", parent, evaluated)
+    outcome = job.run(2)
+    found = evaluations(outcome)
+    assert list(found) == [4, 6], "the last step too"
+    assert f"step 4: evaluation loss {found[4]:.4f} (mean of {SEQUENCES * 32} tokens" in outcome.output
+    config = TrainerConfig.model_validate(evaluated)
+    model = Decoder(config.model)
+    weights = states.whole(job)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[f"model.{name}"])
+        reader = Reader(DataConfig(uri=f"{config.data.uri}/validation"), 32, SEED)
+        tokens = torch.from_numpy(reader.read(0, SEQUENCES))
+        expected = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+    assert found[6] == pytest.approx(expected, rel=1e-5)
+    without = {key: value for key, value in evaluated.items() if key != "evaluation"}
+    assert node.Job(folder / "without", parent, without).run(2).losses == outcome.losses
+    phases = [told.phase for told in outcome.progress]
+    assert phases.index("evaluating") == phases.index("training") + 4
+
+
+def test_bitwise_it_is_the_same_bits_in_every_world(folder, parent, evaluated):
+    bitwise = {**evaluated, "determinism": "bitwise"}
+    found = [evaluations(node.Job(folder / str(world), parent, bitwise).run(world)) for world in (1, 3)]
+    assert found[0] == found[1]
+    assert list(found[0]) == [4, 6]
+
+
+def test_without_a_validation_split_it_is_refused(folder, parent, trainer):
+    outcome = node.Job(folder, parent, {**trainer, "evaluation": {}}).run(1)
+    assert outcome.codes == {0: 78}
+    assert "/validation does not exist" in outcome.faults[0].message
+    assert "concertina data build --validation" in outcome.faults[0].message

@@ -1,0 +1,95 @@
+"""The loss on documents that are set aside (`concertina data build --validation`), every so many steps.
+
+Always the same sequences, in batches of the training's size and shape: so the loss is the same in every world as far as
+a training step's is, to the bit with `determinism: bitwise`. Nothing of the training is touched: neither its order nor
+its gradients. A step is evaluated before the next one begins, so a round that goes on from it does so again, and one
+that ended before it could makes up for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from concertina_agent.protocol import Evaluated
+from concertina_trainer.batch import BatchPlan
+from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
+from concertina_trainer.data.batches import Microbatch, microbatches
+from concertina_trainer.data.manifest import VALIDATION
+from concertina_trainer.data.reader import Reader
+from concertina_trainer.errors import BadInput
+from concertina_trainer.model.decoder import Decoder, token_losses
+from concertina_trainer.model.parallel import World
+from concertina_trainer.model.summing import Sums
+from concertina_trainer.report import Reporter
+
+SEED = 0
+"""The same sequences whatever the run's seed, so that runs can be compared."""
+
+
+class Evaluation:
+    def __init__(
+        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: World,
+        reporter: Reporter,
+    ) -> None:  # fmt: skip
+        self._every, self._reader, self._plan = config.every_steps, reader, plan
+        self._model, self._sums, self._world, self._reporter = model, sums, world, reporter
+        self._count = min(config.sequences, reader.epoch_size)
+
+    def after(self, step: int, last: bool = False) -> None:
+        """Where it is due after `step` steps, or the run ends with them."""
+        if not step or (step % self._every and not last):
+            return
+        started = time.perf_counter()
+        self._reporter.evaluating(step)
+        loss, tokens = self.loss()
+        seconds = time.perf_counter() - started
+        self._reporter.evaluated(
+            Evaluated(step, loss),
+            f"step {step}: evaluation loss {loss:.4f} (mean of {tokens:,} tokens, {seconds:.1f} s)",
+        )
+
+    @torch.no_grad()
+    def loss(self) -> tuple[float, int]:
+        """The mean over all tokens that the sequences predict, and how many these are."""
+        words, tokens = [], []
+        for begin in range(0, self._count, self._plan.global_size):
+            end = min(self._count, begin + self._plan.global_size)
+            batch = microbatches(self._reader, self._plan, self._world.rank, begin, end)
+            words.append(self._sums.losses(self._parts(batch)))
+            tokens.append(int(self._reader.predicted(begin, end).sum()))
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # no backward comes that would
+        agreed = torch.stack(words)
+        with self._world.waits.measured():
+            dist.all_reduce(agreed)
+        losses = (self._sums.loss(word) for word in agreed.tolist())
+        return sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens)), sum(tokens)
+
+    def _parts(self, batch: Sequence[Microbatch]) -> list[Tensor]:
+        found = []
+        for part in (part.to(self._world.device) for part in batch):
+            losses = token_losses(self._model(part.tokens[:, :-1], part.documents), part.tokens[:, 1:])
+            found.append((losses * part.weights).sum())
+        return found
+
+
+def validation_reader(config: TrainerConfig) -> Reader:
+    """Of what was set aside of each data set. Raises BadInput with a sentence."""
+    aside = [
+        source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
+    ]
+    data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside})
+    try:
+        return Reader(data, config.model.sequence_length, SEED)
+    except BadInput as error:
+        raise BadInput(
+            f"{error} trainer.evaluation needs what `concertina data build --validation SHARE` sets aside: build the "
+            "data so, or remove it."
+        ) from error
