@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from concertina_agent.worker_channel import BAD_INPUT_EXIT
 from concertina_trainer.data import build as building
-from concertina_trainer.data.manifest import NAME, Manifest, parse
+from concertina_trainer.data.manifest import NAME, VALIDATION, Manifest, parse
 from concertina_trainer.data.sources import find
 from concertina_trainer.data.write import Recipe
 from concertina_trainer.errors import BadInput
@@ -161,9 +161,9 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
 def _manifests(uri: str) -> Iterator[tuple[str, Manifest]]:
     """Of the data and, where documents were set aside, of those. Raises BadInput or StorageError."""
     yield uri, _manifest(uri)
-    aside = Folder(uri).get(f"{building.VALIDATION}/{NAME}")
+    aside = Folder(uri).get(f"{VALIDATION}/{NAME}")
     if aside is not None:
-        yield (where := f"{uri.rstrip('/')}/{building.VALIDATION}"), parse(aside, where)
+        yield (where := f"{uri.rstrip('/')}/{VALIDATION}"), parse(aside, where)
 
 
 def _manifest(uri: str) -> Manifest:
