@@ -6,7 +6,7 @@ import time
 from concertina_trainer import worker
 from concertina_trainer.model.decoder import Decoder
 
-SECONDS = 0.02
+SECONDS = 0.01
 
 
 def main():

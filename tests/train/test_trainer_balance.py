@@ -6,7 +6,7 @@ import node
 import plain
 import pytest
 
-STEPS, BATCH = 30, 12
+STEPS, BATCH = 20, 12
 
 
 @pytest.fixture
