@@ -43,6 +43,7 @@ SHARED = frozenset({"kill-node", "stop-node", "operator-kill", "apiserver-restar
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
 IDEAL_SECONDS = 1.0
 """What a recovery takes at best; the best goodput possible is what is left of the time after one for each failure."""
+BUCKETS = tuple(f"{what}Seconds" for what in ("productive", "startup", "recovery", "checkpoint", "stalled", "waiting"))
 SLOPE = 20.0
 """MiB an hour: more is a leak (the run must be longer than ten minutes to tell)."""
 
@@ -111,8 +112,17 @@ def suspended(stage: Stage, name: str) -> bool:
     return any(each["type"] == "Suspended" and each["status"] == "True" for each in conditions)
 
 
-def settle(stage: Stage, logs: Logs, names: list[str], outcome: Outcome, played: list[Played], seconds: float) -> None:
-    """Suspend every job and judge its positions and its goodput."""
+def spent(stage: Stage, name: str) -> dict[str, float]:
+    """Seconds of a job's life until now, by what they went to."""
+    found = stage.job(name)["status"].get("goodput", {})
+    return {what: found.get(what, 0.0) for what in BUCKETS}
+
+
+def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcome: Outcome, played: list[Played],
+           seconds: float) -> None:  # fmt: skip
+    """Suspend every job and judge its positions and its goodput. `before`: what each had spent when drills began."""
+    names = list(before)
+    after = {name: spent(stage, name) for name in names}
     for name in names:
         stage.cluster.kubectl("patch", "trainingjob", name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     for name in names:
@@ -129,11 +139,18 @@ def settle(stage: Stage, logs: Logs, names: list[str], outcome: Outcome, played:
             "worst_loss_difference": round(verdict.worst_difference, 6),
             "drills": hurt,
             "goodput": status.get("goodput", {}),
+            "goodput_under_drills_percent": percent(before[name], after[name]),
             "best_possible_percent": round(100 * (1 - min(1.0, hurt * IDEAL_SECONDS / seconds)), 2),
         }
         outcome.wrong += [f"{name}: {sentence}" for sentence in verdict.wrong]
         if verdict.worst_difference > 0.01:
             outcome.wrong.append(f"{name}: a step trained again has another loss, by {verdict.worst_difference:.2%}")
+
+
+def percent(before: dict[str, float], after: dict[str, float]) -> float:
+    """Of the time between, that was productive: the job's first start is no failure."""
+    passed = {what: after[what] - before[what] for what in BUCKETS}
+    return round(100 * passed["productiveSeconds"] / (sum(passed.values()) or 1.0), 2)
 
 
 def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
@@ -149,7 +166,7 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
                 stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(name, options.replicas)))
             for name in names:
                 until(f"{name} at work", 240, lambda name=name: training(stage, name))
-            begun = time.time()
+            begun, before = time.time(), {name: spent(stage, name) for name in names}
             target, shared = Target(stage.cluster.record.kubeconfig, None, "default"), asyncio.Lock()
 
             async def all_jobs() -> None:
@@ -157,7 +174,7 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
                 await asyncio.gather(*(drill_on(target, name, options, over, shared, played) for name in names))
 
             asyncio.run(all_jobs())
-            settle(stage, logs, names, outcome, played, time.time() - begun)
+            settle(stage, logs, before, outcome, played, time.time() - begun)
             uids = [stage.job(name)["metadata"]["uid"] for name in names]
             for name in names:
                 stage.cluster.kubectl("delete", "trainingjob", name, "--wait=true", "--timeout=60s")
