@@ -38,6 +38,7 @@ def team(world, on=True):
     balances = [Balance(on, Recorded(world), 8, rank) for rank in range(world)]
     for balance in balances:
         balance.total = 0.0
+        balance.worked([SimpleNamespace(tokens=range(24))], 0.0)  # the first step
     return balances
 
 
@@ -60,6 +61,13 @@ def test_a_change_is_said_and_a_hiccup_is_none():
     said = look(balances, (0.01, 0.01, 0.02))
     assert said == ["balance: sequences a step by rank are 10 9 5; each takes ms 10.0 10.0 20.0"] * 3
     assert look(balances, (0.01, 0.01, 0.01))[0].startswith("balance: sequences a step by rank are 8 8 8;")
+
+
+def test_a_rank_that_measures_no_work_at_all_speaks_when_the_others_do():
+    balances = team(2)
+    said = look(balances, (0.0, 0.01))
+    assert said[0] == said[1]
+    assert said[0].startswith("balance: sequences a step by rank are 18 6;")
 
 
 def test_without_it_nothing_travels():

@@ -29,16 +29,17 @@ class Balance:
         self._on, self._batches, self._micro, self._rank = on, batches, micro_size, rank
         self._plan = batches.plan
         self.shares = even(self._plan.global_size, self._plan.world)
-        self._busy = 0.0
+        self._busy: float | None = None
         self._seconds: list[float] = []
         """A sequence, of each step since the last look."""
 
     def worked(self, microbatches: Sequence[Microbatch], busy: float) -> None:
-        """After a step: what it computed, and seconds of own work of this round; 0 as long as nothing is counted."""
-        rows = sum(len(batch.tokens) for batch in microbatches)
-        if self._on and busy:
+        """After a step: what it computed, and seconds of own work of this round. The first step warms up. All ranks
+        count the same steps, whatever they measure: what travels must be as long everywhere."""
+        if self._on and self._busy is not None:
+            rows = sum(len(batch.tokens) for batch in microbatches)
             self._seconds.append(max(1e-9, busy - self._busy) / rows)
-            self._busy = busy
+        self._busy = busy
 
     def word(self, device: torch.device) -> Tensor:
         """float64: nothing, or at the end of a window for each rank its seconds a sequence."""

@@ -40,12 +40,14 @@ class Evaluation:
         self._every, self._reader, self._plan = config.every_steps, reader, plan
         self._model, self._sums, self._world, self._reporter = model, sums, world, reporter
         self._count = min(config.sequences, reader.epoch_size)
+        self._done = 0
+        """The last step that was evaluated in this round."""
 
     def after(self, step: int, last: bool = False) -> None:
         """Where it is due after `step` steps, or the run ends with them."""
-        if not step or (step % self._every and not last):
+        if step == self._done or (step % self._every and not last):
             return
-        started = time.perf_counter()
+        self._done, started = step, time.perf_counter()
         self._reporter.evaluating(step)
         loss, tokens = self.loss()
         seconds = time.perf_counter() - started
