@@ -109,8 +109,6 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
                     speeds[name].append(found["tokens"] / found["seconds"] / 1e6)
     for rate in options.rates:
         facts[f"stall at {rate:g} Mtok/s, %"] = [round(stall(str(made), rate * 1e6), 3) for _ in range(options.runs)]
-    if not options.without_peers:
-        facts["grain's ElasticIterator agrees"] = data_peers.measure("oracle", made, LENGTH, 12)
     return speeds, facts
 
 

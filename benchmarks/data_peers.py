@@ -1,8 +1,7 @@
 """The peers of `data.py`, one a process: they write the same tokens in their own form, and read them shuffled.
 
 They are no dependencies of this project: they are installed once into a folder of their own (see `install`).
-`python benchmarks/data_peers.py NAME FOLDER LENGTH BATCH` prints the seconds and tokens of a pass as JSON; `oracle`
-compares our order with grain's ElasticIterator over the same permutation, through resizes.
+`python benchmarks/data_peers.py NAME FOLDER LENGTH BATCH` prints the seconds and tokens of a pass as JSON.
 """
 
 from __future__ import annotations
@@ -151,40 +150,6 @@ def _without_torchvision() -> None:
         sys.modules[name] = Anything(name)
 
 
-def oracle(folder: Path, length: int, batch: int) -> bool:
-    """Whether grain, over the permutation that is our order, gives each rank of each world what we give it."""
-    import grain
-    from grain.experimental import ElasticIterator
-
-    from concertina_trainer.batch import plan_batch
-    from concertina_trainer.config import DataConfig
-    from concertina_trainer.data.reader import Reader
-
-    reader = Reader(DataConfig(uri=str(folder)), length, seed=1)
-    _, shards, places = reader.places(np.arange(60 * batch))
-    order = [int(shard) << 32 | int(row) for shard, row in zip(shards, places, strict=True)]
-    position, state = 0, None
-    for world in (4, 3, 1, 2, 4):
-        if batch % world:
-            continue
-        iterators = []
-        for rank in range(world):
-            options = grain.sharding.ShardOptions(shard_index=rank, shard_count=world)
-            made = iter(ElasticIterator(grain.MapDataset.source(order), batch, options))
-            if state is not None:
-                made.set_state(state)
-            iterators.append(made)
-        for _ in range(5):
-            theirs = sorted(int(place) for made in iterators for place in next(made))
-            plan = plan_batch(batch, 2, world)
-            ours = [position + i for rank in range(world) for part in plan.parts(rank) for i in part]
-            if theirs != sorted(order[i] for i in ours):
-                return False
-            position += batch
-        state = iterators[0].get_state()
-    return True
-
-
 PEERS: dict[str, Callable[[Path, int, int], tuple[float, int]]] = {
     "grain": grain,
     "litdata": litdata,
@@ -194,7 +159,7 @@ PEERS: dict[str, Callable[[Path, int, int], tuple[float, int]]] = {
 
 
 def measure(name: str, folder: Path, length: int, batch: int) -> Any:
-    """In a process of its own: {"seconds", "tokens"}, or {"same"} of the oracle; {"error"} where it could not run."""
+    """In a process of its own: {"seconds", "tokens"}; {"error"} where it could not run."""
     environment = {**os.environ, "PYTHONPATH": str(install()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", __file__, name, str(folder), str(length), str(batch)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
@@ -204,9 +169,6 @@ def measure(name: str, folder: Path, length: int, batch: int) -> Any:
 
 def main() -> None:
     name, folder, length, batch = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    if name == "oracle":
-        print(json.dumps({"same": oracle(folder, length, batch)}))
-        return
     seconds, tokens = PEERS[name](folder, length, batch)
     print(json.dumps({"seconds": seconds, "tokens": tokens}))
     sys.stdout.flush()

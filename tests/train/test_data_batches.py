@@ -100,6 +100,28 @@ def test_slices_of_the_ranks_in_order_are_the_batch(reader):
         ]  # fmt: skip
 
 
+def test_grains_elastic_iterator_gives_every_step_the_same_sequences(uris):
+    """An outside oracle: over our order as its source, 12 sequences a step, resized as we are."""
+    import grain
+    from grain.experimental import ElasticIterator
+
+    reader, batch = Reader(DataConfig(uri=uris[0]), LENGTH, 5), 12
+    order = [bytes(row.tolist()).hex() for row in reader.sequences(np.arange(300)).tokens]
+    position, state, steps = 0, None, 0
+    for world in (4, 3, 1, 2, 4):
+        options = [grain.sharding.ShardOptions(shard_index=rank, shard_count=world) for rank in range(world)]
+        theirs = [iter(ElasticIterator(grain.MapDataset.source(order), batch, each)) for each in options]
+        for each in theirs if state is not None else ():
+            each.set_state(state)
+        for _ in range(5):
+            plan = plan_batch(batch, 2, world)
+            ours = [row for rank in range(world) for row, _ in consumed(microbatches(reader, plan, rank, position))]
+            assert sorted(bytes(row).hex() for row in ours) == sorted(str(row) for each in theirs for row in next(each))
+            position, steps = position + batch, steps + 1
+        state = theirs[0].get_state()
+    assert (steps, len(set(order))) == (25, reader.epoch_size)
+
+
 def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
     """Ten batches, other shares from the third one on that is taken: as each rank was ahead by now, or was not."""
     if reader.documents == "bucketed":
