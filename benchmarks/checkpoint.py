@@ -43,14 +43,14 @@ from concertina_trainer.state.restore import LocalShard
 from concertina_trainer.state.shardfile import Facts
 from concertina_trainer.state.snapshot import Snapshots, Taken
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.storage import checkpoint
+from concertina_trainer.storage import checkpoint, retention
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.manifest import Code
 from concertina_trainer.storage.stored import StoredCheckpoint
 from concertina_trainer.waits import Waits
 
 UID = "bench"
-RUN = checkpoint.Publishing(UID, "bench/bench", {}, Code(), keep=2)
+RUN = checkpoint.Publishing(UID, "bench/bench", {}, Code(), retention.Keeping(2))
 DEMO = {"layers": 4, "dim": 128}
 """The demo's model, the default: 0.8 million weights."""
 
