@@ -180,8 +180,9 @@ class Invariants:
     def _backed_off(self, action: CreatePod) -> None:
         """A replica whose containers can't start gets its pods more and more slowly."""
         cluster = self.world.cluster
-        counted = {entry.replica for entry in cluster.status.restarts.recent if entry.counted}
-        ends = {name: at for name, at in cluster.failed_starts.get(action.index, {}).items() if name in counted}
+        told = {entry.replica: unix_seconds(entry.at) for entry in cluster.status.restarts.recent if entry.counted}
+        failed = cluster.failed_starts.get(action.index, {})
+        ends = {name: min(at, told[name]) for name, at in failed.items() if name in told}  # from the first sign of it
         if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
             return
         waited = self.world.clock.now - max(ends.values())
