@@ -92,6 +92,7 @@ def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
         list(pool.map(lambda part: _copy_part(part, source.folder, target, place, advance), source.parts))
     text = to_json(manifest)
     target.put(f"{place.folder}/{NAME}", text)
+    target.settle([f"{place.folder}/{NAME}"])
     copied = StoredCheckpoint(f"{target.uri}/{place.folder}")
     if problems := verify(copied, advance):
         raise BadInput(f"the copy is not what was copied: {problems[0]}")
@@ -109,10 +110,13 @@ def _copy_part(part: StoredPart, source: Folder, target: Folder, place: Place, a
             advance(len(block))
 
     mark = part.part.key.removesuffix(".safetensors") + ".json"
-    target.put_pieces(f"{place.folder}/{part.part.key}", counted(), part.part.size)
+    written = [f"{place.folder}/{part.part.key}"]
+    target.put_pieces(written[0], counted(), part.part.size)
     text = source.get(mark)
     if text is not None:
-        target.put(f"{place.folder}/{mark}", text)
+        written.append(f"{place.folder}/{mark}")
+        target.put(written[1], text)
+    target.settle(written)
 
 
 def to_prune(folder: Folder, keep: int, keep_every: int | None) -> list[Place]:

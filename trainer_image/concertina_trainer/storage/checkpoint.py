@@ -84,7 +84,7 @@ class Publishing:
 
 
 def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
-    """Put one shard file into storage. Raises StorageError or Damaged."""
+    """Put one shard file into storage, to stay. Raises StorageError or Damaged."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
         begin = header_length(content[:8])
         header = content[:begin]
@@ -93,8 +93,10 @@ def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> No
             raise Damaged(f"{path} holds shard {facts.shard} of step {facts.id.step}, not {shard} of {id.step}")
         name, blocks = part_name(id, shard), running_crc32(content)
         part = Part(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
-    folder.put(f"{here(uid, id)}/{part.key}", path)
-    folder.put(f"{here(uid, id)}/{name}.json", to_json(PartMark(part, facts, blocks)))
+    keys = [f"{here(uid, id)}/{key}" for key in (part.key, f"{name}.json")]
+    folder.put(keys[0], path)
+    folder.put(keys[1], to_json(PartMark(part, facts, blocks)))
+    folder.settle(keys)
 
 
 def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> Durable:
@@ -129,6 +131,7 @@ def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> 
         )
     )
     folder.put(f"{place}/{NAME}", manifest)
+    folder.settle([f"{place}/{NAME}"])
     try:
         durable = _move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), facts.continued)
     except Fenced:

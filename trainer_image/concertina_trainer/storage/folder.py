@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import fcntl
 import mmap
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -151,6 +152,21 @@ class Folder:
         with self._sentences(f"write {key}", missing_is_error=True):
             obstore.put(self._store, key, value, chunk_size=max(PIECE, size // MOST_PIECES))
 
+    def settle(self, keys: Sequence[str]) -> None:
+        """Returns once these objects outlast a loss of power. A store in the cloud says so by taking them; of files the
+        kernel keeps what was written in memory for a while, and their names as well."""
+        if self._directory is None:
+            return
+        paths = [self._directory / key for key in keys]
+        folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(self._directory)}
+        with self._sentences(f"write {', '.join(keys)}", missing_is_error=True):
+            for path in (*paths, *sorted(folders, reverse=True)):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
     def put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
         """Write only over this version (None: only where there is nothing); else raises Changed."""
         with self._sentences(f"write {key}", missing_is_error=True):
@@ -170,6 +186,7 @@ class Folder:
             if (found and found[1]) != version:
                 raise Changed(path.name)
             obstore.put(self._store, path.name, value)
+            self.settle([path.name])
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         """By key, the objects below `prefix` (a whole folder name)."""
