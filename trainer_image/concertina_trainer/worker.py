@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from concertina_agent.protocol import Rollback, SnapshotId
+from concertina_agent.protocol import Restore, Rollback, SnapshotId
 from concertina_agent.protocol.ranges import united
 from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer.anomalies import Anomalies
@@ -28,7 +29,9 @@ from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
 from concertina_trainer.evaluation import Evaluation, validation_reader
 from concertina_trainer.loop import Run, train
 from concertina_trainer.model import parallel, summing
+from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.parallel import World
 from concertina_trainer.report import Reporter
 from concertina_trainer.state.restore import restore
 from concertina_trainer.state.saving import Saving
@@ -87,11 +90,29 @@ def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
     return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None
 
 
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """What a round trains with, before there is a state in it."""
+
+    config: TrainerConfig
+    checkpoint: CheckpointConfig | None
+    world: World
+    reader: Reader
+    aside: Reader | None
+    """Of what was set aside, where trainer.evaluation asks for it."""
+    model: Decoder
+    optimizer: ShardedAdamW
+    state: TrainState
+
+    @property
+    def bitwise(self) -> bool:
+        return self.config.determinism is Determinism.bitwise
+
+
 def run(channel: WorkerEnd) -> Done:
     """The whole round: join, build, restore, train."""
     config, checkpoint = configuration()
-    bitwise = config.determinism is Determinism.bitwise
-    if bitwise:
+    if config.determinism is Determinism.bitwise:
         parallel.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
@@ -100,59 +121,78 @@ def run(channel: WorkerEnd) -> Done:
         world = parallel.join(os.environ)
     reporter.waits = world.waits
     with reporter.part("build"):
-        reader = Reader(config.data, config.model.sequence_length, config.seed, told=reporter.stalled)
-        if reader.vocab_size > config.model.vocab_size:
-            raise BadInput(
-                f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
-                f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
-            )
-        aside = validation_reader(config) if config.evaluation else None
-        model = parallel.sharded_model(config.model, config.precision, world)
-        optimizer = ShardedAdamW(model, config.optimizer, start.restore.step, exact=bitwise)
-        state = TrainState(model, optimizer, world)
+        built = build(config, checkpoint, world, start.restore.step, reporter)
     reporter.phase("restoring", start.restore.step)
     with reporter.part("restore"):
-        digest = reader.digest
-        restored = restore(start.restore, start.uid, state, config, checkpoint, digest, world, channel)
-    if restored.config != config.digest() and world.rank == 0:
-        print(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
-    reporter.skipped = united(restored.skipped, start.restore.skipped)
-    reporter.restored_step, reporter.restored_from = restored.id.step, start.restore.source
-    if start.restore.source == "Fresh" and restored.id.step:
+        digest = built.reader.digest
+        restored = restore(start.restore, start.uid, built.state, config, checkpoint, digest, world, channel)
+    report_beginning(reporter, built, start.restore, restored)
+    return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
+
+
+def build(
+    config: TrainerConfig, checkpoint: CheckpointConfig | None, world: World, step: int, reporter: Reporter
+) -> Built:
+    """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
+    reader = Reader(config.data, config.model.sequence_length, config.seed, told=reporter.stalled)
+    if reader.vocab_size > config.model.vocab_size:
+        raise BadInput(
+            f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
+            f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
+        )
+    aside = validation_reader(config) if config.evaluation else None
+    model = parallel.sharded_model(config.model, config.precision, world)
+    optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.determinism is Determinism.bitwise)
+    return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
+
+
+def report_beginning(reporter: Reporter, built: Built, asked: Restore, restored: Facts) -> None:
+    """What of its beginning the round reports from now on."""
+    if restored.config != built.config.digest():
+        reporter.note(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
+    reporter.skipped = united(restored.skipped, asked.skipped)
+    reporter.restored_step, reporter.restored_from = restored.id.step, asked.source
+    if asked.source == "Fresh" and restored.id.step:
         reporter.restored_from = "Storage"  # checkpoint.resumeFrom
-    reporter.token_flops = parallel.token_flops(config.model, model)
-    reporter.peak_flops = parallel.peak_flops(world)
-    now = Facts(
-        SnapshotId(int(os.environ["CONCERTINA_ROUND"]), restored.id.step, state.digest, world.size),
-        world.rank,
-        restored.position,
-        config.digest(),
-        digest,
-        restored.continued,
-        restored.skipped,
-        restored.trend,
-    )
+    reporter.token_flops = parallel.token_flops(built.config.model, built.model)
+    reporter.peak_flops = parallel.peak_flops(built.world)
+
+
+def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, channel: WorkerEnd) -> Run:
+    """All that the loop needs, from where the restored state stands."""
+    config, world = built.config, built.world
     anomalies = Anomalies(config, reporter.skipped, restored.trend)
-    reader.leave_out(anomalies.skipped)
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=bitwise)
-    sums = summing.sums(bitwise, model, plan, world.rank, world.waits)
-    folder = Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}")
+    built.reader.leave_out(anomalies.skipped)
+    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=built.bitwise)
+    sums = summing.sums(built.bitwise, built.model, plan, world.rank, world.waits)
+    saving = begin_saving(built, start, restored, anomalies, channel)
+    if built.checkpoint is not None:
+        reporter.interval = saving.interval.told
+    batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
+    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
+    every = config.anomalies.corruption_check_steps
+    digests = Digests(every, built.model, built.state.tensors, world.rank, world.size, restored.id.step)
+    evaluation = None
+    if config.evaluation and built.aside:
+        evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter)
+    return Run(
+        config, world, built.model, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
+        evaluation,
+    )  # fmt: skip
+
+
+def begin_saving(built: Built, start: Start, restored: Facts, anomalies: Anomalies, channel: WorkerEnd) -> Saving:
+    """Snapshots of this round, and checkpoints after the one that is durable and not undone."""
+    config, world, state = built.config, built.world, built.state
+    now = dataclasses.replace(
+        restored,
+        id=SnapshotId(int(os.environ["CONCERTINA_ROUND"]), restored.id.step, state.digest, world.size),
+        shard=world.rank,
+        config=config.digest(),
+        data=built.reader.digest,
+    )
     durable, undone = start.durable or start.restore.durable, start.restore.undone
     if durable and undone and undone.covers(durable.round, durable.step):
         durable = None
-    saving = Saving(
-        config, checkpoint, world, Snapshots(folder, state), now, anomalies, durable, channel, start.history
-    )
-    if checkpoint is not None:
-        reporter.interval = saving.interval.told
-    batches = Batches(reader, plan, world.rank, restored.position, world.device)
-    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
-    every = config.anomalies.corruption_check_steps
-    digests = Digests(every, model, state.tensors, world.rank, world.size, restored.id.step)
-    evaluation = None
-    if config.evaluation and aside:
-        evaluation = Evaluation(config.evaluation, aside, plan, model, sums, world, reporter)
-    all_of_it = Run(
-        config, world, model, optimizer, sums, batches, balance, anomalies, digests, saving, reporter, evaluation
-    )
-    return train(all_of_it, restored.id.step, restored.position)
+    snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state)
+    return Saving(config, built.checkpoint, world, snapshots, now, anomalies, durable, channel, start.history)
