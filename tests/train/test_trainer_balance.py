@@ -28,6 +28,8 @@ def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, par
     assert shares, found.output
     assert all(sum(pair) == BATCH and pair[1] < BATCH // 2 for pair in shares), shares
     trained = [told for told in found.progress if told.phase == "training"]
+    assert (trained[0].shares, trained[-1].shares) == ((BATCH // 2, BATCH // 2), shares[-1])
+    assert not any(told.shares for told in even.progress)
     assert [told.position for told in trained] == [BATCH * step for step in range(1, STEPS + 1)]
     bound = plain.rounding_bound(longer)
     assert bound < 1e-3, "it would see a wrong sample"

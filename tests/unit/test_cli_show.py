@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from concertina.api.status import CheckpointEvery, JobStatus, Rollback, SampleRange, rfc3339
+from concertina.api.status import CheckpointEvery, JobStatus, Rollback, SampleRange, ShareMark, rfc3339
 from concertina.cli.show import detail
 
 
@@ -26,3 +26,11 @@ def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
     assert "by steps alone; best would be every 1m30s" in said(JobStatus(checkpoint_interval=by_steps))
     plain = said(JobStatus())
     assert not any(word in plain for word in ("Rolled back", "Left out", "best would be"))
+
+
+def test_who_computes_how_much_where_that_follows_speed() -> None:
+    shares = tuple(ShareMark(replica=f"a-{i}-0", sequences=4 + i, factor=0.5 + i / 8) for i in range(5))
+    text = said(JobStatus(shares=shares[:2]))
+    assert "the least first: a-0-0 4 (0.50 of an even share), a-1-0 5 (0.62 of an even share)\n" in text
+    assert "a-3-0 7 (0.88 of an even share), ..." in said(JobStatus(shares=shares))
+    assert "Shares" not in said(JobStatus())

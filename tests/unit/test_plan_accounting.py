@@ -9,7 +9,7 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import unix_seconds
-from concertina.plan.accounting import SECONDS
+from concertina.plan.accounting import MOST_SHARES, SECONDS
 from concertina.plan.plan import plan
 from concertina.plan.types import Observed
 from concertina_agent import protocol
@@ -51,6 +51,33 @@ def test_an_evaluation_stays_until_the_next_one_or_until_its_step_is_undone() ->
     assert plan(with_lead(seen, progress=progress(39, T0 + 16)), T0 + 16).status.progress.evaluation is None
     worse = replace(told, evaluated=protocol.Evaluated(44, float("nan")), at=T0 + 16)
     assert plan(with_lead(seen, progress=worse), T0 + 16).status.progress.evaluation.loss is None
+
+
+def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() -> None:
+    seen = jobs.running(jobs.spec())
+    told = replace(progress(44, T0 + 13), shares=(6, 3, 9))
+    made = plan(with_lead(seen, progress=told), T0 + 13)
+    found = [(mark.replica, mark.node, mark.sequences, mark.factor) for mark in made.status.shares]
+    nodes = [(f"demo-{index}-0", f"node-{index}") for index in range(3)]
+    assert found == [(*nodes[1], 3, 0.5), (*nodes[0], 6, 1.0), (*nodes[2], 9, 1.5)]
+    seen = jobs.then(seen, made)
+    silent = replace(seen.agents["demo-0-0"], report=None)
+    kept = plan(replace(seen, agents={**seen.agents, "demo-0-0": silent}), T0 + 16)
+    assert kept.status.shares == made.status.shares
+    for nonsense in ((), (9, 9), (0, 0, 0), (-1, 9, 10)):
+        newer = replace(told, shares=nonsense, at=T0 + 16)
+        assert plan(with_lead(seen, progress=newer), T0 + 16).status.shares == ()
+    pod = replace(seen.pods[1], exit_code=1, phase="Failed")
+    lost = plan(replace(seen, pods=(seen.pods[0], pod, seen.pods[2])), T0 + 16)
+    assert lost.status.shares == (), "each round begins with even shares"
+
+
+def test_shares_of_many_replicas_are_those_of_the_slowest() -> None:
+    many = jobs.running(jobs.spec(replicas=20), 20)
+    told = replace(progress(44, T0 + 13), shares=tuple(range(1, 21))[::-1])
+    shares = plan(with_lead(many, progress=told), T0 + 13).status.shares
+    assert [mark.sequences for mark in shares] == list(range(1, MOST_SHARES + 1))
+    assert shares[0].replica == many.job.status.world.members[-1].replica
 
 
 def test_the_seconds_add_up_to_the_time_since_the_start() -> None:

@@ -60,6 +60,7 @@ def test_a_change_is_said_and_a_hiccup_is_none():
     assert look(balances, (0.01, 0.01, 0.01), hiccup=[1]) == ["", "", ""]
     said = look(balances, (0.01, 0.01, 0.02))
     assert said == ["balance: sequences a step by rank are 10 9 5; each takes ms 10.0 10.0 20.0"] * 3
+    assert [balance.told() for balance in balances] == [(10, 9, 5)] * 3
     assert look(balances, (0.01, 0.01, 0.01))[0].startswith("balance: sequences a step by rank are 8 8 8;")
 
 
@@ -76,4 +77,5 @@ def test_without_it_nothing_travels():
         balance.worked([SimpleNamespace(tokens=range(24))], 1.0 + step)
         assert balance.word(CPU).numel() == 0
     assert balance.judge(()) == ""
+    assert balance.told() == ()
     assert not balance._batches.changes

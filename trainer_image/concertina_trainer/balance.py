@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from concertina_trainer.data.batches import Batches, Microbatch
-from concertina_trainer.shares import even, rebalanced
+from concertina_trainer.shares import Shares, even, rebalanced
 
 WINDOW = 10
 """Steps. More than batches are prepared ahead, so a change has come into effect before the next one."""
@@ -32,6 +32,10 @@ class Balance:
         self._busy: float | None = None
         self._seconds: list[float] = []
         """A sequence, of each step since the last look."""
+
+    def told(self) -> Shares:
+        """For the status: sequences of each rank; empty where they don't follow its speed."""
+        return self.shares if self._on else ()
 
     def worked(self, microbatches: Sequence[Microbatch], busy: float) -> None:
         """After a step: what it computed, and seconds of own work of this round. The first step warms up. All ranks

@@ -40,6 +40,8 @@ class Reporter:
         self.restored_step, self.restored_from = -1, ""
         self.interval: Callable[[], CheckpointInterval] | None = None
         """With durable storage."""
+        self.shares: Callable[[], tuple[int, ...]] = tuple
+        """Sequences of a step by rank, where that follows their speed."""
         self.skipped: Ranges = ()
         """Positions that were left out."""
         self.peak_flops, self.token_flops = 0.0, 0.0
@@ -153,6 +155,7 @@ class Reporter:
             skipped=self.skipped,
             interval=self.interval() if self.interval else None,
             evaluated=self._evaluated,
+            shares=self.shares(),
         )
         self._channel.send(self._sent)
 

@@ -170,6 +170,7 @@ def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, ch
         reporter.interval = saving.interval.told
     batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
     balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
+    reporter.shares = balance.told
     every = config.anomalies.corruption_check_steps
     digests = Digests(every, built.model, built.state.tensors, world.rank, world.size, restored.id.step)
     evaluation = None

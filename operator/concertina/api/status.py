@@ -218,6 +218,15 @@ class StragglerMark(Observed):
     since: Timestamp = Field(description="When it was named.")
 
 
+class ShareMark(Observed):
+    """What a replica computes of each step's batch, where that follows its speed."""
+
+    replica: Name = Field(description="Its name.")
+    node: Name = Field(default="", description="Its node.")
+    sequences: Count = Field(description="How many of the batch's sequences.")
+    factor: float = Field(ge=0, description="How many times an even share that is.")
+
+
 class Goodput(Observed):
     """Where the time since the job's start went. The seconds add up to the time between startTime and `at`."""
 
@@ -324,6 +333,11 @@ class JobStatus(Observed):
     )
     stragglers: tuple[StragglerMark, ...] = Field(
         default=(), max_length=16, description="Ranks that the others wait for in every step."
+    )
+    shares: tuple[ShareMark, ...] = Field(
+        default=(),
+        max_length=16,
+        description="With trainer.data.balance speed: how much replicas compute, those with the least first.",
     )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")

@@ -16,6 +16,7 @@ from concertina_agent.protocol.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 ENDED = ("Complete", "Failed")
+_SHARES = 4
 
 
 def status_of(job: Raw) -> JobStatus:
@@ -126,6 +127,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             f"rank {mark.rank}, {mark.replica} on {mark.node}: {mark.seconds:.2g} s of own work a step, the others "
             f"{mark.others_seconds:.2g} s" + _since(mark.since),
         )
+    if status.shares:
+        told = (
+            f"{mark.replica} {mark.sequences} ({mark.factor:.2f} of an even share)" for mark in status.shares[:_SHARES]
+        )
+        more = ", ..." if len(status.shares) > _SHARES else ""
+        yield "Shares", f"sequences a step, the least first: {', '.join(told)}{more}"
     restarts = status.restarts
     yield (
         "Restarts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from concertina.api.status import (
@@ -10,6 +11,7 @@ from concertina.api.status import (
     EvaluationMark,
     Goodput,
     JobProgress,
+    ShareMark,
     SnapshotMark,
     rfc3339,
     unix_seconds,
@@ -19,6 +21,7 @@ from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
 from concertina_agent import protocol
 
+MOST_SHARES = 16
 BUCKETS = {
     Phase.WAITING: "waiting_seconds",
     Phase.STARTING: "startup_seconds",
@@ -57,6 +60,22 @@ def _evaluation(look: Look, told: protocol.Progress) -> EvaluationMark | None:
         loss = round(told.evaluated.loss, 6) if math.isfinite(told.evaluated.loss) else None
         return EvaluationMark(step=told.evaluated.step, loss=loss)
     return old if old is not None and old.step <= told.step else None
+
+
+def shares(look: Look) -> tuple[ShareMark, ...]:
+    """status.shares, the least first. While the lead says nothing it stays as it was."""
+    if look.report is None:
+        return look.status.shares if look.committed else ()
+    told = look.report.progress.shares if look.report.progress else ()
+    if len(told) != look.world.workers or min(told, default=-1) < 0 or not sum(told):
+        return ()
+    ranks, even = iter(told), sum(told) / len(told)
+    found = []
+    for member in look.world.members:
+        sequences = sum(itertools.islice(ranks, member.workers))
+        factor = round(sequences / (even * member.workers), 3)
+        found.append(ShareMark(replica=member.replica, node=member.node, sequences=sequences, factor=factor))
+    return tuple(sorted(found, key=lambda mark: mark.factor)[:MOST_SHARES])
 
 
 def interval(look: Look) -> CheckpointEvery | None:

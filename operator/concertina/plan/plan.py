@@ -171,6 +171,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "progress": accounting.progress(look),
         "last_snapshot": accounting.last_snapshot(look),
         "checkpoint_interval": accounting.interval(look),
+        "shares": accounting.shares(look),
     }
     if not changed and not _differ(old, numbers):
         return old

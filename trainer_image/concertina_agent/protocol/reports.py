@@ -93,6 +93,8 @@ class Progress:
     """Why no data come, in a sentence, while that is so for want of their store."""
     evaluated: Optional[Evaluated] = None
     """The last time in this round."""
+    shares: tuple[int, ...] = ()
+    """Sequences of a step by rank, where that follows their speed (`data.balance: speed`)."""
 
 
 @dataclasses.dataclass(frozen=True)
