@@ -60,44 +60,71 @@ def cut(tokens, counts):
     return tokens[:size].tolist()
 
 
-@settings(max_examples=25, deadline=None)
+def reference(reader, start, stop):
+    """The sequences that stand there, as one reader alone has them."""
+    found = reader.sequences(np.arange(start, stop))
+    predicted = np.ones_like(found.tokens[:, 1:]) if found.predicted is None else found.predicted
+    return [cut(*row) for row in zip(found.tokens, predicted, strict=True)]
+
+
+def of_all_ranks(reader, plan, at):
+    """What all ranks consume of the global batch at this position, in its order (in any, where it is in buckets)."""
+    ranks = [microbatches(reader, plan, rank, at) for rank in range(plan.world)]
+    shapes = {tuple(tuple(part.tokens.shape) for part in batch) for batch in ranks}
+    assert len(shapes) == 1, "all ranks run the same shapes"
+    total = sum(float(part.weights.sum()) for batch in ranks for part in batch)
+    assert total == pytest.approx(1, abs=1e-5)
+    in_turn = zip(*ranks, strict=True) if plan.fixed else ranks
+    rows = [row for some in in_turn for part in some for row, _ in consumed([part])]
+    return sorted(rows) if reader.documents == "bucketed" else rows
+
+
+def in_its_order(reader, rows):
+    return sorted(rows) if reader.documents == "bucketed" else rows
+
+
+@settings(max_examples=60, deadline=None)
 @given(
-    size=st.integers(1, 13), micro=st.integers(1, 5), worlds=st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    kills=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    size=st.integers(1, 20), micro=st.integers(1, 5), world=st.integers(1, 9), at=st.integers(0, 700),
+    fixed=st.booleans(),
 )  # fmt: skip
-def test_any_schedule_of_kills_and_resizes_consumes_what_an_uninterrupted_run_does(reader, size, micro, worlds, kills):
-    """A round of each world takes a step more than it loses when it is killed; the next one goes on from there."""
-    position, history = 0, {}
-    for world, lost in zip(worlds, kills, strict=False):
-        plan = plan_batch(size, micro, world)
-        for step in range(1 + lost):
-            at = position + step * size
-            ranks = [microbatches(reader, plan, rank, at) for rank in range(world)]
-            shapes = {tuple(tuple(part.tokens.shape) for part in batch) for batch in ranks}
-            assert len(shapes) == 1, "all ranks run the same shapes"
-            total = sum(float(part.weights.sum()) for batch in ranks for part in batch)
-            assert total == pytest.approx(1, abs=1e-5)
-            found = sorted(row for batch in ranks for row in consumed(batch))
+def test_slices_of_the_ranks_in_order_are_the_batch_for_every_world(reader, size, micro, world, at, fixed):
+    plan = plan_batch(size, micro, world, fixed and reader.documents != "bucketed")
+    assert of_all_ranks(reader, plan, at) == in_its_order(reader, reference(reader, at, at + size))
+
+
+ROUNDS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=6)
+"""Of each round: workers, steps until it is killed, and how many of the run's steps that costs: more than the round has
+made, where only an older checkpoint is left."""
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.integers(1, 13), micro=st.integers(1, 5), fixed=st.booleans(), rounds=ROUNDS)
+def test_any_schedule_of_kills_and_resizes_consumes_what_an_uninterrupted_run_does(reader, size, micro, fixed, rounds):
+    step, history = 0, {}
+    for world, made, lost in rounds:
+        plan = plan_batch(size, micro, world, fixed and reader.documents != "bucketed")
+        for at in range(step, step + made):
+            found = of_all_ranks(reader, plan, at * size)
             assert history.setdefault(at, found) == found, "what is trained again is the same"
-        position += size
-    reference = reader.sequences(np.arange(position))
-    predicted = np.ones_like(reference.tokens[:, 1:]) if reference.predicted is None else reference.predicted
-    for at in range(0, position, size):
-        batch = [cut(*row) for row in zip(reference.tokens[at : at + size], predicted[at : at + size], strict=True)]
-        assert [tokens for tokens, _ in history[at]] == sorted(batch)
+        step = max(0, step + made - lost)
+    for at, found in history.items():
+        assert found == in_its_order(reader, reference(reader, at * size, (at + 1) * size))
 
 
-def test_slices_of_the_ranks_in_order_are_the_batch(reader):
-    if reader.documents == "bucketed":
-        pytest.skip("its microbatches are by length")
-    for world in (1, 2, 3, 5):
-        plan = plan_batch(11, 2, world)
-        rows = [row for rank in range(world) for row in consumed(microbatches(reader, plan, rank, 22))]
-        reference = reader.sequences(np.arange(22, 33))
-        predicted = np.ones_like(reference.tokens[:, 1:]) if reference.predicted is None else reference.predicted
-        assert [tokens for tokens, _ in rows] == [
-            cut(*row) for row in zip(reference.tokens, predicted, strict=True)
-        ]  # fmt: skip
+STRETCHES = st.lists(st.integers(1, 40), max_size=12).map(
+    lambda gaps: [(int(b), int(e)) for b, e in np.cumsum(gaps[: len(gaps) // 2 * 2]).reshape(-1, 2)]
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(skipped=STRETCHES, documents=st.sampled_from(MODES))
+def test_what_is_skipped_is_not_consumed_and_everything_else_is_in_its_order(uris, skipped, documents):
+    mixture = [{"uri": uri, "weight": weight} for uri, weight in zip(uris, (2, 1), strict=True)]
+    config = DataConfig.model_validate({"mixture": mixture, "documents": documents})
+    kept = np.array([at for at in range(400) if not any(begin <= at < end for begin, end in skipped)])
+    found = Reader(config, LENGTH, 5, skipped).sequences(np.arange(len(kept)))
+    assert (found.tokens == Reader(config, LENGTH, 5).sequences(kept).tokens).all()
 
 
 def test_grains_elastic_iterator_gives_every_step_the_same_sequences(uris):
@@ -136,9 +163,7 @@ def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
                 batches.change(plan.shared_out((5, 2), 2))
             found.append([row for row, _ in consumed(batches.next(lambda *_: None))])
     each = [found[index] + found[10 + index] for index in range(10)]
-    reference = reader.sequences(np.arange(21, 91))
-    predicted = np.ones_like(reference.tokens[:, 1:]) if reference.predicted is None else reference.predicted
-    rows = [cut(*row) for row in zip(reference.tokens, predicted, strict=True)]
+    rows = reference(reader, 21, 91)
     assert each == [rows[at : at + 7] for at in range(0, 70, 7)]
     assert [len(found[index]) for index in range(10)] == [3] * (3 + AHEAD + 1) + [5] * (6 - AHEAD)
 
