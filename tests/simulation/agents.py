@@ -48,6 +48,8 @@ class AgentProcess:
         self._members: dict[str, AgentProcess] = {}
         """As lead: joined members. Their `_lead` is this process."""
         self._lead: AgentProcess | None = None
+        self._undone: list[p.Undone] = []
+        """What LATEST is to say before anything is published; outlasts the round, not the process."""
         self._requests: dict[int, Callable[[p.Message], None]] = {}
         self._count = 0
         self.clock.after(world.warm_up(), self.handle, e.Warm())
@@ -272,12 +274,25 @@ class AgentProcess:
         elif near is not None:
             self.clock.after(0.5, self._shipped, effect)
 
+    def _undo(self, effect: e.Undo) -> None:
+        self._undone.append(effect.undone)
+        self.clock.after(self.clock.between(0.005, 0.1), self._undo_now, effect.undone)
+
+    def _undo_now(self, undone: p.Undone) -> None:
+        if not self.alive or undone not in self._undone:
+            return
+        if not self.world.storage.up or not self.world.network.reaches(self.host, "s3"):
+            self.clock.after(0.5, self._undo_now, undone)
+            return
+        self._undone.remove(undone)
+        self.handle(e.StorageSeen(p.Storage("Ready", self.world.storage.undo(undone))))
+
     def _publish(self, effect: e.Publish) -> None:
         self.clock.after(self.clock.between(0.005, 0.1), self._read_latest, effect)
 
     def _read_latest(self, effect: e.Publish) -> None:
         near, storage = self._storage_near(effect.id), self.world.storage
-        if not near:
+        if not near or self._undone:
             if near is not None:
                 self.clock.after(0.5, self._read_latest, effect)
         elif storage.refuses(effect.id):
@@ -289,10 +304,13 @@ class AgentProcess:
         # A publisher that has been killed may have sent its last write: it is not stopped with its process.
         if not self.world.storage.up or not self.world.network.reaches(self.host, "s3"):
             self.clock.after(0.5, self._read_latest, effect)
-        elif (durable := self.world.storage.move(effect.id, effect.complete, etag)) is None:
+        elif (durable := self._moved(effect, etag)) is None:
             self._read_latest(effect)
         else:
             self.handle(e.PublishDone(effect.id, durable))
+
+    def _moved(self, effect: e.Publish, etag: int) -> p.Durable | None:
+        return self.world.storage.move(effect.id, effect.complete, etag, self.world.rollbacks.recorded)
 
     # --- ends
 
@@ -325,6 +343,7 @@ EFFECTS: dict[type, Callable[[AgentProcess, Any], None]] = {
     e.ToMembers: AgentProcess._to_members,
     e.Ship: AgentProcess._ship,
     e.Publish: AgentProcess._publish,
+    e.Undo: AgentProcess._undo,
     e.LookAtStorage: AgentProcess._look_again,
     e.CollectStacks: AgentProcess._stacks,
     e.ReportChanged: AgentProcess._changed,

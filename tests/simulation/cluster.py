@@ -13,7 +13,7 @@ from concertina_agent import events as e
 from concertina_agent import protocol as p
 from simulation.agents import AgentProcess
 from simulation.clock import changed
-from simulation.storage import Lineage
+from simulation.lineage import Lineage
 
 if TYPE_CHECKING:
     from simulation.world import World

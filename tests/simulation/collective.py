@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
+from concertina_trainer.errors import BadInput, RollBack
 from simulation.clock import Violation, changed
-from simulation.storage import Lineage, check_lineage, steps_of
+from simulation.judging import USUAL, Judge
+from simulation.lineage import FRESH, Lineage, check_lineage, steps_of
 
 if TYPE_CHECKING:
     from simulation.agents import AgentProcess
     from simulation.world import World
 
 LOST = ("Connection closed by peer",)
+AFTER_THE_CULPRIT = 0.5
+"""Seconds by which `worker` lets the rank speak first that a corruption is about."""
 CONNECT = 10.0
 """Seconds for which workers try to reach each other."""
 STUCK = ("Current thread", '  File "train.py", line 7 in step')
@@ -32,6 +37,9 @@ class Collective:
         self.copiers: dict[str, AgentProcess] = {}
         """By the replica that is copied from."""
         self.lineage: Lineage | None = None
+        self.judge: Judge | None = None
+        self._durable: p.Durable | None = None
+        """What rank 0 found to go on from, where not all under LATEST is good."""
         self.broken = self.over = self.stepping = False
         self.stopped: dict[str, float] = {}
         """Members whose workers stand still (SIGSTOP), and until when."""
@@ -64,6 +72,8 @@ class Collective:
             return
         if self.lineage is not None and self.here and lineage != self.lineage:
             raise Violation(f"members of round {self.round} start from different states: {lineage}, {self.lineage}")
+        if self.lineage is None:
+            self.world.rollbacks.restored(self.round, lineage)
         self.lineage = lineage
         self.here[process.replica] = process
         self.moved_at = self.clock.now
@@ -84,12 +94,9 @@ class Collective:
     def _restored(self, process: AgentProcess) -> Lineage | None:
         restore = self.assign.restore
         if restore.source == "Fresh":
-            return ()
-        storage = self.world.storage
+            return FRESH
         if restore.source == "Storage":
-            if restore.durable is None or not storage.up or not self.world.network.reaches(process.host, "s3"):
-                return None
-            return storage.checkpoints.get(restore.durable.uri)
+            return self._stored(process, restore)
         found: list[Lineage] = []
         for shard, holders in restore.holders.items():
             data = next(
@@ -103,6 +110,14 @@ class Collective:
         if steps_of(found[0]) != restore.step:
             raise Violation(f"round {self.round} restores step {steps_of(found[0])}, not {restore.step}")
         return found[0]
+
+    def _stored(self, process: AgentProcess, restore: p.Restore) -> Lineage | None:
+        storage, durable = self.world.storage, restore.durable
+        if durable is None or not storage.up or not self.world.network.reaches(process.host, "s3"):
+            return None
+        if restore.voids(durable):
+            durable = self._durable = self._durable or storage.go_back(restore.all_undone)
+        return storage.checkpoints.get(durable.uri) if durable else FRESH
 
     def _pulled(self, process: AgentProcess, holder: str, shard: int) -> Lineage | None:
         other = self.world.agents.get(holder)
@@ -145,13 +160,31 @@ class Collective:
             return
         self.moved_at = self.clock.now
         self.world.invariants.stepping(self)
-        before = self.lineage or ()
-        step = steps_of(before) + 1
-        if before and before[-1][0] == self.round:
-            self.lineage = (*before[:-1], (self.round, before[-1][1], step))
+        try:
+            left_out = self._train()
+        except RollBack as error:
+            self._roll_back(error)
+        except (BadInput, FloatingPointError) as error:
+            self._give_up(error)
         else:
-            self.lineage = (*before, (self.round, step - 1, step))
+            self._try_step() if left_out else self._stepped()
+
+    def _train(self) -> str:
+        """One batch; or why it was left out."""
+        before = self.lineage or FRESH
+        if self.judge is None:
+            self.judge = Judge(self.world, self.assign.restore, before)
+        samples, left_out = self.judge.step(before)
+        if left_out:
+            self.world.tell(f"round {self.round}: {left_out}")
+            return left_out
+        known = self.judge.anomalies
+        self.lineage = before.stepped(self.round, samples, known.skipped, known.trend)
         check_lineage(self.lineage)
+        return ""
+
+    def _stepped(self) -> None:
+        step = steps_of(self.lineage or FRESH)
         if self.first_step_at:
             for process in self.here.values():
                 self._busy[process.replica] = self._busy.get(process.replica, 0.0) + self._work(process)
@@ -175,7 +208,7 @@ class Collective:
         self.snapshots.append(step)
         for process in list(self.here.values()):
             for rank in process.ranks:
-                process.pod.keep(id, rank, self.lineage or ())
+                process.pod.keep(id, rank, self.lineage or FRESH)
                 process.handle(e.WorkerSaid(self.round, rank, w.Committed(id, rank, "")))
                 if durable:
                     process.handle(e.WorkerSaid(self.round, rank, w.WantDurable(id, rank, "", complete)))
@@ -200,7 +233,9 @@ class Collective:
         ahead = next((process.ahead for process in self.here.values() if 0 in process.ranks), 0.0)
         at, begun = self.clock.now + ahead, begun + ahead
         took = self.clock.now - self.begun
-        progress = p.Progress(step, steps, 1.0, 1.0, took, step, "training", at, begun, copied)
+        progress = p.Progress(step, steps, USUAL, 1.0, took, step, "training", at, begun, copied)
+        if self.judge is not None and self.judge.anomalies.skipped:
+            progress = dataclasses.replace(progress, skipped=self.judge.anomalies.skipped)
         for process in list(self.here.values()):
             for rank in process.ranks:
                 said = progress if rank == 0 else w.Beat(rank, step, "training")
@@ -208,7 +243,7 @@ class Collective:
 
     def _stop(self, outcome: str) -> None:
         self.over = True
-        step = steps_of(self.lineage or ())
+        step = steps_of(self.lineage or FRESH)
         for process in list(self.here.values()):
             for rank in process.ranks:
                 process.handle(e.WorkerSaid(self.round, rank, w.Done(outcome, step)))
@@ -219,7 +254,7 @@ class Collective:
     def pulses(self, process: AgentProcess) -> tuple[p.Pulse, ...]:
         if self.over or self.broken or process.replica not in self.here:
             return ()
-        step, busy = steps_of(self.lineage or ()), self._busy.get(process.replica, 0.0)
+        step, busy = steps_of(self.lineage or FRESH), self._busy.get(process.replica, 0.0)
         still = self.clock.now - max(self.moved_at, self.begun)
         waits = still > self._work(process) or self._behind(process)
         phase = "starting" if not self.first_step_at and not self.stepping else "reducing" if waits else "computing"
@@ -270,11 +305,34 @@ class Collective:
         rank = process.ranks[self.clock.random.randrange(len(process.ranks))]
         self.clock.after(self.clock.between(0.001, 0.02), self._exited, process, rank, -signal, ())
 
-    def _fail(self, process: AgentProcess, fault: w.Fault) -> None:
+    def _roll_back(self, error: RollBack) -> None:
+        """All ranks say the same; where one is to blame it says so first."""
         self.broken = True
+        culprit = self.judge.flipped if self.judge is not None and error.reason == "SilentCorruption" else ""
+        if culprit:
+            self.world.rollbacks.found(culprit)
+        for process in list(self.here.values()):
+            late = AFTER_THE_CULPRIT if culprit not in ("", process.replica) else 0.0
+            reason = "RolledBack" if late else error.reason
+            fault = w.Fault(reason, str(error), p.Rollback(error.step, error.skipped))
+            self.clock.after(late + self.clock.between(0.001, 0.1), self._fail, process, fault)
+
+    def _give_up(self, error: Exception) -> None:
+        self.broken = True
+        for process in list(self.here.values()):
+            if isinstance(error, BadInput):
+                self._fail(process, w.Fault("BadInput", str(error)), w.BAD_INPUT_EXIT)
+            else:
+                for rank in process.ranks:
+                    self._exited(process, rank, 1, (f"{type(error).__name__}: {error}",))
+
+    def _fail(self, process: AgentProcess, fault: w.Fault, code: int = 1) -> None:
+        self.broken = True
+        if process.collective is not self or not process.alive:
+            return
         for rank in process.ranks:
             process.handle(e.WorkerSaid(self.round, rank, fault))
-            self._exited(process, rank, 1, ())
+            self._exited(process, rank, code, ())
 
     def _exited(self, process: AgentProcess, rank: int, code: int, lines: tuple[str, ...]) -> None:
         if process.collective is self and process.alive:

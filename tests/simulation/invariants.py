@@ -63,6 +63,7 @@ class Invariants:
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
         self._accused(old, new)
+        self.world.rollbacks.status_written(old, new)
         if self.world.rivalry is not None:
             self.world.rivalry.status_written(self.world, old, new)
 
@@ -71,6 +72,10 @@ class Invariants:
         for entry in new.restarts.recent[len(old.restarts.recent) :]:
             if entry.reason == "Hang" and entry.replica not in self.stood_still:
                 raise Violation(f"{entry.replica} is said to hang, and does not")
+            if entry.reason in ("LossSpike", "LossNotFinite") and entry.replica:
+                raise Violation(f"{entry.replica} is blamed for what all ranks have seen alike: {entry}")
+            if entry.reason == "SilentCorruption" and entry.replica not in self.world.rollbacks.flips:
+                raise Violation(f"{entry.replica} is said to be corrupted, and is not")
             if (
                 entry.reason in ("Hang", "Standstill")
                 and self.world.cluster.spec.failure_policy.hang_action == "Report"

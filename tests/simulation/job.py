@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from concertina.api.parse import parse_spec
 from concertina.api.spec import JobSpec
+from simulation.lineage import BATCH
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -23,7 +25,7 @@ def job_spec(world: World, least: int, calm: bool) -> JobSpec:
         "replicas": world.replicas,
         "workersPerReplica": world.workers,
         "template": {"spec": {"containers": [{"name": "trainer", "image": "concertina/trainer"}]}},
-        "trainer": {"steps": world.steps, "data": {"uri": "/data"}},
+        "trainer": _trainer(world.steps, Random(f"anomalies of {seed}")),
         "checkpoint": {"uri": "s3://bucket/run"},
         "failurePolicy": _policy(random),
     }
@@ -32,6 +34,16 @@ def job_spec(world: World, least: int, calm: bool) -> JobSpec:
     if elastic:
         manifest["elastic"] = elastic
     return parse_spec({"spec": manifest})
+
+
+def _trainer(steps: int, random: Random) -> dict[str, Any]:
+    anomalies = {
+        "nonFinite": random.choice(("Skip", "RollBack", "RollBack")),
+        "spike": random.choice(("Ignore", "Skip", "RollBack")),
+        "rollbackSteps": random.choice((1, 3, 8)),
+        "corruptionCheckSteps": random.choice((3, 5, 10)),
+    }
+    return {"steps": steps, "data": {"uri": "/data"}, "globalBatchSize": BATCH, "anomalies": anomalies}
 
 
 def _policy(random: Any) -> dict[str, Any]:

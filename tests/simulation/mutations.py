@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from concertina.plan import backoff, claims, growth, membership, restore
+from concertina.plan import backoff, claims, growth, membership, restore, rollback, rounds
 from concertina_agent import stragglers, watchdog
 from concertina_agent.rounds import AgentCore
 from simulation.cluster import Cluster
@@ -101,6 +101,29 @@ def somebody_is_always_a_straggler(patch: Patch) -> None:
     patch.setattr(stragglers, "late", lambda work, seconds, factor: sorted(work)[:1])
 
 
+def what_was_undone_is_gone_on_from(patch: Patch) -> None:
+    patch.setattr(restore, "is_undone", lambda round, step, status: False)
+
+
+def the_last_rollback_alone_counts(patch: Patch) -> None:
+    """The earlier ones are forgotten."""
+    whole = rollback.undone
+    for where in (rollback, restore):
+        patch.setattr(where, "undone", lambda status: whole(status)[-1:])
+
+
+def samples_are_not_left_out(patch: Patch) -> None:
+    patch.setattr(rollback, "skipped", lambda look: look.status.skipped)
+
+
+def latest_is_not_told_what_was_undone(patch: Patch) -> None:
+    patch.setattr(AgentCore, "_undo", lambda self, undone: None)
+
+
+def losses_are_somebodys_fault(patch: Patch) -> None:
+    patch.setattr(rounds, "NOBODYS", frozenset())
+
+
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     agent_accepts_lower_rounds,
     plan_mixes_snapshot_ids,
@@ -114,6 +137,11 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     hangs_are_not_looked_for,
     hangs_are_the_first_ranks_fault,
     somebody_is_always_a_straggler,
+    what_was_undone_is_gone_on_from,
+    the_last_rollback_alone_counts,
+    samples_are_not_left_out,
+    latest_is_not_told_what_was_undone,
+    losses_are_somebodys_fault,
 )
 ALONE: dict[Callable[[Patch], None], tuple[str, ...]] = {
     rounds_are_made_of_whoever_answers: ("cut_from_peers",),
@@ -121,5 +149,10 @@ ALONE: dict[Callable[[Patch], None], tuple[str, ...]] = {
     reaching_one_way_is_enough: ("closed_node", "kill_worker"),
     hangs_are_not_looked_for: ("hang_worker",),
     hangs_are_the_first_ranks_fault: ("hang_worker",),
+    what_was_undone_is_gone_on_from: ("bad_samples",),
+    the_last_rollback_alone_counts: ("bad_samples", "storage_down", "glitch", "flip_bits", "kill_node"),
+    samples_are_not_left_out: ("bad_samples",),
+    latest_is_not_told_what_was_undone: ("bad_samples",),
+    losses_are_somebodys_fault: ("bad_samples",),
 }
 """Planted faults that show soonest where few faults strike, a second apart, all the others being away."""

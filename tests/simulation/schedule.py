@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from simulation.faults.table import CALM, CONDITIONS, FAULTS
+from simulation.faults.table import ANOMALIES, CALM, CONDITIONS, FAULTS
 
 SPAN = 40.0
 """Seconds within which faults strike; then all is mended."""
+ANOMALOUS = 0.4
+"""How likely it is that training goes wrong by itself, within the seconds in which most jobs train."""
+TRAINING = (2.0, 25.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,4 +42,8 @@ def draw(seed: int, calm: bool) -> Schedule:
     conditions = () if calm else tuple(name for name, likely in CONDITIONS.items() if chance.random() < likely)
     table = CALM if calm else FAULTS
     at = sorted(chance.uniform(0.0, SPAN) for _ in range(chance.randint(0, 8)))
-    return (*(strike(0.0, name) for name in conditions), *(strike(when, chance.choice(table)) for when in at))
+    struck = [strike(when, chance.choice(table)) for when in at]
+    if not calm and chance.random() < ANOMALOUS:
+        times = [chance.uniform(*TRAINING) for _ in range(chance.randint(1, 3))]
+        struck += [strike(when, chance.choice(ANOMALIES)) for when in times]
+    return (*(strike(0.0, name) for name in conditions), *sorted(struck, key=lambda strike: strike.at))

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 
-from concertina_agent.protocol import Durable, SnapshotId
+from concertina_agent.protocol import Durable, SnapshotId, Undone
+from concertina_agent.protocol.undone import joined
 from simulation.clock import Clock, Violation
-
-Lineage = tuple[tuple[int, int, int], ...]
-"""How a state came about: (round, steps before, steps after) for each round that trained it."""
-
-
-def steps_of(lineage: Lineage) -> int:
-    return lineage[-1][2] if lineage else 0
-
-
-def check_lineage(lineage: Lineage) -> None:
-    """The consumed positions, in order, are 0, 1, 2, ...: each round goes on where the one before stopped."""
-    at, last = 0, 0
-    for round, before, after in lineage:
-        if before != at or after <= before or round <= last:
-            raise Violation(f"positions skipped or repeated: {lineage}")
-        at, last = after, round
+from simulation.lineage import FRESH, Lineage, check_lineage, steps_of
 
 
 @dataclasses.dataclass
@@ -35,6 +23,10 @@ class Storage:
     def __post_init__(self) -> None:
         self.parts: dict[tuple[SnapshotId, int], Lineage] = {}
         self.checkpoints: dict[str, Lineage] = {}
+        self.undone: tuple[Undone, ...] = ()
+        """As LATEST says it."""
+        self._told: list[Undone] = []
+        self._finished: dict[tuple[int, int], Durable] = {}
 
     @property
     def up(self) -> bool:
@@ -43,24 +35,54 @@ class Storage:
     def refuses(self, id: SnapshotId) -> bool:
         """The fence: what a publisher reads off LATEST before it writes."""
         latest = self.latest
+        if any(some.covers(id.round, id.step) for some in self.undone):
+            return True
         return latest is not None and (latest.round, latest.step) > (id.round, id.step)
 
-    def move(self, id: SnapshotId, complete: bool, etag: int) -> Durable | None:
-        """The conditional write; None where LATEST has moved since it was read."""
+    def undo(self, undone: Undone) -> Durable | None:
+        """As `storage.rollback.undo`, by one conditional write; what LATEST names then."""
+        void = joined(self.undone, undone)
+        if void == self.undone or (self.latest and self.latest.round > undone.round):
+            return self.latest
+        self.undone, self.etag = void, self.etag + 1
+        self._told.append(undone)
+        if self.latest is not None and undone.covers(self.latest.round, self.latest.step):
+            self.latest = self._newest(void)
+            self.clock.tell(f"LATEST goes back to {self.latest and self.latest.uri}: undone is {undone}")
+        return self.latest
+
+    def go_back(self, undone: Iterable[Undone]) -> Durable | None:
+        """As `storage.rollback.go_back`."""
+        return self._newest(functools.reduce(joined, undone, self.undone))
+
+    def _newest(self, void: tuple[Undone, ...]) -> Durable | None:
+        good = (place for place in self._finished if not any(some.covers(*place) for some in void))
+        newest = max(good, default=None)
+        return self._finished[newest] if newest else None
+
+    def move(self, id: SnapshotId, complete: bool, etag: int, recorded: Iterable[Undone]) -> Durable | None:
+        """The conditional write; None where LATEST has moved since it was read. `recorded`: what was undone, as the
+        operator knows it."""
         if etag != self.etag:
             return None
         parts = [self.parts.get((id, shard)) for shard in range(id.shards)]
         if None in parts or len(set(parts)) != 1:
             raise Violation(f"LATEST would point at a partial or mixed checkpoint: {id} {parts}")
-        lineage = parts[0] or ()
+        lineage = parts[0] or FRESH
         check_lineage(lineage)
         if steps_of(lineage) != id.step:
             raise Violation(f"the checkpoint of step {id.step} has trained {steps_of(lineage)} steps")
         if self.latest is not None and (self.latest.round, self.latest.step) > (id.round, id.step):
             raise Violation(f"LATEST goes back from {self.latest} to round {id.round}, step {id.step}")
+        for undone in recorded:
+            if id.round > undone.round and joined(self.undone, undone) != self.undone:
+                raise Violation(f"round {id.round} moves LATEST, which does not say that {undone}")
+        if void := next((some for some in self._told if some.covers(id.round, id.step)), None):
+            raise Violation(f"LATEST would name what was undone ({void}): round {id.round}, step {id.step}")
         uri = f"s3://bucket/{self.uid}/round-{id.round}/step-{id.step}"
         self.checkpoints[uri] = lineage
         self.latest = Durable(self.uid, id.round, id.step, uri, complete=complete, at=self.clock.now)
+        self._finished[(id.round, id.step)] = self.latest
         self.etag += 1
         self.clock.tell(f"LATEST: round {id.round}, step {id.step}{', complete' if complete else ''}")
         return self.latest

@@ -16,10 +16,12 @@ from simulation.faults import control
 from simulation.faults.table import BY_NAME
 from simulation.invariants import Invariants
 from simulation.job import job_spec
+from simulation.lineage import steps_of
 from simulation.network import Network
 from simulation.operators import OperatorProcess
+from simulation.rollbacks import Rollbacks
 from simulation.schedule import SPAN, Schedule, Strike, draw
-from simulation.storage import Storage, check_lineage, steps_of
+from simulation.storage import Storage
 
 if TYPE_CHECKING:
     from simulation.rivals import Rivalry
@@ -47,6 +49,9 @@ class World:
         self.network = rivalry.network if rivalry else Network(self.clock)
         self.storage = Storage(self.clock, self.uid)
         self.invariants = Invariants(self)
+        self.rollbacks = Rollbacks(self)
+        self.spoilt: dict[int, float] = {}
+        """Position of a sample -> the loss of a batch that it is in."""
         self.agents: dict[str, AgentProcess] = {}
         """By pod name; a process that died stays until another takes its place."""
         self.replicas = rivalry.replicas() if rivalry else random.choice((1, 2, 2, 3, 3, 4))
@@ -163,7 +168,7 @@ class World:
         if latest is None or not latest.complete or latest.step != self.steps:
             raise Violation(f"complete, but LATEST is {latest}")
         lineage = self.storage.checkpoints[latest.uri]
-        check_lineage(lineage)
+        self.rollbacks.over(lineage)
         if steps_of(lineage) != self.steps:
             raise Violation(f"complete after {steps_of(lineage)} of {self.steps} steps")
         if self.calm and (self.status.rounds > 1 or self.status.restarts.total or self.cluster.deletes):

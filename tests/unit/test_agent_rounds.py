@@ -182,6 +182,13 @@ def test_the_lead_of_a_round_after_a_rollback_undoes_it_in_storage_before_its_wo
     assert driver.core.latest is None
 
 
+def test_all_that_was_undone_is_told_to_storage_the_last_at_the_end():
+    driver, last = Driver(storage=p.Storage("Ready", BEYOND)), p.Undone(3, 70)
+    effects = driver.begun("a", round=4, restore=p.Restore("Fresh", undone=last, undone_before=(UNDONE,)))
+    assert [effect for effect in effects if isinstance(effect, e.Undo)] == [e.Undo(UNDONE), e.Undo(last)]
+    assert driver.core.latest is None, "of the earlier one"
+
+
 def test_a_durable_drain_is_not_content_with_a_checkpoint_that_was_undone():
     driver = Driver(storage=p.Storage("Ready", BEYOND))
     driver.begun("a", round=2, restore=p.Restore("Memory", 50, snapshot(1, 50, 1), undone=UNDONE))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from builders import jobs
-from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, rfc3339
+from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
 from concertina.plan import restore
 from concertina.plan.plan import plan
 from concertina_agent import protocol
@@ -36,6 +36,26 @@ def test_a_state_that_was_undone_is_never_gone_on_from():
     assert chosen(holding(4, 52), latest(3, 55), status) == ("Memory", 52, *always), "trained since"
     assert chosen({}, latest(2, 40), status) == ("Storage", 40, *always)
     assert chosen({}, latest(4, 53), status) == ("Storage", 53, *always)
+
+
+def test_what_an_earlier_rollback_undid_stays_undone_though_the_last_one_went_back_to_a_later_step():
+    status = JobStatus(
+        rollback=BACK.model_copy(update={"round": 5, "step": 80}), undone=(UndoneStates(round=3, step=50),)
+    )
+    found = restore.choose(holding(3, 60), [latest(3, 55)], status, jobs.UID, WITH_STORAGE)
+    assert (found.source, found.step) == ("Storage", 80), "or before: the trainer looks for one that was not undone"
+    assert (found.undone, found.undone_before) == (Undone(5, 80), (Undone(3, 50),))
+    assert found.voids(found.durable)
+    assert chosen(holding(4, 60), latest(3, 55), status)[:2] == ("Memory", 60)
+
+
+def test_the_status_remembers_what_each_rollback_undid():
+    first = told("LossSpike").status
+    assert first.undone == (UndoneStates(round=1, step=25),)
+    earlier = {"rollback": BACK.model_copy(update={"round": 0, "step": 9}), "undone": (UndoneStates(round=0, step=9),)}
+    both = (UndoneStates(round=0, step=9), UndoneStates(round=1, step=25))
+    assert told("LossSpike", earlier).status.undone == both
+    assert told("LossSpike", {"rollback": earlier["rollback"]}).status.undone == both, "written by an older operator"
 
 
 def told(reason, status=None):

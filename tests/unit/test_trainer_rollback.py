@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_agent.protocol import Undone
-from concertina_trainer.storage.rollback import MOST, joined
+from concertina_agent.protocol.undone import MOST_UNDONE, joined
 
 SOME = st.lists(st.builds(Undone, st.integers(1, 9), st.integers(0, 20)), max_size=12)
 
@@ -20,5 +20,5 @@ def test_joined_covers_what_each_covers_and_nothing_else(several: list[Undone], 
 
 
 def test_the_oldest_are_forgotten() -> None:
-    several = [Undone(at, at) for at in range(MOST + 3)]
+    several = [Undone(at, at) for at in range(MOST_UNDONE + 3)]
     assert reduce(joined, several, ()) == tuple(several[3:])

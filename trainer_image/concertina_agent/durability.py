@@ -15,8 +15,8 @@ class Durability:
         self.storage = storage
         self.parts: tuple[Part, ...] = ()
         """Of this round, in storage, not under LATEST."""
-        self.undone: Optional[Undone] = None
-        """By a rollback: LATEST may name it still."""
+        self.undone: tuple[Undone, ...] = ()
+        """By rollbacks: LATEST may name it still."""
         self._unshipped: set[tuple[SnapshotId, int]] = set()
         self._complete: set[SnapshotId] = set()
         self._wanted: set[tuple[SnapshotId, int]] = set()
@@ -26,7 +26,7 @@ class Durability:
     def latest(self) -> Optional[Durable]:
         """What LATEST names, unless it was undone."""
         latest = self.storage.latest if self.storage else None
-        void = latest is not None and self.undone is not None and self.undone.covers(latest.round, latest.step)
+        void = latest is not None and any(some.covers(latest.round, latest.step) for some in self.undone)
         return None if void else latest
 
     @property
@@ -38,7 +38,7 @@ class Durability:
         storage = self.storage
         return storage is not None and storage.state != "Unknown" and storage.round < round - 1
 
-    def new_round(self, round: int, undone: Optional[Undone]) -> None:
+    def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
         """As a member of this round: from now on its lead tells what LATEST is."""
         self.undone = undone
         if self.storage is not None and not self.outdated(round):

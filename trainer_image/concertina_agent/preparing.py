@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Union
 
 from concertina_agent import events as e
 from concertina_agent import protocol as p
@@ -65,12 +65,12 @@ class Preparing(Draining):
         mine = message.members[me]
         ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
         lead = Lead(message, self._now) if me == 0 else None
-        self._durability.new_round(message.round, message.restore.undone)
+        self._durability.new_round(message.round, message.restore.all_undone)
         self._round = Membership(message, me, Workers(ranks, self._bundled), lead, self._now + JOIN_SECONDS)
         if void := self._holdings.void(message.round, message.restore):
             self._effects.append(e.DropSnapshots(void))
         if lead is not None:
-            self._undo(message.restore.undone)
+            self._undo(message.restore.all_undone)
         self._effects.append(e.StartRound(message, me))
         if self._bundled and not self._round.lonely:
             before = message.members[me - 1]
@@ -78,10 +78,10 @@ class Preparing(Draining):
             self._effects.append(e.CopyFrom(message.round, before, shards))
         self._own_state_changed()
 
-    def _undo(self, undone: Optional[p.Undone]) -> None:
-        if undone is not None and self._durability.storage is not None:
-            self._durability.undone = undone
-            self._effects.append(e.Undo(undone))
+    def _undo(self, undone: tuple[p.Undone, ...]) -> None:
+        if self._durability.storage is not None:
+            self._durability.undone += tuple(some for some in undone if some not in self._durability.undone)
+            self._effects += map(e.Undo, undone)
 
     def _workers_gone(self, event: e.WorkersGone) -> None:
         if event.round == self.seen[0] and self._preparation is not None and not self._preparation.gone:

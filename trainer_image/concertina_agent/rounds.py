@@ -125,7 +125,7 @@ class AgentCore(Preparing):
             self._durability.wanted(message)
             self._effects.append(e.Ship(message.id, message.shard, message.path))
         elif isinstance(message, w.Fault) and message.rollback is not None and r.lead is not None:
-            self._undo(p.Undone(event.round, message.rollback.step))
+            self._undo((p.Undone(event.round, message.rollback.step),))
         elif isinstance(message, w.Attends):
             self._effects += r.stopping.attends(event.rank)
         elif isinstance(message, w.Passed):

@@ -28,7 +28,7 @@ class Uploads:
         self._ships: dict[int, e.Ship] = {}
         """By shard: the newest that is not in storage."""
         self._publish: Optional[e.Publish] = None
-        self._undo: Optional[p.Undone] = None
+        self._undo: list[p.Undone] = []
         self._news = Changes()
         self._failures, self._look_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
@@ -48,7 +48,8 @@ class Uploads:
 
     def undo(self, undone: p.Undone) -> None:
         """Goes before whatever is to be published, and outlasts its round."""
-        self._undo = undone
+        if undone not in self._undo:
+            self._undo.append(undone)
         self._news.tell()
 
     def look(self) -> None:
@@ -88,8 +89,8 @@ class Uploads:
                     await self._news.after(count, self._look_at - time.monotonic())
                     if time.monotonic() >= self._look_at:
                         await self._look(end)
-                elif self._undo is not None:
-                    await self._undo_one(end, self._undo)
+                elif self._undo:
+                    await self._undo_one(end, self._undo[0])
                 elif self._publish is not None:
                     await self._publish_one(end, self._publish)
                 elif self._ships:
@@ -108,8 +109,7 @@ class Uploads:
         storage = (await _ask(end, w.Undo(undone), w.StorageState)).storage
         if storage.state == "Error":
             return self._fail(storage.message)
-        if self._undo is undone:
-            self._undo = None
+        self._undo.remove(undone)
         self._emit(e.StorageSeen(storage))
         return None
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Protocol
 
 from concertina_agent.protocol.ranges import MOST_RANGES, Ranges, united, words
-from concertina_trainer.agreement import Agreed
 from concertina_trainer.config import Answer, TrainerConfig
 from concertina_trainer.data.skips import positions
 from concertina_trainer.errors import BadInput, RollBack
@@ -22,6 +22,15 @@ SEASONED = 32
 """Losses before there is anything to compare with."""
 IN_A_ROW = 8
 """Batches skipped one after another: then it is not the batch."""
+
+
+class Judged(Protocol):
+    """Of a step: as `agreement.Agreed` says it. (No torch here: the simulation plays these rules too.)"""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def squared_norm(self) -> float: ...
 
 
 def followed(trend: Trend, loss: float) -> Trend:
@@ -51,7 +60,7 @@ class Anomalies:
         self.skipped, self.trend = _few(skipped), trend
         self._in_a_row = 0
 
-    def skips(self, step: int, position: int, agreed: Agreed) -> str:
+    def skips(self, step: int, position: int, agreed: Judged) -> str:
         """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, BadInput, or
         FloatingPointError."""
         seen = self._look(agreed)
@@ -75,7 +84,7 @@ class Anomalies:
         raise BadInput(f"{said}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
                        "again: the run goes on from its checkpoint.")  # fmt: skip
 
-    def _look(self, agreed: Agreed) -> _Sight | None:
+    def _look(self, agreed: Judged) -> _Sight | None:
         policy = self._policy
         if not math.isfinite(agreed.loss + agreed.squared_norm):
             norm = math.sqrt(agreed.squared_norm) if agreed.squared_norm >= 0 else agreed.squared_norm

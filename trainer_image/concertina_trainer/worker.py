@@ -192,8 +192,8 @@ def begin_saving(built: Built, start: Start, restored: Facts, anomalies: Anomali
         config=config.digest(),
         data=built.reader.digest,
     )
-    durable, undone = start.durable or start.restore.durable, start.restore.undone
-    if durable and undone and undone.covers(durable.round, durable.step):
+    durable = start.durable or start.restore.durable
+    if durable and start.restore.voids(durable):
         durable = None
     snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state)
     return Saving(config, built.checkpoint, world, snapshots, now, anomalies, durable, channel, start.history)

@@ -139,6 +139,13 @@ class Rollback(Observed):
     at: Timestamp = Field(description="When.")
 
 
+class UndoneStates(Observed):
+    """States that a rollback has made void."""
+
+    round: Count = Field(description="Of this round or an earlier one, and ...")
+    step: Count = Field(description="... beyond this step.")
+
+
 class CheckpointEvery(Observed):
     """How often checkpoints are written, and how often would lose the least time (Young's and Daly's estimate)."""
 
@@ -318,6 +325,9 @@ class JobStatus(Observed):
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
     rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
+    undone: tuple[UndoneStates, ...] = Field(
+        default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
+    )
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
     )

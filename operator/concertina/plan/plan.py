@@ -160,6 +160,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "rounds": old.rounds + committed,
         "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
         "rollback": rollback.seen(look),
+        "undone": rollback.voided(look),
         "skipped": rollback.skipped(look),
         "last_checkpoint": newest,
         "checkpoint_request": saves.request(look, decision, newest),

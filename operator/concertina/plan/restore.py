@@ -24,7 +24,10 @@ def choose(
     """As `_choose`, with what was undone and the samples that are left out."""
     found = _choose(replies, storages, status, uid, spec)
     skipped = tuple((some.begin, some.end) for some in status.skipped)
-    return replace(found, skipped=skipped, undone=undone(status)) if isinstance(found, Restore) else found
+    if isinstance(found, Unknown):
+        return found
+    *before, last = undone(status) or (None,)
+    return replace(found, skipped=skipped, undone=last, undone_before=tuple(before))
 
 
 def _choose(

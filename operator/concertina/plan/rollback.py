@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from concertina.api.status import JobStatus, Rollback, SampleRange, rfc3339
+from concertina.api.status import JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
 from concertina.plan.look import Look
 from concertina.plan.types import Event
 from concertina_agent.protocol import Undone
 from concertina_agent.protocol.ranges import MOST_RANGES, united, words
+from concertina_agent.protocol.undone import joined
 
 
 def seen(look: Look) -> Rollback | None:
@@ -26,6 +27,13 @@ def seen(look: Look) -> Rollback | None:
     )
 
 
+def voided(look: Look) -> tuple[UndoneStates, ...]:
+    """For status.undone: by all rollbacks, the one that the report asks for included."""
+    known, back = undone(look.status), seen(look)
+    together = joined(known, Undone(back.round, back.step)) if back else known
+    return tuple(UndoneStates(round=some.round, step=some.step) for some in together)
+
+
 def skipped(look: Look) -> tuple[SampleRange, ...]:
     """What anybody has said was left out; it only grows."""
     report = look.report
@@ -33,9 +41,9 @@ def skipped(look: Look) -> tuple[SampleRange, ...]:
     told += [failure.rollback.skipped for failure in (report.failures if report else ()) if failure.rollback]
     if not any(told):
         return look.status.skipped
-    joined = united(((some.begin, some.end) for some in look.status.skipped), *told)
+    together = united(((some.begin, some.end) for some in look.status.skipped), *told)
     # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
-    return tuple(SampleRange(begin=begin, end=end) for begin, end in joined[:MOST_RANGES])
+    return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
 
 
 def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -50,12 +58,13 @@ def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def undone(status: JobStatus) -> Undone | None:
-    """What the last rollback has made void."""
-    return Undone(status.rollback.round, status.rollback.step) if status.rollback else None
+def undone(status: JobStatus) -> tuple[Undone, ...]:
+    """What rollbacks have made void, the last one's at the end. Of two the later alone would not do: where it went back
+    to a later step, it says nothing of what the earlier one undid."""
+    known, back = tuple(Undone(some.round, some.step) for some in status.undone), status.rollback
+    return joined(known, Undone(back.round, back.step)) if back else known
 
 
 def is_undone(round: int, step: int, status: JobStatus) -> bool:
-    """Whether a state of this job was trained beyond the step that the world went back to."""
-    void = undone(status)
-    return void is not None and void.covers(round, step)
+    """Whether a state of this job was trained beyond a step that the world went back to."""
+    return any(void.covers(round, step) for void in undone(status))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from simulation.faults import control, machines, partitions, processes
+from simulation.faults import anomalies, control, machines, partitions, processes
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -68,7 +68,12 @@ _CONDITIONS: tuple[Fault, ...] = (
     machines.ever_slow_node,
     processes.slow_starts,
 )
-BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS)}
+_ANOMALIES: tuple[Fault, ...] = (anomalies.bad_samples, anomalies.glitch, anomalies.flip_bits)
+_ALONE: tuple[Fault, ...] = (anomalies.bad_run,)
+"""What ends a job, as it should."""
+BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_ALONE)}
 FAULTS: tuple[str, ...] = (*(fault.__name__ for fault in _FAULTS), "kill_worker", "kill_agent")
 """The commonest stand twice."""
+ANOMALIES: tuple[str, ...] = tuple(fault.__name__ for fault in _ANOMALIES)
+"""Of the training itself."""
 CALM = ("kill_operator", "second_operator", "api_down", "stop_operator")

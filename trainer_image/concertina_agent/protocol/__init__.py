@@ -60,7 +60,6 @@ from concertina_agent.protocol.records import (
     Rollback,
     SnapshotId,
     Storage,
-    Undone,
 )
 from concertina_agent.protocol.reports import (
     CheckpointInterval,
@@ -74,6 +73,7 @@ from concertina_agent.protocol.reports import (
     Report,
     Straggler,
 )
+from concertina_agent.protocol.undone import Undone
 from concertina_agent.typed_json import ProtocolError, from_json
 
 __all__ = [

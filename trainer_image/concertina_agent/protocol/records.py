@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
+from concertina_agent.protocol.undone import Undone
+
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotId:
@@ -87,17 +89,6 @@ class Rollback:
 
 
 @dataclasses.dataclass(frozen=True)
-class Undone:
-    """States of rounds up to `round` beyond `step` are void: the world went back from them."""
-
-    round: int
-    step: int
-
-    def covers(self, round: int, step: int) -> bool:
-        return round <= self.round and step > self.step
-
-
-@dataclasses.dataclass(frozen=True)
 class Restore:
     """Where the round's state comes from. source is Fresh, Memory or Storage.
 
@@ -114,4 +105,14 @@ class Restore:
     skipped: tuple[tuple[int, int], ...] = ()
     """Positions that are left out, beside those that the state itself says."""
     undone: Optional[Undone] = None
-    """By the last rollback of this job. With Storage: where `durable` is of that, the newest checkpoint that is not."""
+    """By the last rollback of this job. With Storage: where `durable` was undone, the newest one that was not."""
+    undone_before: tuple[Undone, ...] = ()
+    """By earlier rollbacks, and not by the last one as well. (Version 1 did not say it at first.)"""
+
+    @property
+    def all_undone(self) -> tuple[Undone, ...]:
+        return self.undone_before + ((self.undone,) if self.undone else ())
+
+    def voids(self, durable: Durable) -> bool:
+        """Whether a checkpoint of this job was undone."""
+        return any(some.covers(durable.round, durable.step) for some in self.all_undone)

@@ -103,15 +103,13 @@ def restore(
 
 def _not_undone(start: Restore, uid: str, world: World) -> Restore:
     """With the newest checkpoint that was not undone; from the beginning where none is left."""
-    durable, undone = start.durable, start.undone
-    if start.source != "Storage" or durable is None or undone is None or durable.uid != uid:
-        return start
-    if not undone.covers(durable.round, durable.step):
+    durable = start.durable
+    if start.source != "Storage" or durable is None or durable.uid != uid or not start.voids(durable):
         return start
     root = durable.uri.rsplit("/", 3)[0]
-    found = _same(world, go_back(root, uid, undone) if world.rank == 0 else None)
+    found = _same(world, go_back(root, uid, *start.all_undone) if world.rank == 0 else None)
     if found is None and world.rank == 0:
-        print(f"no checkpoint of step {undone.step} or before is left in {root}: training begins anew", flush=True)
+        print(f"no checkpoint that was not undone is left in {root}: training begins anew", flush=True)
     return dataclasses.replace(start, source="Storage" if found else "Fresh", durable=found)
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import zlib
+from functools import reduce
 
 from concertina_agent.protocol import Durable, Undone
+from concertina_agent.protocol.undone import joined
 from concertina_agent.typed_json import from_json
 from concertina_trainer.storage.checkpoint import Latest, change_latest, read_all_of_latest
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.manifest import NAME, Manifest
 from concertina_trainer.storage.retention import found
-
-MOST = 16
-"""Rollbacks that `LATEST` remembers: checkpoints of before the oldest one are long gone."""
 
 
 def undo(folder: Folder, uid: str, undone: Undone) -> Durable | None:
@@ -34,21 +33,13 @@ def undo(folder: Folder, uid: str, undone: Undone) -> Durable | None:
     return now.durable if now else None
 
 
-def go_back(uri: str, uid: str, undone: Undone) -> Durable | None:
+def go_back(uri: str, uid: str, *undone: Undone) -> Durable | None:
     """The newest checkpoint of this job that was not undone, now or before; None where none is left. Raises
     StorageError."""
     folder = Folder(uri)
     latest = read_all_of_latest(folder)
-    good = newest(folder, uid, joined(latest.undid(uid) if latest else (), undone))
+    good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()))
     return good.durable if good else None
-
-
-def joined(old: tuple[Undone, ...], more: Undone) -> tuple[Undone, ...]:
-    """By rising rounds and steps; what another one covers as well is left out."""
-    if any(some.round >= more.round and some.step <= more.step for some in old):
-        return old
-    kept = [some for some in old if not (some.round <= more.round and some.step >= more.step)]
-    return tuple(sorted([*kept, more], key=lambda some: some.round)[-MOST:])
 
 
 def newest(folder: Folder, uid: str, undone: tuple[Undone, ...]) -> Latest | None:

@@ -1,0 +1,59 @@
+"""Training that goes wrong: samples that spoil a step, a glitch that nobody sees again, bits that flip."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import TYPE_CHECKING
+
+from simulation.lineage import BATCH, steps_of
+
+if TYPE_CHECKING:
+    from simulation.collective import Collective
+    from simulation.world import World
+
+SPIKE = 1e6
+
+
+def bad_samples(world: World, random: Random) -> None:
+    """Some of those ahead make a loss that is not finite, or one far above the others; in every world, every time."""
+    first = _consumed(world) + random.randrange(6 * BATCH)
+    positions = range(first, first + random.choice((1, 1, BATCH, 3 * BATCH)))
+    loss = random.choice((math.nan, math.nan, SPIKE))
+    world.tell(f"samples {first} to {positions[-1]} make a loss of {loss}")
+    world.spoilt.update(dict.fromkeys(positions, loss))
+
+
+def bad_run(world: World, random: Random) -> None:
+    """From somewhere ahead on no loss is finite any more, whatever is left out."""
+    first = _consumed(world) + random.randrange(6 * BATCH)
+    world.tell(f"from sample {first} on no loss is finite")
+    world.spoilt.update(dict.fromkeys(range(first, 100_000), math.nan))
+
+
+def glitch(world: World, random: Random) -> None:
+    """The loss of one step is wrong, this time."""
+    loss, run = random.choice((math.nan, SPIKE)), _training(world, random)
+    if run is not None and run.judge is not None:
+        world.tell(f"the next loss of round {run.round} is {loss}, once")
+        run.judge.glitch = loss
+
+
+def flip_bits(world: World, random: Random) -> None:
+    """In the memory of one member's worker, where nothing writes."""
+    run = _training(world, random)
+    if run is not None and run.judge is not None and run.here:
+        run.judge.flipped = random.choice(sorted(run.here))
+        world.tell(f"bits flip in the memory of {run.judge.flipped}")
+
+
+def _training(world: World, random: Random) -> Collective | None:
+    """A round whose workers step; one that is cut off as well as the current one."""
+    runs = [run for run in world.collectives.values() if run.judge and run.here and not run.broken and not run.over]
+    return random.choice(runs) if runs else None
+
+
+def _consumed(world: World) -> int:
+    """Samples of the furthest state so far."""
+    states = (run.lineage for run in world.collectives.values() if run.lineage is not None)
+    return max((BATCH * steps_of(state) for state in states), default=0)

@@ -1,0 +1,64 @@
+"""What must hold of training that was undone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from concertina.api.status import JobStatus
+from concertina_agent.protocol import Undone
+from concertina_agent.protocol.ranges import Ranges, united
+from simulation.clock import Violation
+from simulation.lineage import Lineage, check_lineage
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+class Rollbacks:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.recorded: list[Undone] = []
+        """As the API server accepted them."""
+        self.flips: dict[str, int] = {}
+        """Replica -> how often digests have named it, rightly."""
+        self._corruptions = 0
+
+    def found(self, replica: str) -> None:
+        """Digests name it: its bits were flipped."""
+        self.flips[replica] = self.flips.get(replica, 0) + 1
+
+    def status_written(self, old: JobStatus, new: JobStatus) -> None:
+        """What was undone or left out stays so, and a rollback leaves out what led to it, so that it ends."""
+        before, after = left_out(old), left_out(new)
+        if united(before, after) != after:
+            raise Violation(f"samples that were left out are not any more: {before}, then {after}")
+        back = new.rollback
+        if (back and back.round) == (old.rollback and old.rollback.round):
+            return
+        if back is None:
+            raise Violation(f"it is forgotten that {old.rollback} was undone")
+        corrupted = back.reason in ("SilentCorruption", "RolledBack")
+        if before == after and not corrupted:
+            raise Violation(f"training is undone for {back.reason}, and would come to the same again")
+        if corrupted and sum(self.flips.values()) < self._corruptions + 1:
+            raise Violation(f"training is undone for bits that nobody has flipped: {back}")
+        self._corruptions += corrupted
+        self.recorded.append(Undone(back.round, back.step))
+
+    def restored(self, round: int, lineage: Lineage) -> None:
+        """No round goes on from what was undone before it, and each goes on at the next sample not left out."""
+        for undone in self.recorded:
+            if round > undone.round and lineage.comes_from(undone):
+                raise Violation(f"round {round} goes on from a state that was undone ({undone}): {lineage}")
+
+    def over(self, lineage: Lineage) -> None:
+        """Of the run's last state."""
+        for undone in self.recorded:
+            if lineage.comes_from(undone):
+                raise Violation(f"complete with what was undone ({undone}): {lineage}")
+        # Who was out of reach until the end has not told the operator what it left out.
+        check_lineage(lineage, united(left_out(self.world.status), lineage.skipped))
+
+
+def left_out(status: JobStatus) -> Ranges:
+    return tuple((some.begin, some.end) for some in status.skipped)
