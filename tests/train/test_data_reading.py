@@ -1,6 +1,7 @@
 """Reading: from disk and a real store, through a bounded cache that is checked on every use, whatever goes wrong."""
 
 import collections
+import concurrent.futures
 import contextlib
 import http.server
 import os
@@ -76,6 +77,44 @@ def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, dat
     assert len(held(data_cache)) == 20
     Folder(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all(), "from the cache"
+
+
+def together(count, work):
+    """In threads that begin at the same time, each as another worker of the node: locks of files tell them apart."""
+    begin = threading.Barrier(count)
+
+    def one(_):
+        begin.wait()
+        return work()
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def test_workers_that_begin_together_fetch_each_shard_once_between_them(stored, expected, between):
+    between.spoil = lambda name, nth: time.sleep(0.01)
+    found = together(4, lambda: Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600))
+    assert all((each == expected).all() for each in found)
+    shards = {name: count for name, count in between.asked.items() if name.endswith(".bin")}
+    assert shards == dict.fromkeys([f"shard-{i:06}.bin" for i in range(20)], 1)
+
+
+def test_the_cache_is_bounded_for_all_workers_of_a_node_together(stored, expected, data_cache):
+    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_mebibytes": 2000 / 2**20})
+    most = []
+
+    def work():
+        reader = Reader(config, LENGTH, seed=1)
+        for start in range(0, 600, 20):
+            assert (reader.read(start, start + 20) == expected[start : start + 20]).all()
+            sizes = 0
+            for path in [*data_cache.glob("*.data"), *data_cache.glob("*.draft")]:
+                with contextlib.suppress(FileNotFoundError):  # it has given way meanwhile
+                    sizes += path.stat().st_size
+            most.append(sizes)
+
+    together(3, work)
+    assert 0 < max(most) <= 2000
 
 
 def test_the_cache_is_bounded(stored, expected, data_cache):

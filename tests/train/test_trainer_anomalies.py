@@ -110,11 +110,13 @@ def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_rou
 @pytest.mark.parametrize("kind", ["resting", "gathered"])
 def test_a_flipped_bit_is_seen_and_its_rank_is_named(folder, parent, trainer, kind):
     job = node.Job(folder, parent, {**trainer, "anomalies": {"corruptionCheckSteps": 2}})
-    job.worker, job.environment = "corrupted:main", {"FLIP": f"{kind} 1 6"}
+    job.worker, job.environment = "corrupted:main", {"FLIP": f"{kind} 1 6", "CONCERTINA_NODE": "n7"}
     outcome = job.run(3)
     fault = outcome.faults[1]
     assert (fault.reason, fault.rollback.step) == ("SilentCorruption", 4), outcome.output
     assert "after step 6: rank 1 " in fault.message
+    assert "(this is rank 1 on node n7)" in fault.message
+    assert not any("on node" in outcome.faults[rank].message for rank in outcome.faults if rank != 1)
     assert max(outcome.losses) == 6, "nothing is trained with it"
 
 

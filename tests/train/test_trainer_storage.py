@@ -1,7 +1,9 @@
 """Durable checkpoints in real storage: shipped, published, fenced, read back into any world, damaged."""
 
 import json
+import platform
 import random
+import zlib
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from concertina_agent.protocol import Durable, Restore, SnapshotId
 from concertina_agent.worker_channel import Probe, Publish, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.state.shardfile import Continued
+from concertina_trainer.state.shardfile import Continued, header_length
 from concertina_trainer.storage import checkpoint as checkpoints
 from concertina_trainer.storage.folder import PIECE, Changed, Folder, StorageError
 from concertina_trainer.storage.retention import found, lease
@@ -286,3 +288,14 @@ def test_a_manifest_says_what_made_it(storage_uri, tmp_path, monkeypatch, traine
     assert manifest.code.libraries["torch"] == torch.__version__.split("+")[0]
     assert (manifest.trainer["model"]["layers"], manifest.trainer["model"]["ropeTheta"]) == (2, 10000.0)
     assert manifest.parallelism == {"data": 2}
+    assert manifest.code.libraries.keys() == {"concertina", "torch", "numpy", "obstore"}
+    assert all(manifest.code.libraries.values())
+    assert manifest.code.python == platform.python_version()
+    assert (manifest.config, manifest.data, manifest.position) == ("config", "data", 7)
+    assert (manifest.uid, manifest.id, manifest.complete) == ("u1", SnapshotId(1, 1, "layout", 2), False)
+    for shard, part in enumerate(manifest.parts):
+        content = shard_file(tmp_path, manifest.id, shard).read_bytes()
+        begin = header_length(content[:8])
+        assert part.key == f"shard-{shard}-of-2.safetensors"
+        assert (part.size, part.crc32) == (len(content), zlib.crc32(content))
+        assert (part.header_size, part.header_crc32) == (begin, zlib.crc32(content[:begin]))
