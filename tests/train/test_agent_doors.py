@@ -97,13 +97,46 @@ def test_garbage_is_refused_and_hurts_nobody(folder, line, reason):
     run(body)
 
 
+def test_the_door_for_shards_is_as_narrow(folder):
+    async def body():
+        async with running(folder, 1, IDLE) as job:
+            agent = Dialer(tls.client_context(folder / "identity"), UID)
+            operator = Dialer(job.identity.context, UID)
+            nowhere = p.Pull(UID, 0, p.SnapshotId(1, 5, "digest", 1))
+            for dialer, message, reason in (
+                (agent, nowhere, "is not held here"),
+                (agent, p.Pull("another", 0), "agent may not send Pull"),
+                (agent, p.Ping(UID), "agent may not send Ping"),
+                (operator, nowhere, "operator may not send Pull"),
+            ):
+                with contextlib.closing(await dialer.for_shards(job[0].address, GIVE_UP)) as wire:
+                    await wire.send(message)
+                    answer = await asyncio.wait_for(wire.receive(), GIVE_UP)
+                    assert isinstance(answer, p.Refused)
+                    assert reason in answer.reason
+            foreign = write_identity(folder / "foreign", Authority(b"k" * 32, "another-job", time.time()))
+            with pytest.raises(OSError, match="certificate verify failed"):
+                await Dialer(tls.client_context(foreign), "another-job").for_shards(job[0].address, GIVE_UP)
+            host, _, port = job[0].address.rpartition(":")
+            for said in (b"shard\nplain words\n", b"shards, please\n", b"GET / HTTP/1.1\r\n\r\n"):
+                with socket.create_connection((host, int(port)), GIVE_UP) as connection:
+                    connection.sendall(said)
+                    with contextlib.suppress(ConnectionError):
+                        while connection.recv(1 << 16):
+                            pass  # TLS may say why it ends
+            await job.prepare(1, job[0])
+
+    run(body)
+
+
 def test_silent_and_half_open_connections_do_not_keep_others_out(folder):
     async def body():
         async with running(folder, 1, IDLE) as job:
             host, _, port = job[0].address.rpartition(":")
             with contextlib.ExitStack() as open_ones:
-                for _ in range(100):
-                    open_ones.enter_context(socket.create_connection((host, int(port))))
+                for said in (b"", b"sh", b"shard\n", b"\x16") * 50:
+                    connection = open_ones.enter_context(socket.create_connection((host, int(port))))
+                    connection.sendall(said)
                 wires = [await Dialer(tls.client_context(folder / "identity"), UID).connect(job[0].address)]
                 await job.prepare(1, job[0])
                 for wire in wires:

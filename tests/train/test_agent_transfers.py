@@ -1,98 +1,185 @@
-"""Shards on their way between agents: what is cut off, cut short or changed is had from the next holder, or named."""
+"""Shards between agents: real TLS on the loopback, real files; holders that lie, break off or fall silent."""
 
 import asyncio
 import contextlib
+import io
+import os
+import socket
+import threading
 import time
 import zlib
 
 import pytest
-from replicas import UID, write_identity
+from replicas import GIVE_UP, UID, write_identity
 
 from concertina.control.authority import Authority
+from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import tls
 from concertina_agent.copies import Peers
-from concertina_agent.snapshots import Damaged, Snapshots
-from concertina_agent.wire import Dialer, Wire
+from concertina_agent.server import Server
+from concertina_agent.shard_wire import PREFACE
+from concertina_agent.shards import Damaged, commit, fill
+from concertina_agent.snapshots import Snapshots
+from concertina_agent.wire import Dialer
 
-ID = p.SnapshotId(1, 5, "layout", 7)
-DATA = bytes(range(256)) * 4096
-HEADER = p.ShardHeader(ID, 3, len(DATA), zlib.crc32(DATA))
-
-
-def gives(data: bytes):
-    """A holder that announces the shard, sends this and hangs up."""
-
-    async def answer(wire: Wire) -> None:
-        wire.write(HEADER)
-        wire.writer.write(data)
-        await wire.drain()
-
-    return answer
+ID = p.SnapshotId(1, 5, "digest", 1)
+DATA = os.urandom((3 << 20) + 1)
+HEADER = p.ShardHeader(ID, 0, len(DATA), zlib.crc32(DATA))
 
 
-async def refuses(wire: Wire) -> None:
-    await wire.send(p.Refused("shard 3 is not held here", 0, ""))
+class Holder:
+    """The agents' own server and its end of the copies, with one shard of round 1 on its volume."""
 
-
-async def hangs_up(wire: Wire) -> None: ...
+    def __init__(self, volume, identity):
+        self.snapshots, self.volume = Snapshots(volume), volume
+        self.heard: list[e.Event] = []
+        self.peers = Peers(UID, Dialer(tls.client_context(identity), UID), self.snapshots, self.heard.append)
+        self.watch = self.join = self.index = self.answer = None
+        self.pull = self.peers.answer_pull
+        self.server = Server(UID, tls.server_context(identity), self)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
+        self.path = self.snapshots.round_folder(1) / "shard-0" / "slot-0"
+        fill(self.path, HEADER, io.BytesIO(DATA).readinto)
+        commit(self.path, HEADER)
+        self.snapshots.committed(self.path)
 
 
 WAYS = {
-    "cut off": (gives(DATA[:-1]), "shard 3 broke off"),
-    "changed": (gives(DATA[:-1] + b"\0"), "shard 3 of step 5 did not arrive whole"),
-    "nothing": (gives(b""), "shard 3 broke off"),
-    "refused": (refuses, "shard 3 is not held here"),
-    "hung up": (hangs_up, "the connection was closed"),
+    "cut off": (p.encode(HEADER) + DATA[:-1], "shard 0 broke off"),
+    "changed": (p.encode(HEADER) + DATA[:-1] + bytes([DATA[-1] ^ 1]), "shard 0 of step 5 did not arrive whole"),
+    "refuses": (p.encode(p.Refused("shard 0 is not held here", 0, "")), "shard 0 is not held here"),
+    "hangs up": (b"", "the connection was closed"),
+    "babbles": (b"how do you do\n", "not a message of this protocol"),
 }
+"""What a holder says to a Pull before it hangs up, and what is said of it."""
 
 
-@contextlib.asynccontextmanager
-async def holder(identity, answer):
-    """A peer behind real TLS; its address, and how often it was asked."""
-    asked = []
+class Liar(threading.Thread):
+    """A holder with the right certificate that says this to a Pull; then it leaves, or waits."""
 
-    async def serve(reader, writer):
-        wire = Wire(reader, writer)
-        asked.append(await wire.receive())
-        with contextlib.suppress(OSError):
-            await answer(wire)
-        writer.close()
+    def __init__(self, identity, words: bytes, stays: bool = False):
+        super().__init__(daemon=True)
+        self._context, self._words, self._stays = tls.server_context(identity), words, stays
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.sent, self.left = threading.Event(), threading.Event()
+        self.start()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls.server_context(identity), limit=p.MAX_LINE)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    def run(self):
+        connection, _ = self._listening.accept()
+        connection.settimeout(GIVE_UP)
+        assert connection.recv(len(PREFACE)) == PREFACE
+        with self._listening, self._context.wrap_socket(connection, server_side=True) as secure:
+            secure.recv(1 << 16)
+            secure.sendall(self._words)
+            self.sent.set()
+            with contextlib.suppress(OSError):
+                if self._stays:
+                    secure.recv(1)
+        self.left.set()
 
 
-def pull(folder, *answers):
-    """What a replica has of shard 3, from holders that answer so, one after the other; and how often each was asked."""
-    identity = write_identity(folder / "identity", Authority(b"k" * 32, UID, time.time()))
+@pytest.fixture
+def identity(tmp_path):
+    return write_identity(tmp_path / "identity", Authority(b"k" * 32, UID, time.time()))
 
-    async def body():
-        async with contextlib.AsyncExitStack() as stack:
-            found = [await stack.enter_async_context(holder(identity, answer)) for answer in answers]
-            members = [p.Member(f"r{i}", "i", address, i, 1) for i, (address, _) in enumerate(found)]
-            restore = p.Restore("Memory", 5, ID, {"3": tuple(member.replica for member in members)})
-            me = p.Member("me", "i", "me:1", len(members), 1)
-            snapshots = Snapshots(folder / "volume")
-            peers = Peers(UID, Dialer(tls.client_context(identity), UID), snapshots, lambda event: None)
-            peers.begin(p.Assign(UID, 2, "c", (*members, me), "store", restore), "me")
-            try:
-                return (await peers.fetch(ID, 3)).read_bytes(), [len(asked) for _, asked in found]
-            finally:
-                assert snapshots.scan() == (), "what was fetched is for this round's workers alone"
 
-    return asyncio.run(body())
+def assign(*addresses: str, round: int = 2) -> p.Assign:
+    members = [p.Member("me", "i", "127.0.0.1:1", 0, 1)]
+    members += [p.Member(f"holder-{i}", "i", address, 0, 0) for i, address in enumerate(addresses)]
+    holders = {"0": tuple(member.replica for member in members[1:])}
+    return p.Assign(UID, round, "claim", tuple(members), "", p.Restore("Durable", 5, ID, holders))
+
+
+def mine(folder, identity) -> tuple[Peers, Snapshots, list[e.Event]]:
+    snapshots, heard = Snapshots(folder / "mine"), []
+    return Peers(UID, Dialer(tls.client_context(identity), UID), snapshots, heard.append), snapshots, heard
+
+
+def run(body) -> None:
+    asyncio.run(asyncio.wait_for(body(), GIVE_UP))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_one_holder_sends_badly_another_one_is_asked_for(folder, way):
-    assert pull(folder, WAYS[way][0], gives(DATA), gives(DATA)) == (DATA, [1, 1, 0])
+def test_what_one_holder_sends_badly_another_one_is_asked_for(tmp_path, identity, way):
+    async def body():
+        bad, holder = Liar(identity, WAYS[way][0]), Holder(tmp_path / "holder", identity)
+        peers, snapshots, _ = mine(tmp_path, identity)
+        peers.begin(assign(bad.address, holder.address), "me")
+        path = await peers.fetch(ID, 0)
+        assert path.read_bytes() == DATA
+        assert bad.sent.is_set()
+        assert await peers.fetch(ID, 0) == path, "once is enough"
+        assert snapshots.scan() == (), "what was fetched is for this round's workers alone"
+        await holder.server.close()
+
+    run(body)
 
 
-def test_what_no_holder_has_whole_is_named_with_what_each_of_them_did(folder):
-    with pytest.raises(Damaged) as found:
-        pull(folder, *(answer for answer, _ in WAYS.values()))
-    assert "Shard 3 of the snapshot of round 1, step 5 can't be had" in str(found.value)
-    for _, sentence in WAYS.values():
-        assert sentence in str(found.value)
+def test_what_no_holder_has_whole_is_named_with_what_each_of_them_did(tmp_path, identity):
+    async def body():
+        peers, snapshots, _ = mine(tmp_path, identity)
+        peers.begin(assign(*(Liar(identity, words).address for words, _ in WAYS.values())), "me")
+        with pytest.raises(Damaged) as found:
+            await peers.fetch(ID, 0)
+        assert "Shard 0 of the snapshot of round 1, step 5 can't be had" in str(found.value)
+        for _, sentence in WAYS.values():
+            assert sentence in str(found.value)
+        assert snapshots.fetched(ID, 0) is None
+
+    run(body)
+
+
+def test_a_holder_whose_shard_is_damaged_sees_it_too_and_offers_it_no_more(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        holder.path.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+        peers, _, _ = mine(tmp_path, identity)
+        peers.begin(assign(holder.address), "me")
+        with pytest.raises(Damaged, match="did not arrive whole"):
+            await peers.fetch(ID, 0)
+        assert holder.snapshots.find(ID, 0) is None
+        with pytest.raises(Damaged, match="is not held here"):
+            await peers.fetch(ID, 0)
+        await holder.server.close()
+
+    run(body)
+
+
+def test_each_commit_is_copied_and_told_to_both_ends(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        peers, snapshots, heard = mine(tmp_path, identity)
+        peers.copy_from(e.CopyFrom(1, p.Member("holder", "i", holder.address, 0, 1), (0,)))
+        later = p.SnapshotId(1, 6, "digest", 1)
+        for id in (ID, later):
+            if id is later:
+                commit(holder.path, p.ShardHeader(later, 0, len(DATA), zlib.crc32(DATA)))
+                holder.snapshots.committed(holder.path)
+            while e.PeerCopied(id, 0) not in holder.heard:
+                await asyncio.sleep(0.01)
+            assert heard[-1] == e.CopyHeld(id, 0)
+            assert snapshots.find(id, 0).path.read_bytes() == DATA
+        peers.stop()
+        await holder.server.close()
+
+    run(body)
+
+
+def test_a_round_that_ends_in_the_middle_of_a_shard_leaves_no_connection_and_no_shard(tmp_path, identity):
+    async def body():
+        liar = Liar(identity, p.encode(HEADER) + DATA[: len(DATA) // 2], stays=True)
+        peers, snapshots, heard = mine(tmp_path, identity)
+        peers.copy_from(e.CopyFrom(1, p.Member("liar", "i", liar.address, 0, 1), (0,)))
+        while not liar.sent.is_set():
+            await asyncio.sleep(0.01)
+        peers.stop()
+        while not liar.left.is_set():  # the connection has gone, and so whoever read from it
+            await asyncio.sleep(0.01)
+        assert heard == []
+        assert snapshots.scan() == ()
+
+    run(body)

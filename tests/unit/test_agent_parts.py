@@ -1,5 +1,6 @@
 """Small parts of the agent, each on its own."""
 
+import io
 import os
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from concertina_agent import main, protocol, seen, settings, store
 from concertina_agent.environment import worker_environment
 from concertina_agent.failures import signal_name
-from concertina_agent.snapshots import Damaged, Snapshots, Writing
+from concertina_agent.shards import Damaged, commit, fill
+from concertina_agent.snapshots import Snapshots
 
 
 def world(*workers: int) -> protocol.Assign:
@@ -82,12 +84,9 @@ ID = protocol.SnapshotId(2, 5, "layout", 2)
 
 
 def write(path, data: bytes, checksum: int):
-    writing = Writing(path, protocol.ShardHeader(ID, 1, len(data), checksum))
-    try:
-        writing.write(data)
-        return writing.commit()
-    finally:
-        writing.close()
+    header = protocol.ShardHeader(ID, 1, len(data), checksum)
+    fill(path, header, io.BytesIO(data).readinto)
+    return commit(path, header)
 
 
 def test_a_copy_counts_once_it_is_whole_and_alternates_its_slot(tmp_path):

@@ -26,6 +26,7 @@ from concertina_agent.processes import Reaper
 from concertina_agent.rounds import AgentCore
 from concertina_agent.server import Answered, Server
 from concertina_agent.settings import Settings
+from concertina_agent.shard_wire import ShardWire
 from concertina_agent.snapshots import Snapshots
 from concertina_agent.uploads import Uploads
 from concertina_agent.wire import Dialer, Pinger, Wire
@@ -88,7 +89,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.emit, e.Noticed(settings.grace))
         self._channel.start()
-        listening = await self._server.start(settings.pod_ip, settings.port)
+        self._server.start(settings.pod_ip, settings.port)
         address = store.address(settings.pod_ip, settings.port)
         log("agent_started", replica=settings.replica, instance=self.instance, address=address, seen=self._core.seen)
         self._spawn(self._tick())
@@ -98,7 +99,6 @@ class Agent:
             await asyncio.sleep(FAREWELL_SECONDS)
             return code
         finally:
-            listening.close()
             await self._stop()
 
     async def _stop(self) -> None:
@@ -269,7 +269,7 @@ class Agent:
     async def index(self, message: p.Index, wire: Wire) -> None:
         await self._peers.answer_index(message, wire)
 
-    async def pull(self, message: p.Pull, wire: Wire) -> None:
+    async def pull(self, message: p.Pull, wire: ShardWire) -> None:
         await self._peers.answer_pull(message, wire)
 
 

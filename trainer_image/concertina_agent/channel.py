@@ -18,7 +18,8 @@ from concertina_agent.copies import Peers
 from concertina_agent.local_workers import LocalWorker, LocalWorkers
 from concertina_agent.log import log
 from concertina_agent.protocol import MAX_LINE, Durable
-from concertina_agent.snapshots import Damaged, Snapshots
+from concertina_agent.shards import Damaged
+from concertina_agent.snapshots import Snapshots
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.uploads import Uploads
 
@@ -64,8 +65,6 @@ class SocketEnd(w.AgentEnd):
 
     def close(self) -> None:
         """`receive` ends; whoever waits in it then calls `release`."""
-        if self._closed:
-            return
         if self._closed:
             return
         self._closed = True

@@ -11,13 +11,15 @@ from typing import Optional
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent.log import log
-from concertina_agent.snapshots import CHUNK, Damaged, Shard, Snapshots, Writing
+from concertina_agent.shard_wire import ShardWire
+from concertina_agent.shards import Damaged, Shard
+from concertina_agent.snapshots import Snapshots
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Dialer, Wire
 
 RETRY_SECONDS = 0.1
-STALL_SECONDS = 30.0
-"""A transfer that brings no byte for this long is given up."""
+HEADER_SECONDS = 30.0
+"""For the answer to a request for a shard that is there."""
 
 GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
@@ -59,30 +61,15 @@ class Peers:
     async def _copy(self, round: int, address: str, number: int) -> None:
         after = -1
         while True:
-            with contextlib.suppress(*GONE), contextlib.closing(await self._dialer.connect(address)) as wire:
+            with contextlib.suppress(*GONE), contextlib.closing(await self._dialer.for_shards(address)) as wire:
                 await wire.send(p.Pull(self._uid, number, None, round, after))
                 while True:
-                    shard = await self._take(wire, lambda header: self._snapshots.copy_slot(header.id, header.shard))
+                    header = _header(await wire.receive())
+                    shard = await wire.take(self._snapshots.copy_slot(header.id, header.shard), header)
                     after = shard.id.step
                     self._emit(e.CopyHeld(shard.id, number))
                     await wire.send(p.Copied(shard.id, number))
             await asyncio.sleep(RETRY_SECONDS)
-
-    async def _take(self, wire: Wire, place: Callable[[p.ShardHeader], Path], timeout: Optional[float] = None) -> Shard:
-        """Receive one shard: its header, then its bytes."""
-        header = await wire.receive(timeout)
-        if not isinstance(header, p.ShardHeader):
-            raise Damaged(header.reason if isinstance(header, p.Refused) else "the connection was closed")
-        writing = Writing(place(header), header)
-        try:
-            while writing.left:
-                data = await asyncio.wait_for(wire.reader.read(min(writing.left, 4 * CHUNK)), STALL_SECONDS)
-                if not data:
-                    raise Damaged(f"shard {header.shard} broke off")
-                writing.write(data)
-            return writing.commit()
-        finally:
-            writing.close()
 
     # --- what a worker of ours needs --------------------------------------------------------------------------------
 
@@ -103,7 +90,7 @@ class Peers:
         for held in (self._snapshots.find(id, number), self._snapshots.fetched(id, number)):
             if held is not None:
                 try:
-                    await held.verify()
+                    await asyncio.get_running_loop().run_in_executor(None, held.verify)
                     return held.path
                 except (OSError, Damaged):
                     self._snapshots.discard(held)
@@ -138,10 +125,10 @@ class Peers:
         raise Damaged(_nowhere(id, number, reasons))
 
     async def _fetch_from(self, address: str, id: p.SnapshotId, number: int) -> Path:
-        with contextlib.closing(await self._dialer.connect(address)) as wire:
+        with contextlib.closing(await self._dialer.for_shards(address)) as wire:
             await wire.send(p.Pull(self._uid, number, id))
-            place = self._snapshots.fetched_path(id, number)
-            return (await self._take(wire, lambda header: place, STALL_SECONDS)).path
+            header = _header(await asyncio.wait_for(wire.receive(), HEADER_SECONDS))
+            return (await wire.take(self._snapshots.fetched_path(id, number), header)).path
 
     def _holders(self, number: int) -> list[p.Member]:
         return nearest(self._assign, self._replica, number) if self._assign else []
@@ -155,7 +142,7 @@ class Peers:
         answer = p.ShardHeader(shard.id, shard.number, shard.size, shard.checksum, shard.tensors_header())
         return await wire.send(answer)
 
-    async def answer_pull(self, message: p.Pull, wire: Wire) -> None:
+    async def answer_pull(self, message: p.Pull, wire: ShardWire) -> None:
         if message.id is None:
             return await self._stream(message, wire)
         shard = self._snapshots.find(message.id, message.shard)
@@ -163,10 +150,10 @@ class Peers:
             return await wire.send(_not_here(message.id, message.shard))
         return await self._give(wire, shard)
 
-    async def _stream(self, message: p.Pull, wire: Wire) -> None:
+    async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
         """Every newest commit of one shard of this round, until the copier leaves or the round ends."""
         news, after = self._snapshots.news, message.after_step
-        while not wire.reader.at_eof():
+        while not wire.gone():
             count = news.count
             if self._assign is not None and self._assign.round > message.round:
                 return await wire.send(p.Refused(f"round {message.round} is over", self._assign.round, ""))
@@ -182,17 +169,20 @@ class Peers:
             self._emit(e.PeerCopied(answer.id, answer.shard))
         return None
 
-    async def _give(self, wire: Wire, shard: Shard) -> None:
+    async def _give(self, wire: ShardWire, shard: Shard) -> None:
         """Raises ConnectionError where its bytes are damaged: what was announced can't be kept, which the other end
         sees by the checksum; and nobody is to be sent here for it again."""
-        wire.write(shard.header)
         try:
-            async for data in shard.chunks():
-                wire.writer.write(data)
-                await wire.drain()
+            await wire.give(shard)
         except Damaged as error:
             self._snapshots.discard(shard)
             raise ConnectionError(str(error)) from error
+
+
+def _header(answer: Optional[p.Message]) -> p.ShardHeader:
+    if isinstance(answer, p.ShardHeader):
+        return answer
+    raise Damaged(answer.reason if isinstance(answer, p.Refused) else "the connection was closed")
 
 
 def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, Union
+from typing import Any, Optional, Protocol, Union
 
 from concertina_agent import protocol as p
 from concertina_agent import tls
+from concertina_agent.shard_wire import THREADS, ShardWire, accept
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Wire
 
@@ -17,6 +20,7 @@ MAX_CONNECTIONS = 2048
 """Open at a time; more are closed at once. A lead has one of each member, and each agent may ping each other."""
 HANDSHAKE_SECONDS = 5.0
 FIRST_LINE_SECONDS = 10.0
+ACCEPT_AGAIN_SECONDS = 0.1
 IDLE_SECONDS = 600.0
 """A connection that has been answered may carry the next request; after this long it is closed."""
 
@@ -34,52 +38,85 @@ class Handler(Protocol):
 
     async def index(self, message: p.Index, wire: Wire) -> None: ...
 
-    async def pull(self, message: p.Pull, wire: Wire) -> None: ...
+    async def pull(self, message: p.Pull, wire: ShardWire) -> None: ...
 
 
 class Server:
     def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler) -> None:
         self._uid, self._context, self._handler = uid, context, handler
         self._open: set[asyncio.Task[None]] = set()
-        self._seen: Callable[[], tuple[int, str]] = lambda: (0, "")
-        handle = handler
+        self._handler = handle = handler
+        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         self._routes: Mapping[type, tuple[str, Callable[[Any, Wire], Awaitable[None]]]] = {
             **dict.fromkeys((p.Prepare, p.Assign, p.Drain, p.Save), (tls.OPERATOR, self._answer)),
             p.Watch: (tls.OPERATOR, lambda message, wire: handle.watch(wire)),
             p.Ping: (tls.AGENT, self._answer),
             p.Join: (tls.AGENT, handle.join),
             p.Index: (tls.AGENT, handle.index),
-            p.Pull: (tls.AGENT, handle.pull),
         }
 
-    async def start(self, host: str, port: int) -> asyncio.AbstractServer:
+    def start(self, host: str, port: int) -> None:
         """Raises OSError where the address can't be had."""
-        return await asyncio.start_server(
-            self._connected, host, port, ssl=self._context, limit=p.MAX_LINE,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS, backlog=512,
-        )  # fmt: skip
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, port), family=family, backlog=512)
+        self._listening.setblocking(False)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept_all(self._listening))
 
     async def close(self) -> None:
+        self._accepting.cancel()
+        self._listening.close()
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire, task = Wire(reader, writer), asyncio.current_task()
-        if task is None or len(self._open) >= MAX_CONNECTIONS:
-            return wire.close()
-        self._open.add(task)
+    async def _accept_all(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError:  # no file descriptor is left: later, then
+                await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
+                continue
+            if len(self._open) >= MAX_CONNECTIONS:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = loop.create_task(self._connected(connection))
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
+
+    async def _connected(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
+            try:
+                speaks_tls = await asyncio.wait_for(_speaks_tls(connection), HANDSHAKE_SECONDS)
+            except BaseException:
+                connection.close()
+                raise
+            await (self._converse(connection) if speaks_tls else self._give_shards(connection))
+
+    async def _converse(self, connection: socket.socket) -> None:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(p.MAX_LINE)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+        )
+        wire = Wire(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         try:
             await self._serve(wire)
-        except (OSError, ssl.SSLError, asyncio.TimeoutError):
-            pass
         finally:
-            self._open.discard(task)
             wire.close()
-        return None
+
+    async def _give_shards(self, connection: socket.socket) -> None:
+        accepting = accept(connection, self._context, self._threads)
+        with contextlib.closing(await asyncio.wait_for(accepting, HANDSHAKE_SECONDS)) as wire:
+            message = await asyncio.wait_for(wire.receive(), FIRST_LINE_SECONDS)
+            role = tls.peer_role(wire.certificate, self._uid)
+            if isinstance(message, p.Pull) and role == tls.AGENT and message.uid == self._uid:
+                return await self._handler.pull(message, wire)
+            return await wire.send(p.Refused(self._forbidden(role, message), 0, ""))
 
     async def _serve(self, wire: Wire) -> None:
-        role, patience = tls.peer_role(wire.writer, self._uid), FIRST_LINE_SECONDS
+        role, patience = tls.peer_role(wire.certificate, self._uid), FIRST_LINE_SECONDS
         while True:
             try:
                 message = await wire.receive(patience)
@@ -89,10 +126,12 @@ class Server:
                 return None
             who, route = self._routes.get(type(message), ("", self._answer))
             if not who or role != who or getattr(message, "uid", "") != self._uid:
-                reason = f"{role or 'a stranger'} may not send {type(message).__name__} to an agent of job {self._uid}"
-                return await self._refuse(wire, reason)
+                return await self._refuse(wire, self._forbidden(role, message))
             await route(message, wire)
             patience = IDLE_SECONDS
+
+    def _forbidden(self, role: str, message: Optional[p.Message]) -> str:
+        return f"{role or 'a stranger'} may not send {type(message).__name__} to an agent of job {self._uid}"
 
     async def _answer(self, message: Answered, wire: Wire) -> None:
         await wire.send(await self._handler.answer(message))
@@ -102,3 +141,15 @@ class Server:
             await wire.send(p.Refused(reason, 0, ""))
             wire.writer.close()
             await asyncio.wait_for(wire.writer.wait_closed(), 1.0)
+
+
+async def _speaks_tls(connection: socket.socket) -> bool:
+    """By its first byte, which stays where it is."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(connection, lambda: None if arrived.done() else arrived.set_result(None))
+    try:
+        await arrived
+    finally:
+        loop.remove_reader(connection)
+    return connection.recv(1, socket.MSG_PEEK) == b"\x16"

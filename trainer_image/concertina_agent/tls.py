@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ def client_context(identity: Path) -> ssl.SSLContext:
     return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
 
 
-def peer_role(connection: Any, uid: str) -> str:
-    """OPERATOR, AGENT, or empty for anybody else (another job's agent, too). `connection` is a stream writer."""
-    certificate = connection.get_extra_info("peercert") or {}
+def peer_role(certificate: Mapping[str, Any], uid: str) -> str:
+    """OPERATOR, AGENT, or empty for anybody else (another job's agent, too), by the other end's certificate."""
     names = {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
     return next((role for role in (OPERATOR, AGENT) if f"{uid}.{role}" in names), "")
 

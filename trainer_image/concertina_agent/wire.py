@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import ssl
-from typing import Optional, Union
+from collections.abc import Mapping
+from typing import Any, Optional, Union
 
 from concertina_agent import protocol as p
+from concertina_agent.shard_wire import THREADS, ShardWire, dial
 from concertina_agent.typed_json import ProtocolError
 
 CONNECT_SECONDS = 3.0
@@ -28,6 +31,11 @@ class Wire:
         except (ConnectionError, ssl.SSLError):
             return None
         return p.decode(line) if line.endswith(b"\n") else None
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The other end's, which has been checked."""
+        return self.writer.get_extra_info("peercert") or {}
 
     def write(self, message: p.Message) -> None:
         """Buffered, without waiting."""
@@ -55,15 +63,20 @@ class Dialer:
     """Opens connections to the job's agents."""
 
     def __init__(self, context: ssl.SSLContext, uid: str) -> None:
-        self._context, self._uid = context, uid
+        self._context, self._name = context, f"{uid}.agent"
+        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
 
     async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Wire:
         """Raises OSError (refused, unreachable, a wrong certificate) or asyncio.TimeoutError."""
         host, _, port = address.rpartition(":")
         opening = asyncio.open_connection(
-            host.strip("[]"), int(port), ssl=self._context, server_hostname=f"{self._uid}.agent", limit=p.MAX_LINE
+            host.strip("[]"), int(port), ssl=self._context, server_hostname=self._name, limit=p.MAX_LINE
         )
         return Wire(*await asyncio.wait_for(opening, timeout))
+
+    async def for_shards(self, address: str, timeout: float = CONNECT_SECONDS) -> ShardWire:
+        """Raises as `connect` does."""
+        return await asyncio.wait_for(dial(address, self._context, self._name, self._threads), timeout)
 
     async def ask(self, address: str, message: p.Message, timeout: float = CONNECT_SECONDS) -> p.Message:
         """One request on a connection of its own. Raises OSError, asyncio.TimeoutError or ProtocolError."""

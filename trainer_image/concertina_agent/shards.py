@@ -1,0 +1,122 @@
+"""One shard file: its mark, its bytes, and how it is filled.
+
+Beside a file lies its mark, `<file>.json`: {"id", "shard", "size", "crc32", "committed"}. A file without its mark is
+not there. Shards have gigabytes: `allocate` takes 0.3 s for each, so `fill`, `chunks` and `verify` belong in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Optional
+
+from concertina_agent import protocol as p
+from concertina_agent.typed_json import ProtocolError, from_json
+
+CHUNK = 1 << 18
+
+
+class Damaged(Exception):
+    """Bytes that are not what their mark or header says; a sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One whole shard file."""
+
+    path: Path
+    id: p.SnapshotId
+    number: int
+    size: int
+    checksum: int
+
+    @property
+    def header(self) -> p.ShardHeader:
+        return p.ShardHeader(self.id, self.number, self.size, self.checksum)
+
+    def tensors_header(self) -> str:
+        """The safetensors header: JSON behind its length in 8 bytes."""
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > self.size:
+                raise Damaged(f"{self.path} does not begin with a safetensors header")
+            return file.read(length).decode()
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Its bytes, each chunk good until the next; raises Damaged behind them where they are not those that were
+        committed, and before where there are too few."""
+        left, checksum, buffer = self.size, 0, memoryview(bytearray(CHUNK))
+        with self.path.open("rb", buffering=0) as file:
+            while left:
+                count = file.readinto(buffer[: min(left, CHUNK)])
+                if not count:
+                    raise Damaged(f"{self.path} ends {left} bytes early")
+                left, checksum = left - count, zlib.crc32(buffer[:count], checksum)
+                yield buffer[:count]
+        if checksum != self.checksum:
+            raise Damaged(f"{self.path} has crc32 {checksum:08x} instead of {self.checksum:08x}")
+
+    def verify(self) -> None:
+        """Raises Damaged where the bytes are not those that were committed."""
+        for _ in self.chunks():
+            pass
+
+
+def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], int]) -> None:
+    """Write what `read_into` brings, which counts once it is committed. Raises OSError where the volume has no room,
+    Damaged where the bytes are not those that the header announced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    left, checksum, buffer = header.size, 0, memoryview(bytearray(CHUNK))
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+        file.truncate(left)
+        if left:
+            os.posix_fallocate(file.fileno(), 0, left)
+        while left:
+            filled = 0
+            while filled < min(left, CHUNK):  # TLS brings 16 KiB at a time
+                count = read_into(buffer[filled : min(left, CHUNK)])
+                if not count:
+                    raise Damaged(f"shard {header.shard} broke off")
+                filled += count
+            checksum, left = zlib.crc32(buffer[:filled], checksum), left - filled
+            file.write(buffer[:filled])
+    if checksum != header.checksum:
+        raise Damaged(f"shard {header.shard} of step {header.id.step} did not arrive whole")
+
+
+def commit(path: Path, header: p.ShardHeader) -> Shard:
+    """The file that has been filled is there from now on."""
+    facts = {
+        "id": dataclasses.asdict(header.id), "shard": header.shard, "size": header.size,
+        "crc32": header.checksum, "committed": True,
+    }  # fmt: skip
+    draft = path.with_suffix(".json.new")
+    draft.write_text(json.dumps(facts))
+    draft.replace(mark(path))
+    return Shard(path, header.id, header.shard, header.size, header.checksum)
+
+
+def forget(path: Path) -> None:
+    """The file, if it is there, is not there from now on."""
+    mark(path).unlink(missing_ok=True)
+
+
+def mark(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def marked(mark: Path) -> Optional[Shard]:
+    """The shard that a mark speaks of, if its file is there."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ProtocolError):
+        facts = json.loads(mark.read_text())
+        files = (mark.with_suffix(""), mark.with_suffix(".safetensors"))
+        path = next((file for file in files if file.exists()), None)
+        if path is not None and facts["committed"] and path.stat().st_size == facts["size"]:
+            id = from_json(p.SnapshotId, facts["id"])
+            return Shard(path, id, int(facts["shard"]), int(facts["size"]), int(facts["crc32"]))
+    return None
