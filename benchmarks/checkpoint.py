@@ -11,7 +11,6 @@ the request for a shard that only another agent holds until the tensors are fill
 """
 
 import argparse
-import asyncio
 import contextlib
 import os
 import shutil
@@ -31,7 +30,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
 
 from concertina.local import s3
-from concertina_agent import snapshots as held
+from concertina_agent import shards
 from concertina_agent.protocol import Durable, SnapshotId
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import Precision, TrainerConfig
@@ -196,14 +195,14 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
 def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]) -> dict[str, list[float]]:
     """From the order to restore until every tensor is filled and checked."""
     taken = subject.take()
-    mark = held._marked(taken.path.with_suffix(".json"))
+    mark = shards.marked(taken.path.with_suffix(".json"))
     assert mark is not None
 
     def load_from_memory() -> None:
         subject.state.load({0: LocalShard(taken.path, taken.id)}, taken.id.step)
 
     def from_memory() -> None:
-        asyncio.run(mark.verify())
+        mark.verify()
         load_from_memory()
 
     def from_storage(durable: Durable) -> None:
