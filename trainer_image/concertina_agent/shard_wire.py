@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class ShardWire:
-    """One thing at a time. Whatever is cancelled breaks the connection, which ends its thread."""
+    """One thing at a time. A thread knows nothing of cancellation: who no longer waits closes, which ends it."""
 
     def __init__(self, connection: ssl.SSLSocket, threads: concurrent.futures.Executor) -> None:
         self._socket, self._threads = connection, threads
@@ -85,11 +85,7 @@ class ShardWire:
 
     async def _run(self, work: Callable[[], T]) -> T:
         self._working = running = self._threads.submit(work)
-        try:
-            return await asyncio.wrap_future(running)
-        except asyncio.CancelledError:
-            self.close()
-            raise
+        return await asyncio.wrap_future(running)
 
     # --- in threads -------------------------------------------------------------------------------------------------
 
