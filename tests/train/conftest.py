@@ -12,6 +12,7 @@ from concertina_trainer.data.build import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 import azurite
+import gcs_testbench
 import node
 
 
@@ -99,7 +100,17 @@ def azure():
         yield url
 
 
-@pytest.fixture(params=["file", "s3", "az"])
+@pytest.fixture(scope="session")
+def google():
+    """Google's testbench with the bucket `train`, its variable in the environment; where there is a checkout of it."""
+    if gcs_testbench.missing():
+        pytest.skip(f"gs:// is not tried: {gcs_testbench.missing()}")
+    with gcs_testbench.serve(f"google-tests-{os.getpid()}") as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield url
+
+
+@pytest.fixture(params=["file", "s3", "az", "gs"])
 def storage_uri(request, tmp_path):
     """A place of its own in each kind of durable storage."""
     if request.param == "file":
@@ -107,5 +118,8 @@ def storage_uri(request, tmp_path):
     if request.param == "az":
         request.getfixturevalue("azure")
         return f"az://train/{tmp_path.name}"
+    if request.param == "gs":
+        request.getfixturevalue("google")
+        return f"gs://train/{tmp_path.name}"
     request.getfixturevalue("s3")
     return f"s3://train/{tmp_path.name}"

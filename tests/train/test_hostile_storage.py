@@ -61,6 +61,19 @@ def test_a_bad_answer_is_asked_for_again(line, stored, fault, tmp_path):
     assert line.done == [fault, fault]
 
 
+@pytest.mark.parametrize("fault", ["cut", "truncate", "503"])
+def test_a_listing_or_a_deletion_that_fails_is_asked_for_again(line, stored, fault):
+    folder = Folder(stored)
+    expected = folder.list("")
+    line.faults = [("GET", "list-type", fault)]
+    assert folder.list("") == expected
+    line.faults += [(method, "/train", fault) for method in ("DELETE", "POST")]
+    folder.delete(["manifest.json"])
+    line.faults = []
+    assert sorted({*expected} - {*folder.list("")}) == ["manifest.json"]
+    assert line.done == [fault, fault]
+
+
 def test_what_stays_bad_is_named(line, stored):
     part = StoredCheckpoint(stored).part(0)
     assert part.header.facts.position == 35

@@ -9,15 +9,17 @@ import datetime
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import obstore
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    GenericError,
     PreconditionError,
 )
 from obstore.store import LocalStore
@@ -39,6 +41,9 @@ PIECE = 16 << 20
 """Bytes of one request within a large object."""
 MOST_PIECES = 5000
 """Of an object that is written in pieces (S3 takes 10,000)."""
+AGAIN = 0.2
+"""Seconds until what was cut off is tried again, at first."""
+T = TypeVar("T")
 
 
 class StorageError(Exception):
@@ -77,7 +82,7 @@ class Folder:
     """The objects below one URI. Keys are relative to it; every method raises StorageError with a sentence."""
 
     def __init__(self, uri: str, patience: timedelta = PATIENCE, create: bool = False) -> None:
-        self.uri = uri.rstrip("/")
+        self.uri, self._patience = uri.rstrip("/"), patience.total_seconds()
         scheme, self._holder, path = parts_of(self.uri)
         self._directory: Path | None = None
         self._kind = KINDS.get(scheme)
@@ -149,8 +154,9 @@ class Folder:
 
     def put(self, key: str, value: bytes | Path) -> None:
         size = value.stat().st_size if isinstance(value, Path) else len(value)
+        chunk = max(PIECE, size // MOST_PIECES)
         with self._sentences(f"write {key}", missing_is_error=True):
-            obstore.put(self._store, key, value, chunk_size=max(PIECE, size // MOST_PIECES))
+            self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
 
     def settle(self, keys: Sequence[str]) -> None:
         """Returns once these objects outlast a loss of power. A store in the cloud says so by taking them; of files the
@@ -191,11 +197,8 @@ class Folder:
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         """By key, the objects below `prefix` (a whole folder name)."""
         with self._sentences(f"list {prefix}"):
-            return {
-                item["path"]: Entry(item["size"], item["last_modified"])
-                for batch in obstore.list(self._store, prefix or None)
-                for item in batch
-            }
+            items = self._whole(lambda: [item for batch in obstore.list(self._store, prefix or None) for item in batch])
+            return {item["path"]: Entry(item["size"], item["last_modified"]) for item in items}
 
     def list(self, prefix: str) -> dict[str, int]:
         """Sizes by key, of the objects below `prefix` (a whole folder name)."""
@@ -206,10 +209,23 @@ class Folder:
 
         def one(key: str) -> None:
             with self._sentences(f"delete {key}"), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._store, key)
+                self._whole(lambda: obstore.delete(self._store, key))
 
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
             list(pool.map(one, keys))
+
+    def _whole(self, ask: Callable[[], T]) -> T:
+        """Of what does no harm when it is done twice, and what the client itself does not ask for again where it is cut
+        off in the middle."""
+        begun, wait = time.monotonic(), AGAIN
+        while True:
+            try:
+                return ask()
+            except GenericError as error:
+                if time.monotonic() + wait > begun + self._patience or not sentences.cut_off(error):
+                    raise
+            time.sleep(wait)
+            wait *= 2
 
     @contextlib.contextmanager
     def _sentences(self, doing: str, missing_is_error: bool = False) -> Iterator[None]:

@@ -19,6 +19,7 @@ NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
 IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
 """What is there where an identity's token is not exchanged for credentials."""
 UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
+CUT_OFF = ("error sending request", "request or response body error")
 OPEN = "open"
 """What is being done before anything is sent: the settings alone are at fault."""
 MOST = 300
@@ -93,6 +94,11 @@ def of_files(uri: str, doing: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return ELSE.format(doing=doing.strip(), uri=uri, said="it is not there")
     return ELSE.format(doing=doing.strip(), uri=uri, said=_said(text))
+
+
+def cut_off(error: Exception) -> bool:
+    """Whether a connection ended before an answer did."""
+    return _any(CUT_OFF, str(error))
 
 
 def _any(signs: tuple[str, ...], text: str) -> bool:
