@@ -3,6 +3,7 @@
 1 read_forever        rank 1's reader waits as long as the file is there
 0 compute_forever     so does rank 0, in the forward pass
 2 slow 0.2            rank 2 takes so many seconds more for each step's forward pass
+1 heavy 0.02          rank 1 takes so many seconds more for each sequence
 0 memory_is_lost      rank 0 can't restore anything from node memory
 """
 
@@ -22,19 +23,21 @@ def _fault(*names):
     return arguments if rank == os.environ.get("RANK") and name in names else None
 
 
-def read_forever():
+def read_forever(*_):
     while _fault("read_forever") is not None:
         time.sleep(0.05)
 
 
-def compute_forever():
+def compute_forever(_, tokens, *others):
     while _fault("compute_forever") is not None:
         time.sleep(0.05)
     if arguments := _fault("slow"):
         time.sleep(float(arguments[0]))
+    if arguments := _fault("heavy"):
+        time.sleep(float(arguments[0]) * len(tokens))
 
 
-def memory_is_lost():
+def memory_is_lost(*_):
     from concertina_trainer.errors import RestoreFailed
 
     if _fault("memory_is_lost") is not None:
@@ -45,7 +48,7 @@ def _before(owner, name, act):
     original = getattr(owner, name)
 
     def changed(*args, **kwargs):
-        act()
+        act(*args)
         return original(*args, **kwargs)
 
     setattr(owner, name, changed)
