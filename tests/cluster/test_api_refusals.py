@@ -99,6 +99,12 @@ ALL_REFUSED = [
         "set balance to even, or choose another documents",
     ),
     (
+        "evaluation at every step 0",
+        JOB,
+        [("spec.trainer.evaluation", {"everySteps": 0})],
+        "spec.trainer.evaluation.everySteps in body should be greater than or equal to 1",
+    ),
+    (
         "parallelism",
         JOB,
         [("spec.parallelism", {"tensor": 2})],

@@ -1,17 +1,18 @@
 """`data.balance: speed`: a slow rank's share shrinks, and nothing else changes."""
 
+import math
 import re
 
 import node
 import plain
 import pytest
 
-STEPS, BATCH = 20, 12
+STEPS, BATCH, MICRO = 20, 12, 4
 
 
 @pytest.fixture
 def longer(trainer):
-    return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": 4, "logEverySteps": 100}
+    return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": MICRO, "logEverySteps": 100}
 
 
 def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, parent, longer):
@@ -27,6 +28,10 @@ def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, par
     shares = [tuple(map(int, pair)) for pair in re.findall(r"balance: .* rank are (\d+) (\d+);", found.output)]
     assert shares, found.output
     assert all(sum(pair) == BATCH and pair[1] < BATCH // 2 for pair in shares), shares
+    computed = {name: slow_sequences(outcome) for name, outcome in (("even", even), ("balanced", found))}
+    assert sum(computed["even"]) == STEPS * BATCH // 2
+    microbatches = math.ceil(shares[-1][0] / MICRO)
+    assert sum(computed["balanced"][-microbatches:]) == shares[-1][1]
     trained = [told for told in found.progress if told.phase == "training"]
     assert (trained[0].shares, trained[-1].shares) == ((BATCH // 2, BATCH // 2), shares[-1])
     assert not any(told.shares for told in even.progress)
@@ -34,3 +39,8 @@ def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, par
     bound = plain.rounding_bound(longer)
     assert bound < 1e-3, "it would see a wrong sample"
     assert found.losses == pytest.approx(even.losses, rel=bound)
+
+
+def slow_sequences(outcome):
+    """Of each microbatch of the slow rank."""
+    return [int(count) for count in re.findall(r"the slow rank computed (\d+) sequences", outcome.output)]
