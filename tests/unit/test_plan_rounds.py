@@ -181,6 +181,13 @@ def test_bad_input_fails_the_job_at_once() -> None:
     assert not jobs.sends(made, protocol.Prepare)
 
 
+def test_what_is_left_of_the_budget_is_said_before_any_failure_and_when_the_spec_changes() -> None:
+    seen = jobs.running(jobs.spec(failurePolicy={"maxRestarts": 7}))
+    assert seen.job.status.restarts.budget == 7
+    more = replace(seen, job=replace(seen.job, spec=jobs.spec(failurePolicy={"maxRestarts": 9})))
+    assert plan(more, jobs.T0 + 20).status.restarts.budget == 9
+
+
 @pytest.mark.parametrize(("before", "budget", "phase"), [(0, 3, "Recovering"), (2, 3, "Recovering"), (3, 3, "Failed")])
 def test_failures_use_up_the_budget(before: int, budget: int, phase: str) -> None:
     spec = jobs.spec(failurePolicy={"maxRestarts": budget, "windowSeconds": 600})

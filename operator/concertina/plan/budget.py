@@ -68,13 +68,14 @@ def counted(
         elif known is not None and (learnt := _learnt(look, pod)):
             entries[known] = entries[known].model_copy(update=learnt)
     entries, new = [*entries, *stuck], new + len(stuck)
-    if entries == list(look.status.restarts.recent) and not new:
+    spent = sum(entry.counted for entry in entries)
+    left = max(0, look.spec.failure_policy.max_restarts - spent)
+    if entries == list(look.status.restarts.recent) and not new and left == look.status.restarts.budget:
         return look.status.restarts
     kept = _bounded(entries)
-    spent = sum(entry.counted for entry in entries)
     return Restarts(
         in_window=spent,
-        budget=max(0, look.spec.failure_policy.max_restarts - spent),
+        budget=left,
         total=look.status.restarts.total + new,
         rungs=ladder.uses(look.spec, kept),
         recent=kept,
