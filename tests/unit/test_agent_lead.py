@@ -1,0 +1,110 @@
+"""The rules of `concertina_agent.rounds` between lead and members: whose failure it is, and who is lost."""
+
+import pytest
+
+from builders.agent import Driver, join, kinds
+from concertina_agent import events as e
+from concertina_agent import protocol as p
+from concertina_agent import worker_channel as w
+
+LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:9"
+
+
+def failed(name: str, reason: str, *lines: str, code: int = 1) -> dict:
+    return {"failure": p.Failure(name, reason, "", lines, exit_code=code)}
+
+
+def test_the_cause_is_the_first_that_does_not_look_like_a_lost_peer():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.ended(1, LOST)
+    assert (driver.report.failures, driver.report.state) == ((), "running"), "who is to blame is not known yet"
+    driver.member_says("c", "failed", **failed("c", "WorkerFailed", "ValueError"))
+    driver.member_says("b", "failed", **failed("b", "WorkerFailed", LOST))
+    assert [(f.replica, f.secondary) for f in driver.report.failures] == [("a", True), ("c", False), ("b", True)]
+
+
+def test_where_all_lost_a_peer_the_first_is_the_cause_after_a_moment():
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.ended(1, LOST)
+    driver.now += 0.1
+    assert driver.tell(e.Tick()) == []
+    driver.now += 0.2
+    assert kinds(driver.tell(e.Tick())) == ["ReportChanged"]
+    assert [(f.replica, f.secondary) for f in driver.report.failures] == [("a", False)]
+    assert driver.report.state == "failed"
+
+
+def test_a_killed_worker_is_the_cause_of_a_survivors_words_that_nobody_knows():
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.ended(1, "a sentence of a library to come")
+    driver.member_says("b", "failed", **failed("b", "WorkerSignaled", code=-9))
+    assert [(f.replica, f.secondary) for f in driver.report.failures] == [("a", True), ("b", False)]
+
+
+def test_two_that_were_killed_are_both_causes():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.member_says("b", "failed", **failed("b", "WorkerSignaled", code=-9))
+    driver.tell(e.MemberGone(1, "claim-1", "c"))
+    driver.ended(-6, rank=0)
+    assert [(f.reason, f.secondary) for f in driver.report.failures] == [
+        ("WorkerSignaled", False),
+        ("MemberLost", False),
+        ("WorkerSignaled", True),
+    ]
+
+
+def test_join_is_for_members_of_the_round_alone():
+    driver = Driver()
+    driver.begun("a", "b")
+    assert driver.answer(join("b")) == p.Accepted(1, "claim-1")
+    assert "no member" in driver.answer(join("b", instance="b-0")).reason
+    assert "no member" in driver.answer(join("c")).reason
+    assert "does not lead" in driver.answer(join("b", round=2)).reason
+
+
+def test_silence_is_a_loss_for_the_lead():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.ask(join("b"))
+    driver.now += 2.9
+    driver.member_says("b", "running")
+    driver.now += 2.9
+    assert driver.tell(e.Tick()) == []
+    driver.now += 0.2
+    assert kinds(driver.tell(e.Tick())) == ["ReportChanged"]
+    assert [(f.replica, f.reason, f.message) for f in driver.report.failures] == [
+        ("b", "MemberLost", "b has been silent for 3 s.")
+    ]
+    driver.now += 10
+    driver.tell(e.Tick())
+    assert driver.report.failures[1].message == "c did not join within 10 s."
+    driver.member_says("b", "running")
+    assert driver.report.members["b"].state == "failed", "a lost member stays lost"
+
+
+def test_silence_is_a_loss_for_members():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.now += 2.9
+    driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
+    driver.now += 2.9
+    assert driver.tell(e.Tick()) == []
+    driver.now += 0.2
+    driver.tell(e.Tick())
+    assert [(f.replica, f.reason) for f in driver.report.failures] == [("b", "LeadLost")]
+    assert driver.core.state().state == "failed"
+
+
+@pytest.mark.parametrize("end", ["complete", "drained"])
+def test_who_is_through_does_not_miss_the_lead(end):
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.say(w.Done(end, 3), rank=1)
+    driver.ended(0, rank=1)
+    driver.tell(e.LeadGone(1, "claim-1"))
+    assert not driver.report.failures
