@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=512)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--rates", type=float, nargs="*", default=[5, 50], help="million tokens a second, of the stall")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1, 5, 50], help="million tokens a second, of the stall")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -71,12 +71,12 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     order = [json.loads(subprocess.check_output([sys.executable, "-c", ORDER])) for _ in range(options.runs)]
-    report.show("Tokens a second", speeds, "Mtok/s")
+    report.show("Tokens a second", speeds, "Mtok/s", more_is_better=True)
     costs = {"order of 8 million shards, s": [o[0] for o in order], "its memory, MB": [o[1] for o in order]}
     report.show("Order", costs, "")
     for name, value in facts.items():
         print(f"{name}: {value}")
-    report.write(options.json, "data", {**speeds, **costs}, **facts)
+    report.write(options.json, "data", costs, speeds, **facts)
     sys.stdout.flush()
     os._exit(0)  # the threads that prepare batches never end by themselves
 

@@ -16,13 +16,13 @@ Samples = Mapping[str, Sequence[float]]
 """Seconds (or the unit that the row's name gives) by row, a number a run; inf where a run never got there."""
 
 
-def summary(values: Sequence[float]) -> dict[str, float | int | None]:
+def summary(values: Sequence[float], more_is_better: bool = False) -> dict[str, float | int | None]:
     """runs, median, p99, worst and best; None where a figure is infinite (a run that never got there)."""
 
     def finite(value: float) -> float | None:
         return None if value == float("inf") else round(value, 4)
 
-    ordered = sorted(values)
+    ordered = sorted(values, reverse=more_is_better)
     return {
         "runs": len(ordered),
         "median": finite(statistics.median(ordered)),
@@ -32,26 +32,27 @@ def summary(values: Sequence[float]) -> dict[str, float | int | None]:
     }
 
 
-def show(title: str, samples: Samples, unit: str = "s") -> None:
+def show(title: str, samples: Samples, unit: str = "s", more_is_better: bool = False) -> None:
     """Print one row a name; `never` stands where the limit of a run was reached."""
     table = Table("", "runs", f"median {unit}", f"best {unit}", f"p99 {unit}", f"worst {unit}", title=title)
     for name, values in samples.items():
         if not values:
             continue
-        row = summary(values)
+        row = summary(values, more_is_better)
         cells = ["never" if row[key] is None else f"{row[key]:.3g}" for key in ("median", "best", "p99", "worst")]
         table.add_row(name, str(row["runs"]), *cells)
     Console(width=120).print(table)
 
 
-def write(path: Path | None, name: str, samples: Samples, **facts: object) -> None:
-    """The same as JSON, with the machine it was measured on."""
+def write(path: Path | None, name: str, samples: Samples, rates: Samples | None = None, **facts: object) -> None:
+    """The same as JSON, with the machine it was measured on. `rates`: those of which more is better."""
     if path is None:
         return
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release()}
     rows = {
-        row: {**summary(values), "all": [round(v, 4) for v in values if v != float("inf")]}
-        for row, values in samples.items()
+        row: {**summary(values, more_is_better), "all": [round(v, 4) for v in values if v != float("inf")]}
+        for these, more_is_better in ((rates or {}, True), (samples, False))
+        for row, values in these.items()
         if values
     }
     path.write_text(json.dumps({"benchmark": name, "machine": machine, "rows": rows, **facts}, indent=2) + "\n")

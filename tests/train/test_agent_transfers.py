@@ -169,9 +169,10 @@ def test_each_commit_is_copied_and_told_to_both_ends(tmp_path, identity):
     run(body)
 
 
-def test_a_round_that_ends_in_the_middle_of_a_shard_leaves_no_connection_and_no_shard(tmp_path, identity):
+@pytest.mark.parametrize("words", [b"", p.encode(HEADER) + DATA[: len(DATA) // 2]], ids=["before", "in the middle"])
+def test_a_round_that_ends_while_a_shard_is_awaited_leaves_no_connection_and_no_shard(tmp_path, identity, words):
     async def body():
-        liar = Liar(identity, p.encode(HEADER) + DATA[: len(DATA) // 2], stays=True)
+        liar = Liar(identity, words, stays=True)
         peers, snapshots, heard = mine(tmp_path, identity)
         peers.copy_from(e.CopyFrom(1, p.Member("liar", "i", liar.address, 0, 1), (0,)))
         while not liar.sent.is_set():
