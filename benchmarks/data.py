@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=512)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--rates", type=float, nargs="*", default=[1, 5, 50], help="million tokens a second, of the stall")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1, 5, 50], help="of the stall, Mtok/s")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
