@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from concertina_agent.protocol import Undone
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build import build
+from concertina_trainer.data.manifest import VALIDATION
 from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.skips import positions
+from concertina_trainer.storage.stored import StoredCheckpoint
 
 STEPS, BATCH, LENGTH = 110, 4, 32
+BACK, EVERY = 12, 10
+Object = dict[str, Any]
 
 
 class Strange(NamedTuple):
@@ -44,3 +53,44 @@ def strange(folder: Path) -> Strange:
 def noisy(reader: Reader) -> list[int]:
     """Of the samples that a run consumes, those with noise."""
     return [i for i, row in enumerate(reader.read(0, BATCH * STEPS)) if len(set(row.tolist())) > 1]
+
+
+def rolling_back(bad: Strange, checkpoint: Object) -> Object:
+    """trainer and checkpoint of a job that goes back when its loss jumps.
+
+    After each step it is evaluated, on those very samples: that takes a while, changes nothing, and so checkpoints are
+    in storage by the time that the noise comes."""
+    data = Path(bad.trainer["data"]["uri"])
+    shards = [path for path in data.iterdir() if path.is_file()]
+    (data / VALIDATION).mkdir()
+    for path in shards:
+        shutil.copy(path, data / VALIDATION)
+    anomalies = {"spike": "RollBack", "spikeDeviations": 2, "rollbackSteps": BACK}
+    trainer = {**bad.trainer, "anomalies": anomalies, "evaluation": {"everySteps": 1, "sequences": 32}}
+    return {"trainer": trainer, "checkpoint": {**checkpoint, "everySteps": EVERY, "keep": 1}}
+
+
+def check_went_back(bad: Strange, status: Object, log: str, event: Callable[[str], str]) -> None:
+    """That such a job undid what led to the jump, left it out, said so and completed. `log`: of the lead; `event`: the
+    message of the first one with that reason."""
+    back, step = status["rollback"], bad.step
+    assert (back["round"], back["step"], back["reason"]) == (1, step - BACK, "LossSpike")
+    [(begin, end)] = positions((step - BACK) * BATCH, (step + 1) * BATCH, ())
+    assert status["skipped"] == [{"begin": begin, "end": end}]
+    assert status["world"]["round"] == 2
+    [entry] = status["restarts"]["recent"]
+    assert (entry["reason"], entry["counted"]) == ("LossSpike", True)
+    assert f"back to step {step - BACK} or before" in event("RolledBack")
+    assert f"samples {begin} to {end - 1}" in event("SamplesLeftOut")
+    assert f"samples {begin} to {end - 1} left out" in log
+    [restored] = re.findall(r"round 2 is at work: step \d+, state from storage of step (\d+)", log)
+    assert int(restored) <= step - BACK
+    evaluated = [int(found) for found in re.findall(r"step (\d+): evaluation loss", log)]
+    assert evaluated == [*range(1, step + 1), *range(max(1, int(restored)), STEPS + 1)]
+    assert status["progress"]["evaluation"]["step"] == STEPS
+
+    last = StoredCheckpoint(status["lastCheckpoint"]["uri"]).manifest
+    assert (last.id.step, last.position, last.complete) == (STEPS, STEPS * BATCH, True)
+    assert (last.skipped, last.undone) == (((begin, end),), (Undone(1, step - BACK),))
+    consumed = Reader(DataConfig.model_validate(bad.trainer["data"]), LENGTH, bad.trainer["seed"], last.skipped)
+    assert noisy(consumed) == [], "none of what led there was trained on"
