@@ -162,6 +162,22 @@ class Cluster:
 
         return self.until(f"a world of {replicas} above round {above}", right, name)
 
+    def event(self, name: str, reason: str) -> str:
+        """The message of a job's first event with that reason, as soon as there is one."""
+        of_it = f"involvedObject.name={name},reason={reason}"
+
+        def look(_: Object) -> list[Object]:
+            found: list[Object] = json.loads(self.kubectl("get", "events", "--field-selector", of_it, "-o", "json"))[
+                "items"
+            ]
+            return found
+
+        self.until(f"an event {reason}", look, name)
+        return str(look({})[0]["message"])
+
+    def log(self, replica: str) -> str:
+        return self.kubectl("logs", replica, "-c", "trainer")
+
     def apply(self, *objects: Object) -> None:
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
 

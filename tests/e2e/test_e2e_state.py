@@ -1,4 +1,5 @@
-"""Data built by pods, checkpoints on request, and a run that another one goes on from, on real kubelets and real S3."""
+"""Data built by pods, checkpoints on request, a run that another one goes on from, and one that goes back, on real
+kubelets and real S3."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import yaml
 
 from builders import e2e
 from builders.e2e import Cluster, Object
+from builders.strange import check_went_back, rolling_back, strange
 from concertina_trainer.storage.folder import Folder
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
@@ -84,3 +86,19 @@ def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(clu
     assert done["lastCheckpoint"]["step"] == step + 20
     shown = concertina("checkpoint", "show", f"s3://{e2e.BUCKET}/goes-on-{e2e.RUN}")
     assert f"step {step}" in shown.replace("\n", " ")
+
+
+def test_a_loss_that_jumps_is_undone_and_what_led_there_left_out(cluster: Cluster, tmp_path: Path) -> None:
+    """What tests/cluster/operator/test_operator_rollback.py sees, with the same data in the store."""
+    name, uri = "spike", f"s3://{e2e.BUCKET}/strange-{e2e.RUN}"
+    bad = strange(tmp_path)
+    job = e2e.bundled_job(name, e2e.pod(e2e.trainer(resources=BIG)))
+    job["spec"] |= rolling_back(bad, {"uri": f"s3://{e2e.BUCKET}/{name}-{e2e.RUN}", "secretName": "s3"})
+    job["spec"]["trainer"]["data"] = {"uri": uri}
+    shards = Path(bad.trainer["data"]["uri"])
+    for path in filter(Path.is_file, shards.rglob("*")):
+        Folder(uri).put(str(path.relative_to(shards)), path.read_bytes())
+    with cluster.running(job):
+        status = cluster.until("its end", lambda status: e2e.reason(status) == "Complete", name)
+        log = cluster.log(status["world"]["members"][0]["replica"])
+        check_went_back(bad, status, log, lambda reason: cluster.event(name, reason))
