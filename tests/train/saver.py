@@ -1,10 +1,15 @@
-"""A process that saves without a pause: two ranks' snapshots to memory, shipped and published as an uploader does."""
+"""A process that saves without a pause: two ranks' snapshots to memory, shipped and published as an uploader does. With
+KILLED_AT it is killed before that request of its second save that changes what is stored, and ends after the save if
+there are not so many."""
 
+import functools
 import itertools
 import os
+import signal
 import time
 from pathlib import Path
 
+import obstore
 import torch
 
 from concertina_agent.protocol import SnapshotId
@@ -32,6 +37,8 @@ def main():
     memory = [Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{r}"), states[r]) for r in range(RANKS)]
     said = os.open(os.environ["SAID"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for step in itertools.count(first):
+        if step == first + 1 and "KILLED_AT" in os.environ:
+            killed_at(int(os.environ["KILLED_AT"]))
         id = SnapshotId(round, step, "layout", RANKS)
         for rank, (state, snapshots) in enumerate(zip(states, memory, strict=True)):
             state.tensors[0].fill_(step)
@@ -40,6 +47,20 @@ def main():
             until_done(Ship(id, rank, str(snapshots.link_for_shipping(taken))), config)
         until_done(Publish(id), config)
         os.write(said, f"{step}\n".encode())
+        if step == first + 1 and "KILLED_AT" in os.environ:
+            os._exit(0)
+
+
+def killed_at(number):
+    requests = itertools.count(1)
+
+    def counted(request, *arguments, **options):
+        if next(requests) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return request(*arguments, **options)
+
+    for name in ("put", "delete"):
+        setattr(obstore, name, functools.partial(counted, getattr(obstore, name)))
 
 
 def until_done(request, config):

@@ -59,21 +59,40 @@ def wait_for(holds, what):
         time.sleep(0.002)
 
 
+def saving(parent, folder, uri, number, first, **more):
+    """A process that saves, its pid, and how many of its saves it has said to be durable."""
+    said = folder / f"said-{number}"
+    said.touch()
+    environment = {
+        "CONCERTINA_CHECKPOINT": f'{{"uri": "{uri}", "keep": {KEEP}}}', "CONCERTINA_UID": UID,
+        "CONCERTINA_ROUND": str(number), "FIRST_STEP": str(first),
+        "CONCERTINA_SNAPSHOTS": str(folder / "memory" / f"round-{number}"), "SAID": str(said), **more,
+    }  # fmt: skip
+    return parent.fork("saver:main", environment, sys.stderr.fileno()), lambda: said.read_text().count("\n")
+
+
+def test_killed_before_any_request_of_a_save(folder, parent, tmp_path):
+    """One after the other: each that writes or deletes, from the first part to the last file of what is not kept."""
+    uri, step, leftovers, codes = f"file://{tmp_path}/run", 0, set(), []
+    while not codes or codes[-1]:
+        number = len(codes) + 1
+        pid, published = saving(parent, folder, uri, number, step + 1, KILLED_AT=str(number))
+        codes.append(parent.wait(pid))
+        assert published() == 2 - bool(codes[-1])
+        latest, leftovers = left(uri, leftovers)
+        assert latest >= (number, step + published()), "what was said to be durable is gone"
+        step = latest[1]
+    assert {*codes[:-1]} == {-signal.SIGKILL}
+    assert len(codes) > 2 * RANKS + 2 + 2 * RANKS + 1, "parts and marks, the manifest and LATEST, and what goes"
+
+
 def test_what_latest_names_always_loads(folder, parent, storage_uri, request):
     server = request.getfixturevalue("s3") if storage_uri.startswith("s3") else None
     victims = ["trainer", "node"] + ["storage"] * (server is not None)
     chance, before, unfinished = random.Random(os.environ.get("CONCERTINA_SEED", "1")), (0, 0), 0
     leftovers = set()
     for number in range(1, CRASHES // 2 + 1):
-        said, memory = folder / f"said-{number}", folder / "memory"
-        environment = {
-            "CONCERTINA_CHECKPOINT": f'{{"uri": "{storage_uri}", "keep": {KEEP}}}', "CONCERTINA_UID": UID,
-            "CONCERTINA_ROUND": str(number), "FIRST_STEP": str(before[1] + 1),
-            "CONCERTINA_SNAPSHOTS": str(memory / f"round-{number}"), "SAID": str(said),
-        }  # fmt: skip
-        said.touch()
-        pid = parent.fork("saver:main", environment, sys.stderr.fileno())
-        published = lambda said=said: said.read_text().count("\n")  # noqa: E731
+        pid, published = saving(parent, folder, storage_uri, number, before[1] + 1)
         wait_for(published, "nothing is ever published")
         time.sleep(chance.uniform(0, LONGEST))
         victim = chance.choice(victims)
@@ -84,7 +103,7 @@ def test_what_latest_names_always_loads(folder, parent, storage_uri, request):
         os.kill(pid, signal.SIGKILL)
         parent.wait(pid)
         if victim == "node":
-            shutil.rmtree(memory)
+            shutil.rmtree(folder / "memory")
         latest, leftovers = left(storage_uri, leftovers)
         assert latest >= (number, before[1] + published()), "what was said to be durable is gone"
         assert latest[0] == number
