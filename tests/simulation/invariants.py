@@ -76,6 +76,8 @@ class Invariants:
                 raise Violation(f"{entry.replica} is blamed for what all ranks have seen alike: {entry}")
             if entry.reason == "SilentCorruption" and entry.replica not in self.world.rollbacks.flips:
                 raise Violation(f"{entry.replica} is said to be corrupted, and is not")
+            if entry.reason == "SilentCorruption" and entry.node not in {bad.node for bad in new.avoided_nodes}:
+                raise Violation(f"new pods don't keep off {entry.node}, where bits have flipped")
             if (
                 entry.reason in ("Hang", "Standstill")
                 and self.world.cluster.spec.failure_policy.hang_action == "Report"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from concertina.plan import backoff, claims, growth, membership, restore, rollback, rounds
+from concertina.plan import backoff, claims, growth, membership, nodes, restore, rollback, rounds
 from concertina_agent import stragglers, watchdog
 from concertina_agent.rounds import AgentCore
 from simulation.cluster import Cluster
@@ -120,8 +120,16 @@ def latest_is_not_told_what_was_undone(patch: Patch) -> None:
     patch.setattr(AgentCore, "_undo", lambda self, undone: None)
 
 
+def latest_takes_what_it_says_was_undone(patch: Patch) -> None:
+    patch.setattr(Storage, "voids", lambda self, id: False)
+
+
 def losses_are_somebodys_fault(patch: Patch) -> None:
     patch.setattr(rounds, "NOBODYS", frozenset())
+
+
+def nodes_where_bits_flip_are_used_again(patch: Patch) -> None:
+    patch.delitem(nodes.VERDICTS, "SilentCorruption")  # type: ignore[arg-type]
 
 
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
@@ -141,7 +149,9 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     the_last_rollback_alone_counts,
     samples_are_not_left_out,
     latest_is_not_told_what_was_undone,
+    latest_takes_what_it_says_was_undone,
     losses_are_somebodys_fault,
+    nodes_where_bits_flip_are_used_again,
 )
 ALONE: dict[Callable[[Patch], None], tuple[str, ...]] = {
     rounds_are_made_of_whoever_answers: ("cut_from_peers",),
@@ -153,6 +163,8 @@ ALONE: dict[Callable[[Patch], None], tuple[str, ...]] = {
     the_last_rollback_alone_counts: ("bad_samples", "storage_down", "glitch", "flip_bits", "kill_node"),
     samples_are_not_left_out: ("bad_samples",),
     latest_is_not_told_what_was_undone: ("bad_samples",),
+    latest_takes_what_it_says_was_undone: ("storage_down", "bad_samples", "api_down"),
     losses_are_somebodys_fault: ("bad_samples",),
+    nodes_where_bits_flip_are_used_again: ("flip_bits",),
 }
 """Planted faults that show soonest where few faults strike, a second apart, all the others being away."""

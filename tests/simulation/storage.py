@@ -35,9 +35,11 @@ class Storage:
     def refuses(self, id: SnapshotId) -> bool:
         """The fence: what a publisher reads off LATEST before it writes."""
         latest = self.latest
-        if any(some.covers(id.round, id.step) for some in self.undone):
-            return True
-        return latest is not None and (latest.round, latest.step) > (id.round, id.step)
+        return self.voids(id) or (latest is not None and (latest.round, latest.step) > (id.round, id.step))
+
+    def voids(self, id: SnapshotId) -> bool:
+        """Whether LATEST says that this state was undone."""
+        return any(some.covers(id.round, id.step) for some in self.undone)
 
     def undo(self, undone: Undone) -> Durable | None:
         """As `storage.rollback.undo`, by one conditional write; what LATEST names then."""

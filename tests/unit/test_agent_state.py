@@ -108,6 +108,16 @@ def test_all_that_was_undone_is_told_to_storage_the_last_at_the_end():
     assert driver.core.latest is None, "of the earlier one"
 
 
+def test_a_publication_that_is_refused_since_it_was_undone_is_no_trouble_with_storage():
+    driver = Driver(storage=p.Storage("Ready", BEYOND))
+    driver.begun("a", "b")
+    driver.say(w.Fault("LossSpike", "The loss is 9.", p.Rollback(50)))
+    driver.tell(e.PublishDone(snapshot(1, 60), None, "step 60 of round 1 was undone"))
+    assert driver.report.storage.state == "Ready"
+    driver.tell(e.PublishDone(snapshot(1, 50), None, "LATEST belongs to another job"))
+    assert driver.report.storage.state == "Error"
+
+
 def test_a_durable_drain_is_not_content_with_a_checkpoint_that_was_undone():
     driver = Driver(storage=p.Storage("Ready", BEYOND))
     driver.begun("a", round=2, restore=p.Restore("Memory", 50, snapshot(1, 50, 1), undone=UNDONE))

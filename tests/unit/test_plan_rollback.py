@@ -84,9 +84,12 @@ def test_a_rollback_and_its_samples_stand_in_the_status_with_the_claim_that_answ
     assert not {"RolledBack", "SamplesLeftOut"} & {event.reason for event in again.events}
 
 
-def test_a_corruption_blames_its_replica_which_is_replaced():
-    (entry,) = told("SilentCorruption").status.restarts.recent
+def test_a_corruption_blames_its_replica_which_is_replaced_on_another_node():
+    status = told("SilentCorruption").status
+    (entry,) = status.restarts.recent
     assert (entry.replica, entry.node, entry.rung) == ("demo-1-0", "node-1", "ReplacePod")
+    assert [avoided.node for avoided in status.avoided_nodes] == ["node-1"], "once is enough: memory does not mend"
+    assert not told("LossSpike").status.avoided_nodes
 
 
 def test_samples_left_out_in_a_running_round_are_joined_with_those_known():

@@ -281,6 +281,19 @@ def test_a_higher_round_seen_by_an_agent_is_claimed_beyond() -> None:
     assert not made.status.world.claim.committed
 
 
+def test_an_agent_that_was_restarted_since_it_answered_is_asked_again() -> None:
+    """What the old one was about to find out, of storage say, nobody would ever hear."""
+    seen = claimed(two={})
+    name, view = "demo-0-0", seen.agents["demo-0-0"]
+    assert view.report is not None
+    for instance, round, asked in (("reborn", 2, True), ("reborn", 1, False), ("i-demo-0-0", 2, False)):
+        report = replace(view.report, instance=instance, round=round)
+        now = replace(seen, agents={**seen.agents, name: replace(view, report=report)})
+        made = plan(now, T0 + 11.2)
+        assert (name in jobs.sends(made, protocol.Prepare)) == asked
+        assert made.status.world.claim.round == (3 if asked else 2)
+
+
 def test_a_new_operator_carries_on_with_the_claim_it_finds() -> None:
     seen = replace(claimed(), agents={})
     made = plan(seen, T0 + 12)

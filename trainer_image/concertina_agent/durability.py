@@ -26,8 +26,11 @@ class Durability:
     def latest(self) -> Optional[Durable]:
         """What LATEST names, unless it was undone."""
         latest = self.storage.latest if self.storage else None
-        void = latest is not None and any(some.covers(latest.round, latest.step) for some in self.undone)
-        return None if void else latest
+        return None if latest is None or self.voids(latest.round, latest.step) else latest
+
+    def voids(self, round: int, step: int) -> bool:
+        """Whether that state was undone."""
+        return any(some.covers(round, step) for some in self.undone)
 
     @property
     def all_shipped(self) -> bool:

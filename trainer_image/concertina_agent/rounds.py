@@ -302,6 +302,8 @@ class AgentCore(Preparing):
     def _publish_done(self, event: e.PublishDone) -> None:
         if self._current(event.id.round) is None:
             return
+        if event.durable is None and self._durability.voids(event.id.round, event.id.step):
+            return  # the fence has done what it is there for: storage is well
         if event.durable is None:
             self._storage_seen(e.StorageSeen(p.Storage("Error", None, event.message)))
             return

@@ -175,7 +175,7 @@ def proceed(look: Look) -> Decision | None:
     chosen = membership.choose(replies, look.members, look.spec) if patience is None else ()
     leaving = {} if made.from_storage else {name: _call(look, name, made) for name in leavers(look)}
     joined = together(look, {name: replies[name] for name in chosen}, leaving) if chosen else None
-    if _overtaken(calls, made) or (not chosen and _hopeless(look, made, names, calls)):
+    if _overtaken(calls, made) or _forgotten(look, replies) or (not chosen and _hopeless(look, made, names, calls)):
         again = claim(look, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
         if again:
             return replace(again, events=())  # told already
@@ -218,6 +218,17 @@ def _overtaken(calls: Mapping[str, Call], made: Claim) -> bool:
     return any(
         refused.round > made.round or (refused.round == made.round and refused.claim != made.claim_id)
         for refused in refusals
+    )
+
+
+def _forgotten(look: Look, replies: Mapping[str, Prepared]) -> bool:
+    """Whether an agent was restarted since it answered: the one that runs now has prepared nothing, and what the other
+    was about to find out (of storage, say) is never heard."""
+    views = {name: look.agent(name) for name in replies}
+    heard = {name: view.report for name, view in views.items() if view.connected and view.report}
+    return any(
+        report.instance != replies[name].instance and report.round >= replies[name].round
+        for name, report in heard.items()
     )
 
 

@@ -56,6 +56,8 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: It
 
 
 def _whence(origin: protocol.Restore) -> str:
+    if origin.durable and origin.voids(origin.durable):
+        return f"from the newest checkpoint of step {origin.step} or before"
     return {
         "Fresh": "from the beginning",
         "Memory": f"from the snapshot of step {origin.step}",

@@ -16,6 +16,7 @@ VERDICTS: Mapping[str, int] = {
     "NodeLost": 1,
     "Hang": 2,
     "Straggler": 2,
+    "SilentCorruption": 2,
     "ImageUnavailable": 2,
     "AgentNeverStarted": 2,
     "AgentCannotStart": 2,

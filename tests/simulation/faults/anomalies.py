@@ -25,7 +25,10 @@ def bad_samples(world: World, random: Random) -> None:
 
 
 def bad_run(world: World, random: Random) -> None:
-    """From somewhere ahead on no loss is finite any more, whatever is left out."""
+    """From somewhere ahead on no loss is finite any more, whatever is left out; and a few failures are all that the job
+    may have."""
+    policy = world.cluster.spec.failure_policy.model_copy(update={"max_restarts": random.randint(3, 6)})
+    world.cluster.edit(failure_policy=policy)
     first = _consumed(world) + random.randrange(6 * BATCH)
     world.tell(f"from sample {first} on no loss is finite")
     world.spoilt.update(dict.fromkeys(range(first, 100_000), math.nan))
