@@ -14,9 +14,9 @@ from builders.operator import Jobs, bundled
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
 STEPS, EVERY, BATCH = 200, 25, 12
-BOUND = 1e-3
-"""Of losses, relatively: what another order of sums comes to stays far below it (tests/train/test_trainer_balance.py
-derives how far), one wrong sample does not."""
+BOUND = 2e-4
+"""Of losses, relatively. Another order of sums was seen to change the sixth digit at most; one sample in twelve that is
+left out after a change of shares makes 1e-3."""
 
 
 @pytest.fixture
