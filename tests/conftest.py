@@ -7,6 +7,8 @@ from hypothesis import settings
 
 from builders.drills import FIGURES
 
+# What its checks compare is shown, as if it were a test.
+pytest.register_assert_rewrite("builders.strange")
 # An example's time says more about the machine's load than about the code.
 settings.register_profile("concertina", deadline=None)
 settings.load_profile("concertina")
