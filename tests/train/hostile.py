@@ -18,7 +18,7 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = urlsplit(upstream).netloc
         self.faults: list[tuple[str, str, str]] = []
-        """Method, part of the path, and what to do, each once: cut, truncate, flip, flip-request, 503."""
+        """Method, part of the path, and what to do, each once: cut, truncate, flip, flip-request, or a status."""
         self.done: list[str] = []
         self._lock = threading.Lock()
         if tls is not None:
@@ -48,8 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "cut":
             self.close_connection = True
             return
-        if fault == "503":
-            self.send_response(503)
+        if fault.isdigit():
+            self.send_response(int(fault))
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

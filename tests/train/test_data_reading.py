@@ -18,7 +18,7 @@ import torch
 
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data import batches
+from concertina_trainer.data import batches, cache
 from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
@@ -59,8 +59,8 @@ def stored(s3, files, tmp_path):
     return uri
 
 
-def held(cache):
-    return sorted(cache.glob("*.data"))
+def held(folder):
+    return sorted(folder.glob("*.data"))
 
 
 @pytest.mark.parametrize("threads", [1, 7])
@@ -151,6 +151,20 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(stored, expected, data_c
         time.sleep(0.01)
 
 
+REFUSALS = {
+    "deny": (403, b"<Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>"),
+    "expired": (400, b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"),
+    "hide": (404, b"<Error><Code>NoSuchKey</Code><Message>The key does not exist.</Message></Error>"),
+}
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """As many tries as ever, one soon after the other."""
+    monkeypatch.setattr(cache, "GRACE", (0.01, 0.01))
+    monkeypatch.setattr(cache, "_BACKOFF", (0.01,))
+
+
 class Between(http.server.BaseHTTPRequestHandler):
     """Stands between the reader and the S3 server, and spoils answers as its server's `spoil` says."""
 
@@ -162,6 +176,13 @@ class Between(http.server.BaseHTTPRequestHandler):
         how = self.server.spoil(name, self.server.asked[name])
         if how == "refuse":
             self.close_connection = True
+            return
+        if how in REFUSALS:
+            status, code = REFUSALS[how]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(code)))
+            self.end_headers()
+            self.wfile.write(code)
             return
         headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
         request = urllib.request.Request(self.server.upstream + self.path, headers=headers)
@@ -236,6 +257,58 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
     lost.set()
     with pytest.raises(StorageError, match="It was tried for 1 s"):
         impatient.read(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "uri", "sentence"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "s3://train/x", "refused the credentials for s3://train/x"),
+        ({"AWS_ENDPOINT_URL": "nowhere"}, "s3://train/x", "AWS_ENDPOINT_URL is 'nowhere', which is no http"),
+        ({}, "s3://nowhere/x", "The bucket nowhere does not exist at http://127.0.0.1"),
+        ({}, "s3://train/x", "s3://train/x has no manifest.json: build the data there, or correct trainer.data.uri"),
+    ],
+)
+def test_what_a_store_refuses_is_no_reason_to_wait(s3, monkeypatch, change, uri, sentence, hasty):
+    """Not for `patience_seconds`, which outlast this test."""
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    told = []
+    with pytest.raises(BadInput, match=sentence):
+        Reader(DataConfig(uri=uri, patience_seconds=86400), LENGTH, seed=1, told=lambda *each: told.append(each))
+    assert len(told) <= 2
+
+
+@pytest.mark.parametrize("how", ["deny", "expired", "hide"])
+def test_a_token_being_exchanged_or_an_object_not_visible_yet_is_no_refusal(stored, expected, between, how, hasty):
+    between.spoil = lambda name, nth: how if nth <= 2 and (how == "hide") == name.endswith("3.bin") else None
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+    assert between.asked["shard-000003.bin" if how == "hide" else "manifest.json"] == 3
+
+
+def test_a_shard_that_is_not_there_is_named(stored, between, hasty):
+    between.spoil = lambda name, nth: "hide" if name == "shard-000003.bin" else None
+    with pytest.raises(BadInput, match=r"shard-000003\.bin is missing though the manifest names it"):
+        Reader(DataConfig(uri=stored, patience_seconds=86400), LENGTH, seed=1).read(0, 600)
+    assert between.asked["shard-000003.bin"] == 3
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_refusal_of_what_was_given_before_is_waited_for(stored, expected, between, begun, hasty):
+    """A token that has expired, rights that were taken away: in the middle of a run that is as a store that is away."""
+    if not begun:
+        reader = Reader(DataConfig(uri=stored, fetch_threads=1), LENGTH, seed=1)
+    between.spoil = lambda name, nth: "deny"
+    denied = between.asked.copy()
+
+    def allow():
+        while (between.asked - denied).total() < 5:
+            time.sleep(0.01)
+        between.spoil = lambda name, nth: None
+
+    threading.Thread(target=allow).start()
+    if begun:
+        reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, begun=True)
+    assert (reader.read(0, 600) == expected).all()
 
 
 def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected, between):

@@ -13,6 +13,7 @@ from concertina_agent.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import Chunk, Facts, Layout
+from concertina_trainer.storage import stored as stored_checkpoints
 from concertina_trainer.storage.folder import Folder, StorageError
 from concertina_trainer.storage.stored import StoredCheckpoint
 from concertina_trainer.uploader import answer
@@ -26,6 +27,12 @@ def line(s3, monkeypatch):
     with hostile.proxy(s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """As many tries as ever, one soon after the other."""
+    monkeypatch.setattr(stored_checkpoints, "GRACE", (0.01, 0.01))
 
 
 def ship(tmp_path, uri: str) -> tuple[SnapshotId, str]:
@@ -74,12 +81,33 @@ def test_a_listing_or_a_deletion_that_fails_is_asked_for_again(line, stored, fau
     assert line.done == [fault, fault]
 
 
-def test_what_stays_bad_is_named(line, stored):
+def test_what_stays_bad_is_named(line, stored, hasty):
     part = StoredCheckpoint(stored).part(0)
     assert part.header.facts.position == 35
     line.faults = [("GET", ".safetensors", "flip")] * 100
     with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ do not have"):
         part.read([(part.part.size - 100, part.part.size)])
+
+
+@pytest.mark.parametrize("change", ["deleted", "shortened"])
+def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, stored, change, hasty):
+    folder = Folder(stored)
+    [key] = [key for key in folder.list("") if key.endswith(".safetensors")]
+    part = StoredCheckpoint(stored).part(0)
+    assert part.header.facts.position == 35
+    if change == "deleted":
+        folder.delete([key])
+    else:
+        folder.put(key, folder.get(key)[: part.part.size // 2])
+    with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are not there"):
+        part.read([(part.part.size - 100, part.part.size)])
+
+
+def test_a_part_that_is_not_visible_yet_is_waited_for(line, stored, hasty):
+    part = StoredCheckpoint(stored).part(0)
+    line.faults = [("GET", ".safetensors", "404")] * 2
+    assert part.header.facts.position == 35
+    assert line.done == ["404", "404"]
 
 
 @pytest.mark.parametrize("fault", ["cut", "503", "flip-request"])

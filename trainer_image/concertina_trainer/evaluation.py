@@ -82,14 +82,14 @@ class Evaluation:
         return found
 
 
-def validation_reader(config: TrainerConfig) -> Reader:
-    """Of what was set aside of each data set. Raises BadInput with a sentence."""
+def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
+    """Of what was set aside of each data set. `begun`: see Reader. Raises BadInput with a sentence."""
     aside = [
         source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
     ]
     data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside})
     try:
-        return Reader(data, config.model.sequence_length, SEED)
+        return Reader(data, config.model.sequence_length, SEED, begun=begun)
     except BadInput as error:
         raise BadInput(
             f"{error} trainer.evaluation needs what `concertina data build --validation SHARE` sets aside: build the "

@@ -134,13 +134,14 @@ def build(
     config: TrainerConfig, checkpoint: CheckpointConfig | None, world: World, step: int, reporter: Reporter
 ) -> Built:
     """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
-    reader = Reader(config.data, config.model.sequence_length, config.seed, told=reporter.stalled)
+    begun = step > 0
+    reader = Reader(config.data, config.model.sequence_length, config.seed, told=reporter.stalled, begun=begun)
     if reader.vocab_size > config.model.vocab_size:
         raise BadInput(
             f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
             f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
         )
-    aside = validation_reader(config) if config.evaluation else None
+    aside = validation_reader(config, begun) if config.evaluation else None
     model = parallel.sharded_model(config.model, config.precision, world)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.determinism is Determinism.bitwise)
     return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))

@@ -1,7 +1,8 @@
 """Files of data on this node: read where they lie, or fetched into a bounded folder that the node's workers share.
 
 A file is compared with its checksum each time it is opened. A store that is slow or lost is asked again and again until
-the deadline; a body that is cut off or wrong is fetched again, and named where it stays wrong.
+the deadline. What is not there, cut off or wrong is asked for again within seconds, and named where it stays so; so is
+what a store refuses, unless it has been given before: a token that expired is a reason to wait.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ from numpy.typing import NDArray
 
 from concertina_trainer.data.manifest import Shard
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.storage.folder import IMPATIENCE, Folder, Refused, StorageError
+from concertina_trainer.storage.refusals import GRACE
 
 Told = Callable[[str, float], None]
 """Why something is waited for, in a sentence, and for how many seconds now."""
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
-_FETCHES = 3
-"""Of a body that is not what the manifest says."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,11 @@ def documents_of(shard: Shard) -> Wanted:
 class Cache:
     """Of at most `limit` bytes, for all data sets and rounds; files that were not used for longest give way."""
 
-    def __init__(self, folder: Path, limit: int, patience: float) -> None:
-        """`patience`: seconds for which a store that doesn't answer is asked again."""
-        self._folder, self._limit, self._patience = folder, limit, patience
+    def __init__(self, folder: Path, limit: int, patience: float, begun: bool) -> None:
+        """`patience`: seconds for which a store that doesn't answer is asked again. `begun`: the run has read its data
+        before, in an earlier round."""
+        self._folder, self._limit, self._patience, self._begun = folder, limit, patience, begun
+        self._gave: set[str] = set()
         self._waiting: dict[int, str] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -80,6 +82,15 @@ class Cache:
     def waiting_for(self) -> str:
         """Why a thread is waiting for a store right now: a sentence; "" where none is."""
         return next(iter(list(self._waiting.values())), "")
+
+    def folder(self, uri: str) -> Folder:
+        """To give to the other methods. Raises BadInput, or StorageError, where the settings for it can't be used."""
+        try:
+            return Folder(uri, IMPATIENCE)
+        except Refused as error:
+            if self._begun:
+                raise
+            raise BadInput(str(error)) from error
 
     def open(self, source: Folder, wanted: Wanted) -> NDArray[np.uint8]:
         """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
@@ -100,34 +111,35 @@ class Cache:
         return np.frombuffer(mapped if mapped is not None and wanted.matches(mapped) else content, np.uint8)
 
     def _fetch(self, source: Folder, wanted: Wanted) -> bytes:
-        content = b""
-        for _ in range(_FETCHES):
-            content = self._asked(source, wanted.file)
-            if wanted.matches(content):
+        content = None
+        for wait in (*GRACE, 0.0):
+            content = self.get(source, wanted.file)
+            if content is not None and wanted.matches(content):
                 return content
-        raise wanted.damaged(source.uri, len(content))
-
-    def _asked(self, source: Folder, key: str) -> bytes:
-        content = self.get(source, key)
-        if content is None:
-            raise _missing(source.uri, key)
-        return content
+            time.sleep(wait)
+        raise _missing(source.uri, wanted.file) if content is None else wanted.damaged(source.uri, len(content))
 
     def get(self, source: Folder, key: str, told: Told = lambda reason, seconds: None) -> bytes | None:
         """Patiently; None where there is no such object. `told`: why it is waited for, again and again. Raises
-        StorageError after the deadline."""
+        StorageError after the deadline, and BadInput where a store that has given nothing yet refuses."""
         begun = time.monotonic()
-        deadline = begun + self._patience
+        deadline, grace = begun + self._patience, iter(GRACE)
         try:
             for seconds in _waits():
                 try:
-                    return source.get(key)
+                    content = source.get(key)
+                    self._gave.add(source.uri)
+                    return content
                 except StorageError as error:
-                    if time.monotonic() + seconds > deadline:
+                    final = isinstance(error, Refused) and not self._begun and source.uri not in self._gave
+                    wait = next(grace, None) if final else seconds
+                    if wait is None:
+                        raise BadInput(str(error)) from error
+                    if time.monotonic() + wait > deadline:
                         raise StorageError(f"{error} It was tried for {self._patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)
                     told(str(error), time.monotonic() - begun)
-                    time.sleep(seconds)
+                    time.sleep(wait)
             raise AssertionError("there is always another wait")
         finally:
             self._waiting.pop(threading.get_ident(), None)

@@ -18,7 +18,7 @@ from concertina_trainer.data.order import WINDOW, Order
 from concertina_trainer.data.rows import PLANS, Rows
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import IMPATIENCE, Folder, parts_of
+from concertina_trainer.storage.folder import parts_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DataSet:
         scheme, _, path = parts_of(uri)
         if scheme in ("", "file") and not Path(path).is_dir():
             raise BadInput(f"{uri} does not exist: build the data there, or correct trainer.data.uri.")
-        self._folder = Folder(uri, IMPATIENCE)  # the cache is patient
+        self._folder = cache.folder(uri)
         text = cache.get(self._folder, NAME, told)
         if text is None:
             raise BadInput(f"{uri} has no {NAME}: build the data there, or correct trainer.data.uri.")

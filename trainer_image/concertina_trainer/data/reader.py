@@ -39,12 +39,13 @@ class Reader:
 
     def __init__(
         self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
-        told: Told = lambda reason, seconds: None,
+        told: Told = lambda reason, seconds: None, begun: bool = False,
     ) -> None:  # fmt: skip
-        """`skipped`: see order.Skipped. `told`: of waiting for a store, meanwhile. Raises BadInput or StorageError with
-        a sentence."""
+        """`skipped`: see order.Skipped. `told`: of waiting for a store, meanwhile. `begun`: the run has read these data
+        in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
+        sentence."""
         limit = config.cache_mebibytes * 2**20
-        self._cache = Cache(folder_on_node(), limit, config.patience_seconds)
+        self._cache = Cache(folder_on_node(), limit, config.patience_seconds, begun)
         self._pool = concurrent.futures.ThreadPoolExecutor(config.fetch_threads, "fetch")
         sources, self.length, self.documents = config.sources, sequence_length, config.documents
         self._sets = [

@@ -22,6 +22,7 @@ from concertina_trainer.state.shardfile import Continued, Damaged, Facts, Header
 from concertina_trainer.state.train_state import ShardBytes, TrainState, overlapping
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
 from concertina_trainer.storage.folder import Folder
+from concertina_trainer.storage.refusals import final
 from concertina_trainer.storage.retention import lease
 from concertina_trainer.storage.rollback import go_back
 from concertina_trainer.storage.stored import StoredCheckpoint, resolve
@@ -138,12 +139,12 @@ def _resume(uri: str, state: TrainState, data: str, world: World) -> Facts:
 
 def _begin_with(uri: str, state: TrainState, world: World) -> None:
     """Weights alone; everything else stays as at step 0."""
-    if _same(world, is_checkpoint(uri) if world.rank == 0 else None):
+    if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         with _reading(uri, world) as folder:
             stored = StoredCheckpoint(folder)
             state.load_weights(stored.parts, stored.uri)
     else:
-        state.load_weights(SafetensorsFiles(uri).shards, uri)
+        state.load_weights(final(lambda: SafetensorsFiles(uri).shards), uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)
 
@@ -151,7 +152,7 @@ def _begin_with(uri: str, state: TrainState, world: World) -> None:
 @contextlib.contextmanager
 def _reading(uri: str, world: World) -> Iterator[str]:
     """The same checkpoint on all ranks, wherever LATEST moves meanwhile, and kept until all have read it."""
-    folder = _same(world, resolve(uri) if world.rank == 0 else None)
+    folder = _same(world, final(lambda: resolve(uri)) if world.rank == 0 else None)
     with lease(Folder(folder)) if world.rank == 0 else contextlib.nullcontext():
         yield folder
         dist.barrier()

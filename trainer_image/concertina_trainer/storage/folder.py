@@ -50,7 +50,15 @@ class StorageError(Exception):
     """A sentence for a person: what happened and what to do."""
 
 
-class NoFolder(StorageError):
+class Refused(StorageError):
+    """The store has answered, and will hardly answer otherwise in a while: a person must do something."""
+
+
+class Missing(Refused):
+    """An object that must be there is not, or is shorter than what was asked of it."""
+
+
+class NoFolder(Refused):
     """A folder of files that is not there."""
 
 
@@ -95,13 +103,13 @@ class Folder:
         elif scheme in ("file", ""):
             self._directory = Path(path)
             if self._directory.exists() and not self._directory.is_dir():
-                raise StorageError(f"{self._directory} is a file where a folder is needed: correct the URI.")
+                raise Refused(f"{self._directory} is a file where a folder is needed: correct the URI.")
             if not create and not self._directory.is_dir():
                 raise NoFolder(f"The folder {self._directory} does not exist: make it, or correct the URI.")
             with self._sentences(sentences.OPEN):
                 self._store = LocalStore(self._directory, mkdir=create, automatic_cleanup=True)
         else:
-            raise StorageError(f"{uri} can't be used: its scheme must be {SCHEMES}.")
+            raise Refused(f"{uri} can't be used: its scheme must be {SCHEMES}.")
 
     def get(self, key: str) -> bytes | None:
         """None where there is no such object."""
@@ -231,14 +239,14 @@ class Folder:
     def _sentences(self, doing: str, missing_is_error: bool = False) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            if missing_is_error or any(sign in str(error) for sign in sentences.NO_HOLDER):
-                raise StorageError(self._sentence(doing, error)) from error
-            raise
         except (BaseError, OSError, ValueError) as error:
-            raise StorageError(self._sentence(doing, error)) from error
+            if isinstance(error, FileNotFoundError) and not missing_is_error and sentences.is_missing(error):
+                raise
+            sentence, refused = self._said(doing, error)
+            kind = Missing if sentences.is_missing(error) else Refused if refused else StorageError
+            raise kind(sentence) from error
 
-    def _sentence(self, doing: str, error: Exception) -> str:
+    def _said(self, doing: str, error: Exception) -> sentences.Said:
         if self._kind is None:
             return sentences.of_files(self.uri, doing, error)
         return sentences.of_cloud(self.uri, self._kind, self._holder, doing, error)

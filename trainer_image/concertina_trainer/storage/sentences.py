@@ -1,9 +1,11 @@
-"""What a store's refusal means, as a sentence for a person: what happened, why, and what to do."""
+"""What a store's refusal means, as a sentence for a person: what happened, why, and what to do; and whether the store
+refused, or is only away."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from typing import NamedTuple
 
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -13,7 +15,9 @@ NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 """What stores say of a bucket or container that is not there."""
 NOT_ALLOWED = ("Permission denied", "Read-only file system")
 """What this file system says of a place that may not be written to."""
-DENIED = ("401 Unauthorized", "403 Forbidden")
+DENIED = ("401 Unauthorized", "403 Forbidden", "<Code>ExpiredToken<", "<Code>InvalidToken<")
+SHORT = ("416 ", "Requested range was invalid")
+"""What is there of an object that ends before what is asked of it begins."""
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
 """Where clients ask for a machine's own credentials, when they have been given none."""
 IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
@@ -26,9 +30,15 @@ MOST = 300
 """Characters of what a store said."""
 
 
+class Said(NamedTuple):
+    sentence: str
+    refused: bool
+    """The store has answered, or would not be asked at all: the same request will hardly do better in a while."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A sentence, and what the text of an error must hold one of; the first rule that fits counts."""
+    """Of a refusal: a sentence, and what the text of an error must hold one of; the first rule that fits counts."""
 
     signs: tuple[str, ...]
     sentence: str
@@ -58,7 +68,7 @@ AWAY = "{where} can't be reached for {uri} ({doing}): check the endpoint and the
 ELSE = "Could not {doing} below {uri}: {said}."
 
 
-def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> str:
+def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> Said:
     """Of an error of the store behind a URI."""
     text = str(error)
     identity = kind.identity()
@@ -71,29 +81,36 @@ def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) ->
     }  # fmt: skip
     for rule in CLOUD:
         if _any(rule.signs, text):
-            return rule.sentence.format(**facts)
+            return Said(rule.sentence.format(**facts), True)
     if _any(IDENTITY, text):
-        return TOKEN.format(**facts)
+        return Said(TOKEN.format(**facts), not cut_off(error))
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _any(DENIED, text):
-        return REFUSED.format(**facts, remedy=remedy.format(**facts))
+        return Said(REFUSED.format(**facts, remedy=remedy.format(**facts)), True)
     if doing == OPEN:
-        return SETTINGS.format(**facts)
-    return (AWAY if _any(UNREACHABLE, text) else ELSE).format(**facts)
+        return Said(SETTINGS.format(**facts), True)
+    return Said((AWAY if _any(UNREACHABLE, text) else ELSE).format(**facts), False)
 
 
 _KEYS = "set {kind.keys} to such as may read and write it (for a job: in the Secret that checkpoint.secretName names)"
 
 
-def of_files(uri: str, doing: str, error: Exception) -> str:
+def of_files(uri: str, doing: str, error: Exception) -> Said:
     """Of an error of this file system."""
     text = str(error)
     if "No space left" in text:
-        return f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI."
+        return Said(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
     if isinstance(error, PermissionError) or _any(NOT_ALLOWED, text):
-        return f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+        said = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+        return Said(said, True)
     if isinstance(error, FileNotFoundError):
-        return ELSE.format(doing=doing.strip(), uri=uri, said="it is not there")
-    return ELSE.format(doing=doing.strip(), uri=uri, said=_said(text))
+        return Said(ELSE.format(doing=doing.strip(), uri=uri, said="it is not there"), False)
+    return Said(ELSE.format(doing=doing.strip(), uri=uri, said=_said(text)), False)
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether an object is not there, or not so long."""
+    text = str(error)
+    return _any(SHORT, text) or (isinstance(error, FileNotFoundError) and not _any(NO_HOLDER, text))
 
 
 def cut_off(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -13,11 +14,10 @@ from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import Damaged, Header, parse_header
 from concertina_trainer.storage import manifest as manifests
 from concertina_trainer.storage.checkpoint import read_latest
-from concertina_trainer.storage.folder import Folder, NoFolder, StorageError
+from concertina_trainer.storage.folder import Folder, Missing, NoFolder, StorageError
 from concertina_trainer.storage.manifest import BLOCK, Manifest, Part, PartMark
+from concertina_trainer.storage.refusals import GRACE
 
-TRIES = 3
-"""Bytes with a wrong checksum are asked for again: they may have gone wrong on the way."""
 Span = tuple[int, int]
 """The bytes [begin, end) of a file."""
 
@@ -76,13 +76,19 @@ class StoredPart:
         return mark.blocks
 
     def _checked(self, span: Span, whole: Callable[[memoryview], bool]) -> memoryview:
-        for _ in range(TRIES):
-            data = self._folder.read_range(self.part.key, *span)
-            if len(data) == span[1] - span[0] and whole(data):
-                return data
+        problem = ""
+        for wait in (*GRACE, 0.0):
+            try:
+                data = self._folder.read_range(self.part.key, *span)
+                if len(data) == span[1] - span[0] and whole(data):
+                    return data
+                problem = "do not have the checksum of the manifest"
+            except Missing:
+                problem = "are not there"
+            time.sleep(wait)
         raise BadInput(
-            f"{self.uri} is damaged: its bytes {span[0]} to {span[1]} do not have the checksum of the manifest, read "
-            f"{TRIES} times. Use an older checkpoint: `concertina checkpoint list` shows which there are."
+            f"{self.uri} is damaged: its bytes {span[0]} to {span[1]} {problem}, read {len(GRACE) + 1} times. Use an "
+            "older checkpoint: `concertina checkpoint list` shows which there are."
         )
 
 

@@ -1,0 +1,27 @@
+"""How long what a store refuses is asked for again: a token may just be exchanged, an object not be visible yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from concertina_trainer.errors import BadInput
+from concertina_trainer.storage.folder import Refused
+
+GRACE = (0.5, 2.0)
+"""Seconds from one try to the next; what is still refused after the last one is refused for good."""
+T = TypeVar("T")
+
+
+def final(ask: Callable[[], T]) -> T:
+    """What it returns. Raises BadInput where it is refused for good."""
+    for wait in GRACE:
+        try:
+            return ask()
+        except Refused:
+            time.sleep(wait)
+    try:
+        return ask()
+    except Refused as error:
+        raise BadInput(str(error)) from error
