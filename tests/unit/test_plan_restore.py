@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from builders import jobs
 from concertina.api.status import Base, CheckpointMark, JobStatus, World, rfc3339
@@ -62,6 +64,43 @@ def test_the_newest_whole_state_that_is_not_void(
     found = restore.choose(replies, [Storage("Ready", latest)], status, UID, WITH_STORAGE)
     assert not isinstance(found, restore.Unknown)
     assert (found.source, found.step) == (source, step)
+
+
+STATES = st.tuples(st.integers(1, 3), st.integers(0, 9))
+"""(round, step)"""
+HELD = st.dictionaries(STATES, st.sets(st.integers(0, 2), min_size=1).map(lambda some: tuple(sorted(some))), max_size=4)
+
+
+@settings(max_examples=300)
+@given(
+    replies=st.dictionaries(st.sampled_from("abc"), HELD), latest=st.none() | STATES, foreign=st.booleans(),
+    start=st.none() | STATES,
+)  # fmt: skip
+def test_a_round_goes_on_from_the_newest_whole_state_and_never_mixes_two(
+    replies: dict[str, dict[tuple[int, int], tuple[int, ...]]], latest: Any, foreign: bool, start: Any
+) -> None:
+    named = durable(*latest, "another" if foreign else UID) if latest else None
+    status = base(*start) if start else JobStatus()
+    prepared = {
+        name: Prepared("", "i", 9, "c", 1, "s", (), tuple(Held(id_of(*at, 3), shards) for at, shards in held.items()))
+        for name, held in replies.items()
+    }
+    found = restore.choose(prepared, [Storage("Ready", named)], status, UID, WITH_STORAGE)
+    assert not isinstance(found, restore.Unknown)
+
+    good = lambda at: not start or at[0] >= start[0] or at[1] <= start[1]  # noqa: E731
+    every = {at for held in replies.values() for at in held}
+    shards = {at: {shard for held in replies.values() for shard in held.get(at, ())} for at in every}
+    whole = {at for at in every if shards[at] == {0, 1, 2} and good(at)}
+    stored = named is not None and (foreign or good(latest))
+    if whole and not (stored and not foreign and latest > max(whole)):
+        assert (found.source, found.id) == ("Memory", id_of(*max(whole), 3))
+        holders = {str(s): tuple(name for name in replies if s in replies[name].get(max(whole), ())) for s in range(3)}
+        assert found.holders == holders, "those and no others"
+    elif named:
+        assert (found.source, found.durable) == ("Storage", named)
+    else:
+        assert found.source == "Fresh"
 
 
 def test_the_holders_of_each_shard_are_named() -> None:
