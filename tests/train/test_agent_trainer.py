@@ -1,11 +1,13 @@
 """The whole replica: agents, the bundled trainer with torch, snapshots in memory; the test speaks as the operator."""
 
 import asyncio
+import contextlib
 import json
 import os
 
 from replicas import UID, newest_complete, running, trained
 
+from concertina.plan import memory
 from concertina_agent import protocol as p
 
 
@@ -14,13 +16,42 @@ def environment(trainer, data, **more) -> dict[str, str]:
     return {"CONCERTINA_TRAINER": json.dumps({**trainer, **more}), "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"]}
 
 
+def arenas(replica):
+    """How many states its volume holds: slots, copies, what was pulled, what is on its way to storage."""
+    found = set()
+    for path in (path for kind in ("snapshots", "copies", "fetched") for path in (replica.folder / kind).rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            if ".json" not in path.name and path.is_file():
+                found.add(path.stat().st_ino)
+    return len(found)
+
+
+@contextlib.asynccontextmanager
+async def most_arenas(job):
+    """The most that any replica has held, looked at again and again."""
+    most = [0]
+
+    async def look():
+        while True:
+            most[0] = max(most[0], *await asyncio.to_thread(lambda: [arenas(one) for one in job.replicas.values()]))
+            await asyncio.sleep(0.01)
+
+    looking = asyncio.ensure_future(look())
+    try:
+        yield most
+    finally:
+        looking.cancel()
+
+
 def test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval(folder, trainer, data):
     """3 replicas train; a worker is killed, all go on; a whole replica is killed, two go on; a third joins; the end."""
 
     async def body():
-        async with running(folder, 3, ["--bundled"], **environment(trainer, data, steps=70)) as job:
+        steps = environment(trainer, data, steps=70)
+        async with running(folder, 3, ["--bundled"], **steps) as job, most_arenas(job) as most:
             await job.begin(1, job[0], job[1], job[2])
             await job.until(job[0], trained(20))
+            assert 4 <= most[0] <= memory.OWN + memory.COPIES, "more than the plan has counted on"
             os.kill(job[2].worker_pids()[2], 9)
             report = await job.until(job[0], lambda r: r.failures)
             on_peers = report.progress.snapshot_step

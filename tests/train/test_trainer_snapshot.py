@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import node
 import pytest
@@ -15,9 +16,9 @@ from endless import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_trainer.errors import BadInput
+from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.state.shardfile import header_length, parse_header
-from concertina_trainer.state.snapshot import Snapshots
+from concertina_trainer.state.snapshot import Slot, Snapshots
 
 
 def held(path):
@@ -65,6 +66,24 @@ def test_the_slots_go_round_and_keep_up_means_the_last_but_one_is_complete(tmp_p
     assert snapshots.keeping_up
 
 
+def resident(path):
+    """Bytes of this process's mapping of a file that are in memory and mapped."""
+    within, kilobytes = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.partition(" ")[0]:
+            within = line.endswith(str(path))
+        elif within and line.startswith("Rss:"):
+            kilobytes += int(line.split()[1])
+    return 1024 * kilobytes
+
+
+def test_a_slot_has_all_its_pages_before_the_first_snapshot_is_copied(folder):
+    state = State(500_000)
+    slot = Slot(folder / "slot-0", state)
+    assert slot.path.stat().st_blocks * 512 >= state.layout.size, "allocated"
+    assert resident(slot.path) >= state.layout.size, "and mapped: the copy takes no page faults"
+
+
 def test_killed_at_any_moment_a_mark_never_lies(folder, parent):
     """A process writes without a pause and is killed 25 times, most often in the middle of a slot."""
     for i in range(25):
@@ -96,13 +115,23 @@ def test_a_part_on_its_way_to_storage_stays_as_it_is(tmp_path):
     assert not snapshots.shipping
 
 
-def test_no_room_is_said_before_a_byte_is_written(tmp_path):
-    state = State(1_000_000)
+@pytest.mark.parametrize(
+    ("other", "error", "sentence"),
+    [
+        ("", BadInput, "too small for three of them and a peer's copy"),
+        ("snapshots/round-1/shard-0", RestoreFailed, "beside those of the round before"),
+        ("copies/round-1/shard-3", RestoreFailed, "beside those of the round before"),
+    ],
+)
+def test_no_room_is_said_before_a_byte_is_written(tmp_path, other, error, sentence):
+    """For good, or for a state that takes less room: what storage has makes the arenas of the round before void."""
+    (tmp_path / other).mkdir(parents=True, exist_ok=True)
+    folder, state = tmp_path / "snapshots" / "round-2" / "shard-0", State(1_000_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(BadInput, match="no room for a snapshot of 8 MiB"):
-            Snapshots(tmp_path, state).take(state.at(0))
+        with pytest.raises(error, match=f"no room for a snapshot of 8 MiB in .*{sentence}"):
+            Snapshots(folder, state).take(state.at(0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []

@@ -56,6 +56,13 @@ def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
     assert "with 2 replicas the snapshots of each take 9,646 MiB (of 3,859 MiB of state" in event.message
 
 
+def test_a_job_that_fits_but_not_twice_is_warned_of_its_first_recovery():
+    (event,) = (event for event in first(limited("8Gi")).events if event.reason == "MemoryTight")
+    assert "with 4 replicas the snapshots of each take 4,823 MiB" in event.message
+    assert "7,373 MiB: enough while nothing happens, but after a failure there may be twice as many" in event.message
+    assert not [event for event in first(limited("11Gi")).events if event.reason == "MemoryTight"]
+
+
 def test_one_replica_has_no_copies_of_another_and_no_limit_is_no_worry():
     assert memory.needed(limited("1Gi"), 1) == 3 * 12 * ModelConfig.model_validate(LARGE).weights
     assert first(jobs.spec()).actions

@@ -2,7 +2,8 @@
 
 A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
 its workers, and two of the replica before it; with one replica there is no other. They live in nine tenths of the
-container's memory (`share`).
+container's memory (`share`). While a round begins, as many may be there of the round before: until there is a new
+snapshot that is complete on all peers.
 """
 
 from __future__ import annotations
@@ -48,11 +49,21 @@ def too_small(look: Look) -> Decision | None:
 
 
 def tight(look: Look) -> tuple[Event, ...]:
-    """Told once, when the job begins: it fits now, and would not when it has shrunk."""
+    """Told once, when the job begins: it fits now, and would not when it has shrunk, or while it recovers."""
     spec = look.spec
-    if not spec.bundled or look.status.start_time or not (has := room(spec)) or needed(spec, sizes.least(spec)) <= has:
+    if not spec.bundled or look.status.start_time or not (has := room(spec)):
         return ()
-    return (Event("Warning", "MemoryTight", f"{_sentence(spec, sizes.least(spec), has)}. {_ADVICE}"),)
+    least, recovering = needed(spec, sizes.least(spec)), 2 * needed(spec, sizes.most(spec))
+    if max(least, recovering) <= has:
+        return ()
+    if least > has:
+        said = _sentence(spec, sizes.least(spec), has)
+    else:
+        said = (
+            f"{_sentence(spec, sizes.most(spec), has)}: enough while nothing happens, but after a failure there may be "
+            "twice as many for a moment, those of the round before beside the new ones"
+        )
+    return (Event("Warning", "MemoryTight", f"{said}. {_ADVICE}"),)
 
 
 _ADVICE = "Raise resources.limits.memory of the container trainer, or have more replicas (also elastic.minReplicas)"

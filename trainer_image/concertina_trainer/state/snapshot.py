@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from concertina_agent.protocol import SnapshotId
-from concertina_trainer.errors import BadInput
+from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.state.shardfile import Facts
 from concertina_trainer.state.train_state import DTYPES, TrainState
 
@@ -175,11 +175,7 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
         mapped = mmap.mmap(descriptor, size)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise BadInput(
-            f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror}): the replica's "
-            "memory volume is too small for three of them and a peer's copy. Raise its size and the pod's memory, or "
-            "use more replicas."
-        ) from error
+        raise _no_room(path, size, error) from error
     finally:
         os.close(descriptor)
     with contextlib.suppress(OSError):  # an old kernel: the pages are faulted in one by one
@@ -187,3 +183,15 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
     path.with_suffix(".json").unlink(missing_ok=True)
     draft.replace(path)
     return mapped
+
+
+def _no_room(path: Path, size: int, error: OSError) -> Exception:
+    """`path` is <volume>/snapshots/round-<r>/shard-<k>/slot-<n>. Where those of the round before take room too,
+    going on from durable storage, which makes them void, is a way out; else there is none."""
+    said = f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror})"
+    advice = "Raise its size and the pod's memory, or use more replicas."
+    snapshots, mine = path.parents[2], path.parents[1].name
+    rounds = {other.name for kind in ("snapshots", "copies") for other in (snapshots.parent / kind).glob("round-*")}
+    if rounds - {mine}:
+        return RestoreFailed(f"{said} beside those of the round before, which are still needed. {advice}")
+    return BadInput(f"{said}: the replica's memory volume is too small for three of them and a peer's copy. {advice}")
