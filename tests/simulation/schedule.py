@@ -9,7 +9,7 @@ from simulation.faults.table import ANOMALIES, CALM, CONDITIONS, FAULTS
 
 SPAN = 40.0
 """Seconds within which faults strike; then all is mended."""
-ANOMALOUS = 0.4
+ANOMALOUS = 0.25
 """How likely it is that training goes wrong by itself, within the seconds in which most jobs train."""
 TRAINING = (2.0, 25.0)
 
