@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from concertina.plan import backoff, claims, growth, membership, nodes, restore, rollback, rounds
+from concertina.plan import backoff, budget, claims, commits, growth, membership, nodes, restore, rollback, rounds
 from concertina_agent import stragglers, watchdog
+from concertina_agent.protocol import Restore
 from concertina_agent.rounds import AgentCore
 from simulation.cluster import Cluster
 from simulation.storage import Storage
@@ -116,6 +117,34 @@ def samples_are_not_left_out(patch: Patch) -> None:
     patch.setattr(rollback, "skipped", lambda look: look.status.skipped)
 
 
+def samples_left_out_are_trained_on_later(patch: Patch) -> None:
+    """The status has them, and no round is told."""
+    choose = restore.choose
+
+    def untold(*known: Any) -> Any:
+        found = choose(*known)
+        return dataclasses.replace(found, skipped=()) if isinstance(found, Restore) else found
+
+    patch.setattr(commits.restore, "choose", untold)
+
+
+def a_rollback_is_forgotten(patch: Patch) -> None:
+    """When the round that asked for it is over."""
+    seen = rollback.seen
+    patch.setattr(rollback, "seen", lambda look: seen(look) if look.report else None)
+
+
+def bits_flip_where_the_lead_is(patch: Patch) -> None:
+    restart = budget.restart
+
+    def blames(look: Any, cause: Any) -> Any:
+        entry = restart(look, cause)
+        corrupted = entry is not None and entry.reason == "SilentCorruption"
+        return entry.model_copy(update={"replica": look.lead.replica}) if corrupted else entry
+
+    patch.setattr(budget, "restart", blames)
+
+
 def latest_is_not_told_what_was_undone(patch: Patch) -> None:
     patch.setattr(AgentCore, "_undo", lambda self, undone: None)
 
@@ -148,6 +177,9 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     what_was_undone_is_gone_on_from,
     the_last_rollback_alone_counts,
     samples_are_not_left_out,
+    samples_left_out_are_trained_on_later,
+    a_rollback_is_forgotten,
+    bits_flip_where_the_lead_is,
     latest_is_not_told_what_was_undone,
     latest_takes_what_it_says_was_undone,
     losses_are_somebodys_fault,
@@ -162,6 +194,9 @@ ALONE: dict[Callable[[Patch], None], tuple[str, ...]] = {
     what_was_undone_is_gone_on_from: ("bad_samples",),
     the_last_rollback_alone_counts: ("bad_samples", "storage_down", "glitch", "flip_bits", "kill_node"),
     samples_are_not_left_out: ("bad_samples",),
+    samples_left_out_are_trained_on_later: ("glitch",),
+    a_rollback_is_forgotten: ("glitch",),
+    bits_flip_where_the_lead_is: ("flip_bits",),
     latest_is_not_told_what_was_undone: ("bad_samples",),
     latest_takes_what_it_says_was_undone: ("storage_down", "bad_samples", "api_down"),
     losses_are_somebodys_fault: ("bad_samples",),
