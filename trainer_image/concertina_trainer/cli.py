@@ -64,6 +64,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
     add("--column", default=recipe.column, help="of .jsonl, .parquet and .arrow (default: %(default)s)")
     add("--validation", type=float, default=0.0, help="share of documents set aside, by hash (default: %(default)g)")
     add("--against", action="append", default=[], metavar="FILE", help="evaluation data: count its n-grams found")
+    add("--against-column", default="", help="of the evaluation data (default: that of --column)")
     add("--ngram", type=_at_least(1), default=recipe.ngram, help="words of an n-gram (default: %(default)s)")
     add(
         "--shard-mebibytes",
@@ -101,10 +102,10 @@ def _build(options: argparse.Namespace) -> None:
         raise BadInput("--validation is a share of all documents: give a number from 0 to below 1.")
     recipe = Recipe(
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
-        tuple(options.against), options.ngram,
+        tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
     recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
-    sources = find(options.sources, options.pattern)
+    sources = find(options.sources, options.pattern, lambda said: print(said, file=sys.stderr))
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
     last = None

@@ -95,8 +95,11 @@ def _source(path: Path) -> Source:
 def _key(parts: Sequence[Part], recipe: Recipe) -> str:
     """Of what an interrupted run must have had in common with this one."""
     against = find(recipe.against) if recipe.against else []
+    options = dataclasses.asdict(recipe)
+    if not recipe.against_column:  # so that what was built before there was one is known again
+        del options["against_column"]
     content = [
-        dataclasses.asdict(recipe), recipe.load_tokenizer().digest,
+        options, recipe.load_tokenizer().digest,
         [dataclasses.asdict(source) for source in against], [dataclasses.asdict(part) for part in parts],
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

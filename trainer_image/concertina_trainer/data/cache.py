@@ -114,9 +114,10 @@ class Cache:
         content = None
         for wait in (*GRACE, 0.0):
             content = self.get(source, wanted.file)
-            if content is not None and wanted.matches(content):
+            if content is None:
+                time.sleep(wait)
+            elif wanted.matches(content):
                 return content
-            time.sleep(wait)
         raise _missing(source.uri, wanted.file) if content is None else wanted.damaged(source.uri, len(content))
 
     def get(self, source: Folder, key: str, told: Told = lambda reason, seconds: None) -> bytes | None:

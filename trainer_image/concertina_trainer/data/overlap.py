@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from concertina_trainer.data.order import mix
 from concertina_trainer.data.sources import cut, documents, find
 from concertina_trainer.data.write import Overlap, Recipe
+from concertina_trainer.errors import BadInput
 
 _Hashes = NDArray[np.uint64]
 _BASE = np.uint64(0x9E3779B97F4A7C15 | 1)
@@ -64,17 +65,21 @@ def ngrams(text: bytes, count: int) -> _Hashes:
 @functools.lru_cache(maxsize=1)
 def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
     """Of each evaluation file, the n-grams of each document."""
-    return [
-        (
-            source.location,
-            [
-                ngrams(text, recipe.ngram)
-                for piece in cut(source, 2**30, recipe.column)
-                for text in documents(piece, recipe.column)
-            ],
-        )
-        for source in find(recipe.against)
-    ]
+    column = recipe.against_column or recipe.column
+    try:
+        return [
+            (
+                source.location,
+                [
+                    ngrams(text, recipe.ngram)
+                    for piece in cut(source, 2**30, column)
+                    for text in documents(piece, column)
+                ],
+            )
+            for source in find(recipe.against)
+        ]
+    except BadInput as error:  # it advises what holds for training data
+        raise BadInput(str(error).replace("--column", "--against-column")) from error
 
 
 @functools.lru_cache(maxsize=1)

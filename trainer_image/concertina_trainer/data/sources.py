@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from concertina_trainer.data.rangefile import open_range, split
+from concertina_trainer.data.splits import TRAINING, split_of
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage.folder import Entry, Folder
 
@@ -54,28 +55,30 @@ class Piece:
     """Bytes, about, of its text."""
 
 
-def find(places: Sequence[str], pattern: str = "") -> list[Source]:
+def find(places: Sequence[str], pattern: str = "", told: Callable[[str], None] = lambda said: None) -> list[Source]:
     """Files in a fixed order. A folder gives those that match `pattern`; without one, those of the formats above that
-    it holds (of a `datasets` folder with splits: the split `train`), else all. Raises BadInput where there is none."""
-    found = [source for place in places for source in _below(place, pattern)]
+    it holds (where they are splits: the split `train`), else all. `told`: what was left out. Raises BadInput where
+    there is none, or no telling which of several splits is meant."""
+    found = [source for place in places for source in _below(place, pattern, told)]
     if not found:
         raise BadInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
     return found
 
 
-def _below(place: str, pattern: str) -> list[Source]:
-    place = place.removeprefix("file://")
+def _below(place: str, pattern: str, told: Callable[[str], None]) -> list[Source]:
+    place = place.removeprefix("file://").rstrip("/") or "/"
     if "://" in place:
-        return _stored(place.rstrip("/"), pattern)
-    root = Path(place)
-    if not root.exists():
-        raise BadInput(f"{place} does not exist.")
-    if root.is_file():
-        return [_local(root)]
-    if not pattern and (root / "dataset_dict.json").is_file() and (root / "train").is_dir():
-        root = root / "train"
-    files = sorted(file for file in root.glob(pattern or "**/*") if file.is_file() and not _hidden(file, root))
-    return _data_files([_local(file) for file in files], pattern)
+        sources = _stored(place, pattern)
+    else:
+        root = Path(place)
+        if not root.exists():
+            raise BadInput(f"{place} does not exist.")
+        if root.is_file():
+            return [_local(root)]
+        place = str(root.absolute())
+        files = sorted(file for file in root.glob(pattern or "**/*") if file.is_file() and not _hidden(file, root))
+        sources = [_local(file) for file in files]
+    return sources if pattern else _training(place, sources, told)
 
 
 def _hidden(file: Path, root: Path) -> bool:
@@ -93,17 +96,27 @@ def _stored(uri: str, pattern: str) -> list[Source]:
         folder, name = split(uri)
         return [_object(uri, entry) for key, entry in Folder(folder).entries().items() if key == name]
     keys = [key for key in sorted(listed) if fnmatch(key, pattern or "*")]
-    return _data_files([_object(f"{uri}/{key}", listed[key]) for key in keys], pattern)
+    return [_object(f"{uri}/{key}", listed[key]) for key in keys]
 
 
 def _object(uri: str, entry: Entry) -> Source:
     return Source(uri, entry.size, int(entry.at.timestamp()) * 10**9)
 
 
-def _data_files(sources: list[Source], pattern: str) -> list[Source]:
-    """Beside files of data, a folder of Hugging Face holds others that describe it, some of them JSON."""
+def _training(place: str, sources: list[Source], told: Callable[[str], None]) -> list[Source]:
+    """Of a folder's files those to train on: beside data, a folder of Hugging Face holds files that describe it (some
+    of them JSON), and what is to be kept from training."""
     data = [source for source in sources if source.format != "text" and not source.location.endswith(".json")]
-    return data if data and not pattern else sources
+    names = [source.location.removeprefix(f"{place}/") for source in data]
+    whole = any(source.location == f"{place}/dataset_dict.json" for source in sources)
+    splits = [name.partition("/")[0] if whole else split_of(name) for name in names]
+    kinds = sorted(set(splits))
+    if len(kinds) < 2 or "" in kinds:
+        return data or sources
+    if TRAINING not in kinds:
+        raise BadInput(f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern.")
+    told(f"{place}: of its splits {', '.join(kinds)}, {TRAINING} is taken; --pattern chooses others")
+    return [source for source, split in zip(data, splits, strict=True) if split == TRAINING]
 
 
 def cut(source: Source, piece_bytes: int, column: str) -> list[Piece]:
@@ -133,8 +146,13 @@ def _row_group_sizes(source: Source, column: str) -> list[int]:
     import pyarrow.parquet as parquet
 
     with open_range(source.location, source.size) as file, _as_input(source):
-        metadata = parquet.ParquetFile(file).metadata
-        index = _column(source, column, [metadata.schema.column(i).path for i in range(metadata.num_columns)])
+        opened = parquet.ParquetFile(file)
+        metadata = opened.metadata
+        _column(source, column, opened.schema_arrow.names)
+        paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        if column not in paths:
+            raise _not_text(source, column, str(opened.schema_arrow.field(column).type))
+        index = paths.index(column)
         groups = [metadata.row_group(i).column(index) for i in range(metadata.num_row_groups)]
         return [int(group.total_uncompressed_size) for group in groups]
 
@@ -251,8 +269,13 @@ def _arrow(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
 def _texts(values: Any, source: Source, column: str) -> Iterator[bytes]:
     for value in values.to_pylist():
         if not isinstance(value, str | None):
-            raise BadInput(f"{source.location}: column {column} holds {type(value).__name__}, not text.")
+            raise _not_text(source, column, type(value).__name__)
         yield (value or "").encode(errors="replace")
+
+
+def _not_text(source: Source, column: str, kind: str) -> BadInput:
+    advice = "name another by --column, or write each document's text into a column of its own first"
+    return BadInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
 
 
 _FORMATS: dict[str, Callable[[Piece, BinaryIO, str], Iterator[bytes]]] = {

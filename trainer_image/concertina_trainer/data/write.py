@@ -33,6 +33,8 @@ class Recipe:
     """Evaluation files whose n-grams are looked for."""
     ngram: int = 13
     """Words."""
+    against_column: str = ""
+    """Of the evaluation files; "": `column`."""
 
     def load_tokenizer(self) -> tokenizers.Tokenizer:
         return tokenizers.load(self.tokenizer, self.separator, self.split_pattern)
