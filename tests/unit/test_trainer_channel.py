@@ -34,21 +34,15 @@ def test_a_foreign_line_is_refused_with_a_sentence():
         channel.decode(b'{"kind": "Nonsense", "body": {}}')
 
 
-def test_an_answer_is_found_behind_other_messages_and_the_end_is_noticed(tmp_path):
-    path = str(tmp_path / "socket")
-    heard = []
+def connected(path, talk):
+    """A worker's end, and the thread in which the agent's end does `talk`."""
+    ready = threading.Event()
 
-    async def agent(ready: threading.Event) -> None:
+    async def agent():
         finished = asyncio.Event()
 
         async def serve(reader, writer):
-            end = channel.AgentEnd(reader, writer)
-            heard.append(await end.receive())
-            end.send(channel.CopiedUpTo(4))
-            end.send(channel.FetchedHeader(header="h" * 200_000))
-            end.send(channel.DrainRequest(durable=True))
-            heard.append(await end.receive())
-            end.close()
+            await talk(channel.AgentEnd(reader, writer))
             finished.set()
 
         server = await asyncio.start_unix_server(serve, path, limit=protocol.MAX_LINE)
@@ -56,11 +50,24 @@ def test_an_answer_is_found_behind_other_messages_and_the_end_is_noticed(tmp_pat
         await finished.wait()
         server.close()
 
-    ready = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(agent(ready)))
+    thread = threading.Thread(target=lambda: asyncio.run(agent()))
     thread.start()
     assert ready.wait(10)
-    worker = channel.WorkerEnd(path)
+    return channel.WorkerEnd(path), thread
+
+
+def test_an_answer_is_found_behind_other_messages_and_the_end_is_noticed(tmp_path):
+    heard = []
+
+    async def talk(end):
+        heard.append(await end.receive())
+        end.send(channel.CopiedUpTo(4))
+        end.send(channel.FetchedHeader(header="h" * 200_000))
+        end.send(channel.DrainRequest(durable=True))
+        heard.append(await end.receive())
+        end.close()
+
+    worker, thread = connected(str(tmp_path / "socket"), talk)
     assert len(worker.request(channel.FetchHeader(ID, 0), channel.FetchedHeader).header) == 200_000
     rest = worker.poll()
     while len(rest) < 2:
@@ -77,31 +84,16 @@ def test_an_answer_is_found_behind_other_messages_and_the_end_is_noticed(tmp_pat
 
 def test_what_a_process_says_last_is_heard_though_the_agent_is_writing_to_it(tmp_path):
     """Without `finish` the agent's write to a closed socket throws away what it had not read yet."""
-    path = str(tmp_path / "socket")
     heard = []
 
-    async def agent(ready: threading.Event) -> None:
-        finished = asyncio.Event()
+    async def talk(end):
+        while (message := await end.receive()) is not None:
+            heard.append(message)
+            await asyncio.sleep(0.001)
+            for _ in range(20):
+                end.send(channel.CopiedUpTo(1))
 
-        async def serve(reader, writer):
-            end = channel.AgentEnd(reader, writer)
-            while (message := await end.receive()) is not None:
-                heard.append(message)
-                await asyncio.sleep(0.001)
-                for _ in range(20):
-                    end.send(channel.CopiedUpTo(1))
-            finished.set()
-
-        server = await asyncio.start_unix_server(serve, path, limit=protocol.MAX_LINE)
-        ready.set()
-        await finished.wait()
-        server.close()
-
-    ready = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(agent(ready)))
-    thread.start()
-    assert ready.wait(10)
-    worker = channel.WorkerEnd(path)
+    worker, thread = connected(str(tmp_path / "socket"), talk)
     beats = [channel.Beat(1, step, "training") for step in range(50)]
     for message in (*beats, channel.Done("complete", 50)):
         worker.send(message)
