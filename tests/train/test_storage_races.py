@@ -1,6 +1,7 @@
 """Who meets whom in storage: a reader and a deletion in every order that their requests can have, and two that publish
 at the same time. Real folders and stores; what is arranged is only who goes next."""
 
+import contextlib
 import itertools
 import shutil
 import threading
@@ -8,7 +9,7 @@ import threading
 from published import publish
 
 from concertina_trainer.storage.checkpoint import read_latest
-from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.storage.folder import Changed, Folder, StorageError
 from concertina_trainer.storage.manifest import NAME, Place
 from concertina_trainer.storage.retention import lease, remove
 from concertina_trainer.storage.stored import StoredCheckpoint
@@ -134,3 +135,25 @@ def test_latest_never_goes_back_while_two_publish_at_the_same_time(storage_uri, 
     assert not wrong
     assert read_latest(Folder(storage_uri)).step == max(taken) >= 22
     assert StoredCheckpoint(read_latest(Folder(storage_uri)).uri).manifest.id.step == max(taken)
+
+
+def test_no_conditional_write_of_a_file_is_lost(tmp_path):
+    """Files have no such write but ours: four who count up together, each from what it has read, lose no count."""
+    folder, begin = Folder(f"file://{tmp_path}/run", create=True), threading.Barrier(4)
+    folder.put_if("LATEST", b"0", None)
+
+    def count_up():
+        begin.wait(GIVE_UP)
+        counted = 0
+        while counted < 50:
+            value, version = folder.get_version("LATEST")
+            with contextlib.suppress(Changed):
+                folder.put_if("LATEST", str(int(value) + 1).encode(), version)
+                counted += 1
+
+    threads = [threading.Thread(target=count_up) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GIVE_UP)
+    assert folder.get("LATEST") == b"200"
