@@ -103,3 +103,12 @@ def test_another_kind_of_model_is_refused(folder, parent, trainer, tmp_path):
     outcome = node.Job(folder, parent, trainer, options).run(1)
     assert outcome.codes == {0: 78}, outcome.output
     assert "_proj.bias, which the bundled model has no place for" in outcome.faults[0].message
+
+
+@pytest.mark.parametrize("field", ["resumeFrom", "initFrom"])
+def test_a_beginning_that_a_store_refuses_is_bad_input_at_once(s3, folder, parent, trainer, tmp_path, field):
+    options = {"uri": f"file://{tmp_path}/new", field: "s3://nowhere/run"}
+    outcome = node.Job(folder, parent, trainer, options).run(1)
+    assert outcome.codes == {0: 78}
+    assert outcome.faults[0].reason == "BadInput"
+    assert "The bucket nowhere does not exist at http://127.0.0.1" in outcome.faults[0].message
