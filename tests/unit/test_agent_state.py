@@ -8,19 +8,30 @@ from concertina_agent import protocol as p
 from concertina_agent import worker_channel as w
 
 
-def test_snapshots_beyond_the_base_are_void_and_older_rounds_go_when_this_one_is_safe():
-    held = (p.Held(snapshot(1, 8), (0,)), p.Held(snapshot(1, 7), (0, 2)))
+def drops(effects: list[e.Effect]) -> list[e.DropSnapshots]:
+    return [effect for effect in effects if isinstance(effect, e.DropSnapshots)]
+
+
+@pytest.mark.parametrize("first", ["pulse", "snapshot"])
+def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_until_all_have_restored(first: str):
+    held = tuple(p.Held(snapshot(1, step), (0, 2)) for step in (8, 7, 6, 5))
     driver = Driver(held=held)
     driver.prepared(2, held)
     effects = driver.ask(assignment("a", "b", "c", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7))))
-    assert e.DropSnapshots((snapshot(1, 8),)) in effects
-    assert driver.core.held == held[1:]
+    assert e.DropSnapshots((snapshot(1, 8), snapshot(1, 5))) in effects
+    assert driver.core.held == held[1:3]
 
-    driver.say(w.Committed(snapshot(2, 8), 0, "slot-0"), round=2)
+    for step, phase in ((7, "restoring"), (7, "computing")):
+        assert drops(driver.tell(e.Tick(pulses=(p.Pulse(0, step, phase, 0.0),)))) == []
+    if first == "pulse":
+        effects = driver.tell(e.Tick(pulses=(p.Pulse(0, 8, "checkpointing", 0.0),)))
+    else:
+        effects = driver.say(w.Committed(snapshot(2, 8), 0, "slot-0"), round=2)
+    assert drops(effects) == [e.DropSnapshots((snapshot(1, 6),))]
+    assert drops(driver.say(w.Committed(snapshot(2, 8), 0, "slot-0"), round=2)) == [], "once"
     driver.tell(e.CopyHeld(snapshot(2, 8), 2))
     assert driver.core.held == (p.Held(snapshot(2, 8), (0, 2)), held[1])
-    progress = p.Progress(8, 0, 0, 0, 0, 0, "training", 0)
-    assert e.DropSnapshots((snapshot(1, 7),)) not in driver.say(progress, round=2)
+    assert drops(driver.say(p.Progress(8, 0, 0, 0, 0, 0, "training", 0), round=2)) == []
     safe = p.Progress(9, 0, 0, 0, 0, 0, "training", 0, snapshot_step=8)
     assert e.DropSnapshots((snapshot(1, 7),)) in driver.say(safe, round=2)
 

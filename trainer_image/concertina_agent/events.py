@@ -264,6 +264,8 @@ class CopyFrom:
 
 @dataclasses.dataclass(frozen=True)
 class DropSnapshots:
+    """These, and what was fetched from peers: no worker asks for it any more."""
+
     ids: tuple[p.SnapshotId, ...]
 
 

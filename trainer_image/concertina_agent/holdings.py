@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Optional
 
 from concertina_agent.protocol import Held, Restore, SnapshotId
 
@@ -32,24 +33,27 @@ class Holdings:
         """Step of the newest snapshot of this shard in this round; -1 without."""
         return max((id.step for id in self._of(round, shard)), default=-1)
 
-    def void(self, round: int, restore: Restore) -> tuple[SnapshotId, ...]:
-        """Drop what lies beyond the base of `round`: made in lower rounds, after the step it goes on from."""
-        return self.drop(id for id in self._shards if id.round < round and id.step > restore.step)
+    def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
+        """The newest of lower rounds that is older than what `round` goes on from: what remains should that turn out
+        to be damaged."""
+        older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
+        return max(older, key=lambda id: (id.round, id.step), default=None)
 
-    def outlived(self, round: int) -> tuple[SnapshotId, ...]:
-        """Drop those of lower rounds: `round` has one that is complete on all peers."""
-        return self.drop(id for id in self._shards if id.round < round)
-
-    def drop(self, ids: Iterable[SnapshotId]) -> tuple[SnapshotId, ...]:
-        dropped = tuple(ids)
+    def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
+        """Drop those of lower rounds but these; returns what goes. The memory that a job is checked for has no room for
+        all of an older round beside those of `round` (plan/memory.py)."""
+        dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:
-            self._shards.pop(id, None)
+            del self._shards[id]
         return dropped
 
     def all(self) -> tuple[Held, ...]:
         """Newest first."""
         order = sorted(self._shards, key=lambda id: (id.round, id.step, id.layout), reverse=True)
         return tuple(Held(id, tuple(sorted(self._shards[id]))) for id in order)
+
+    def _lower(self, round: int) -> list[SnapshotId]:
+        return [id for id in self._shards if id.round < round]
 
     def _of(self, round: int, shard: int) -> Iterator[SnapshotId]:
         return (id for id, shards in self._shards.items() if id.round == round and shard in shards)

@@ -73,6 +73,8 @@ class Membership:
     leaving: tuple[str, ...] = ()
     """Members that have to go, as the lead says."""
     lead_gone: bool = False
+    restored: bool = False
+    """Whether all ranks have what the round goes on from."""
     last: dict[int, Committed] = dataclasses.field(default_factory=dict)
     """Own shard -> its newest snapshot of this round."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)

@@ -67,8 +67,9 @@ class Preparing(Draining):
         lead = Lead(message, self._now) if me == 0 else None
         self._durability.new_round(message.round, message.restore.all_undone)
         self._round = Membership(message, me, Workers(ranks, self._bundled), lead, self._now + JOIN_SECONDS)
-        if void := self._holdings.void(message.round, message.restore):
-            self._effects.append(e.DropSnapshots(void))
+        restore, held = message.restore, self._holdings
+        if unneeded := held.keep(message.round, restore.id, held.before(message.round, restore)):
+            self._effects.append(e.DropSnapshots(unneeded))
         if lead is not None:
             self._undo(message.restore.all_undone)
         self._effects.append(e.StartRound(message, me))

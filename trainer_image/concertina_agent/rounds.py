@@ -135,6 +135,7 @@ class AgentCore(Preparing):
     def _committed(self, r: Membership, message: w.Committed) -> None:
         self._holdings.committed(message.id, message.shard)
         r.last[message.shard] = message
+        self._restored(r, message.id.step)
         if r.lonely:
             self._effects.append(e.ToWorker(message.shard, w.CopiedUpTo(message.id.step)))
 
@@ -262,6 +263,7 @@ class AgentCore(Preparing):
     def _look_at_workers(self, r: Membership, event: e.Tick) -> None:
         running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
         r.hearts.look(event.pulses, running, self._now)
+        self._restored(r, max((pulse.step for pulse in r.hearts.pulses), default=-1))
         for rank in sorted(r.hearts.stopped(event.stopped)):
             if r.failure is None:
                 self._fail(worker_stopped(self.replica, rank, r.workers.step, self._at))
@@ -285,9 +287,16 @@ class AgentCore(Preparing):
             if r.drain is not None:
                 self._own_state_changed()
 
+    def _restored(self, r: Membership, step: int) -> None:
+        """A step is finished, in which all ranks took part: so all of them have what they went on from."""
+        restore = r.assign.restore
+        if restore.source != "Fresh" and step > restore.step and not r.restored:
+            r.restored = True
+            self._effects.append(e.DropSnapshots(self._holdings.keep(r.assign.round, restore.id)))
+
     def _complete_on_peers(self, r: Membership, step: int) -> None:
         """A snapshot of this round at `step` is safe everywhere: older rounds are not needed any more."""
-        if step > r.assign.restore.step and (older := self._holdings.outlived(r.assign.round)):
+        if step > r.assign.restore.step and (older := self._holdings.keep(r.assign.round)):
             self._effects.append(e.DropSnapshots(older))
 
     def _copy_held(self, event: e.CopyHeld) -> None:

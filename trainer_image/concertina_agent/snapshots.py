@@ -104,12 +104,15 @@ class Snapshots:
         return shard if shard is not None and shard.id == id else None
 
     def _sweep(self) -> None:
-        """Remove folders without one whole shard, and parts that nobody ships any more."""
-        for name in [*self._own.glob("round-*/**/shipping-*")]:
-            name.unlink(missing_ok=True)
-        for folder in [*self._own.glob("round-*"), *self._copies.glob("round-*")]:
-            if not any(folder.rglob("*.json")):
-                self._free(folder)
+        """What no mark speaks of takes memory for nothing: slots that were being written, parts that nobody ships."""
+        whole = {shard.path for shard in self._all()}
+        for root in (self._own, self._copies):
+            for path in [path for path in root.glob("round-*/**/*") if path.is_file() and path.suffix != ".json"]:
+                if path not in whole:
+                    self._free(path)
+            for folder in [*root.glob("round-*")]:
+                if not any(folder.rglob("*.json")):
+                    self._free(folder)
 
     def _free(self, path: Path) -> None:
         """Out of the way at once; its memory comes back a little later."""

@@ -73,6 +73,7 @@ def train(run: Run, step: int, position: int) -> Done:
         run.optimizer.update(rate, clip_scale(agreed.squared_norm, run.config.optimizer.gradient_clip))
         step, position = step + 1, position + run.config.global_batch_size
 
+        run.saving.heard(agreed.said)
         saving, stalled = run.saving.seconds, run.batches.stalled_seconds
         run.reporter.step(step, position, agreed.loss, rate, run.saving.snapshot_step, saving, stalled)
         run.balance.worked(microbatches, run.reporter.pulse.busy)

@@ -1,9 +1,9 @@
 """Whether the snapshots of a job fit into the memory that its pods have: known before anything starts.
 
 A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
-its workers, and two of the replica before it; with one replica there is no other. They live in nine tenths of the
-container's memory (`share`). While a round begins, as many may be there of the round before: until there is a new
-snapshot that is complete on all peers.
+its workers, one more while that is on its way to storage, and two of the replica before it; with one replica there is
+no other. They live in nine tenths of the container's memory (`share`). A round that goes on from memory begins with two
+of its own and two of the other's (`concertina_agent.holdings`), and with one of each as soon as all have restored.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from concertina.plan.decision import Decision, Pods, stalled
 from concertina.plan.look import Look
 from concertina.plan.types import Event
 
-OWN, COPIES = 3, 2
+OWN, SHIPPING, COPIES = 3, 1, 2
 STATE_BYTES = 12
 """Of each weight."""
 
 
 def needed(spec: JobSpec, replicas: int) -> int:
     """Bytes of snapshots in each of so many replicas."""
-    return (OWN + (COPIES if replicas > 1 else 0)) * _state(spec) // replicas
+    kept = OWN + (SHIPPING if spec.checkpoint else 0) + (COPIES if replicas > 1 else 0)
+    return kept * _state(spec) // replicas
 
 
 def _state(spec: JobSpec) -> int:
@@ -49,21 +50,11 @@ def too_small(look: Look) -> Decision | None:
 
 
 def tight(look: Look) -> tuple[Event, ...]:
-    """Told once, when the job begins: it fits now, and would not when it has shrunk, or while it recovers."""
+    """Told once, when the job begins: it fits now, and would not when it has shrunk."""
     spec = look.spec
-    if not spec.bundled or look.status.start_time or not (has := room(spec)):
+    if not spec.bundled or look.status.start_time or not (has := room(spec)) or needed(spec, sizes.least(spec)) <= has:
         return ()
-    least, recovering = needed(spec, sizes.least(spec)), 2 * needed(spec, sizes.most(spec))
-    if max(least, recovering) <= has:
-        return ()
-    if least > has:
-        said = _sentence(spec, sizes.least(spec), has)
-    else:
-        said = (
-            f"{_sentence(spec, sizes.most(spec), has)}: enough while nothing happens, but after a failure there may be "
-            "twice as many for a moment, those of the round before beside the new ones"
-        )
-    return (Event("Warning", "MemoryTight", f"{said}. {_ADVICE}"),)
+    return (Event("Warning", "MemoryTight", f"{_sentence(spec, sizes.least(spec), has)}. {_ADVICE}"),)
 
 
 _ADVICE = "Raise resources.limits.memory of the container trainer, or have more replicas (also elastic.minReplicas)"

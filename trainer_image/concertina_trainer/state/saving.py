@@ -79,10 +79,18 @@ class Saving:
         by_clock = seconds is not None and time.time() - self._durable_at >= seconds
         return by_clock or (steps is not None and self._facts.id.step // steps > self._durable_step // steps)
 
+    def heard(self, agreed: Said) -> None:
+        """Which snapshot is complete on the peers of all ranks. To be told before another is taken: agents then drop
+        those of older rounds, whose room the next one may need."""
+        last = self._snapshots.count - 1
+        if agreed.copied_last == self._world.size:
+            self._snapshots.complete = last
+        elif agreed.copied_before == self._world.size:
+            self._snapshots.complete = max(self._snapshots.complete, last - 1)
+
     def after(self, step: int, position: int, agreed: Said) -> Done | None:
         """Save what is to be saved after `step` steps; Done when the round ends with it."""
         started = time.perf_counter()
-        self._note_copies(agreed)
         if agreed.shipping == 0:
             self.interval.shipped()
         complete, drained = step >= self._config.steps, agreed.drain > 0
@@ -100,13 +108,6 @@ class Saving:
             self.interval.saved(took)
         self.seconds += took
         return Done("complete" if complete else "drained", step) if complete or drained else None
-
-    def _note_copies(self, agreed: Said) -> None:
-        last = self._snapshots.count - 1
-        if agreed.copied_last == self._world.size:
-            self._snapshots.complete = last
-        elif agreed.copied_before == self._world.size:
-            self._snapshots.complete = max(self._snapshots.complete, last - 1)
 
     def _take(self, step: int, position: int, durable: bool, complete: bool, last: bool) -> None:
         id = dataclasses.replace(self._facts.id, step=step)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import mmap
 import os
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +29,7 @@ from concertina_trainer.state.shardfile import Facts
 from concertina_trainer.state.train_state import DTYPES, TrainState
 
 SLOTS = 3
+ROOM_SECONDS = 10.0
 _MADV_POPULATE_WRITE = 23
 
 
@@ -171,7 +174,7 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        _allocate(descriptor, size)
         mapped = mmap.mmap(descriptor, size)
     except OSError as error:
         draft.unlink(missing_ok=True)
@@ -195,3 +198,15 @@ def _no_room(path: Path, size: int, error: OSError) -> Exception:
     if rounds - {mine}:
         return RestoreFailed(f"{said} beside those of the round before, which are still needed. {advice}")
     return BadInput(f"{said}: the replica's memory volume is too small for three of them and a peer's copy. {advice}")
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Raises OSError. A full volume is none at first: the agent may be giving back the memory of an older round."""
+    deadline = time.monotonic() + ROOM_SECONDS
+    while True:
+        try:
+            return os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
