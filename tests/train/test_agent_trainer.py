@@ -34,7 +34,7 @@ async def most_arenas(job):
     async def look():
         while True:
             most[0] = max(most[0], *await asyncio.to_thread(lambda: [arenas(one) for one in job.replicas.values()]))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
 
     looking = asyncio.ensure_future(look())
     try:
