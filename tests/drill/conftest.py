@@ -1,4 +1,5 @@
-"""A cluster with the operator from its chart and one long-lived job, which all drills of this folder are played on."""
+"""A cluster with the operator from its chart and one long-lived job, which all drills of this folder are played on.
+It is gone before the next tests, which would wait for the processors that the job keeps busy."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from concertina.local import lifetime
 DATA = f"s3://{stages.BUCKET}/data"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     name = f"drill-{os.getpid()}"
 
@@ -43,7 +44,7 @@ def manifest() -> Object:
     return drills.manifest({"spec": {"containers": [container]}}, DATA, checkpoint)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def job(stage: Stage) -> str:
     """The job's name, as soon as all of it trains."""
     stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest()))
