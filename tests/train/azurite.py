@@ -8,11 +8,11 @@ import hmac
 import shutil
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from patient import answer
 
 from concertina.local import lifetime, paths, processes, state
 
@@ -20,8 +20,6 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Not secret: the same in every Azurite."""
 LOCK = paths.checkout() / "tools/azurite/package-lock.json"
-GIVE_UP = 120
-"""Seconds until it must answer."""
 INSTALLING = 600
 
 
@@ -74,18 +72,8 @@ def environment(url: str) -> dict[str, str]:
 
 
 def _make(url: str, container: str) -> None:
-    """Which the store's client can't. Waits until Azurite answers."""
-    deadline = time.monotonic() + GIVE_UP
-    while True:
-        try:
-            urllib.request.urlopen(_signed(f"{url}/{ACCOUNT}/{container}?restype=container", container)).close()
-            return
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    """Which the store's client can't."""
+    answer(_signed(f"{url}/{ACCOUNT}/{container}?restype=container", container))
 
 
 def _signed(url: str, container: str) -> urllib.request.Request:

@@ -4,17 +4,15 @@ package registry. CONCERTINA_GCS_TESTBENCH names a checkout whose `.venv` has wh
 import contextlib
 import json
 import os
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from patient import answer
+
 from concertina.local import lifetime, processes, state
 
 VARIABLE = "CONCERTINA_GCS_TESTBENCH"
-GIVE_UP = 120
-"""Seconds until it must answer."""
 
 
 def missing() -> str:
@@ -48,8 +46,8 @@ def spoil(url: str, faults: dict[str, list[str]]) -> str:
 
 def spoilt(test: str) -> bool:
     """Whether all those faults were met."""
-    with urllib.request.urlopen(test) as answer:
-        return bool(json.load(answer)["completed"])
+    with urllib.request.urlopen(test) as said:
+        return bool(json.load(said)["completed"])
 
 
 def forget(test: str) -> None:
@@ -61,16 +59,5 @@ def _python() -> Path:
 
 
 def _post(url: str, body: dict[str, object]) -> dict[str, str]:
-    """Waits until it answers."""
-    deadline = time.monotonic() + GIVE_UP
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    while True:
-        try:
-            with urllib.request.urlopen(request) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    return json.loads(answer(request))

@@ -1,7 +1,7 @@
 """One shard file: its mark, its bytes, and how it is filled.
 
 Beside a file lies its mark, `<file>.json`: {"id", "shard", "size", "crc32", "committed"}. A file without its mark is
-not there. Shards have gigabytes: `allocate` takes 0.3 s for each, so `fill`, `chunks` and `verify` belong in threads.
+not there. Room for a gigabyte alone takes 0.3 s, so `fill`, `chunks` and `verify` belong in threads.
 """
 
 from __future__ import annotations
