@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from concertina_agent import main, protocol, seen, settings, store
+from concertina_agent import addresses, main, protocol, seen, settings, store
 from concertina_agent.environment import worker_environment
 from concertina_agent.failures import signal_name
 from concertina_agent.shards import Damaged, commit, fill
@@ -73,7 +73,7 @@ def test_store_addresses():
     with store.bind("127.0.0.1") as bound:
         assert bound.getsockname()[1] > 0
     assert store.reserve("127.0.0.1") in store.PORTS
-    assert (store.address("::1", 5), store.address("1.2.3.4", 5)) == ("[::1]:5", "1.2.3.4:5")
+    assert (addresses.join("::1", 5), addresses.join("1.2.3.4", 5)) == ("[::1]:5", "1.2.3.4:5")
 
 
 def test_signal_names():

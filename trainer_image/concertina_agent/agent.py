@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from concertina_agent import addresses, seen, store, tls
 from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent import seen, store, tls
 from concertina_agent.changes import Changes
 from concertina_agent.channel import ChannelServer
 from concertina_agent.copies import Peers
@@ -90,7 +90,7 @@ class Agent:
             loop.add_signal_handler(number, self.emit, e.Noticed(settings.grace))
         self._channel.start()
         self._server.start(settings.pod_ip, settings.port)
-        address = store.address(settings.pod_ip, settings.port)
+        address = addresses.join(settings.pod_ip, settings.port)
         log("agent_started", replica=settings.replica, instance=self.instance, address=address, seen=self._core.seen)
         self._spawn(self._tick())
         self._spawn(self._warm_up())
@@ -189,7 +189,7 @@ class Agent:
             port = self._store.getsockname()[1]
         else:
             port = store.reserve(host)
-        self.emit(e.StoreBound(effect.round, effect.claim, store.address(host, port)))
+        self.emit(e.StoreBound(effect.round, effect.claim, addresses.join(host, port)))
 
     def _close_store(self) -> None:
         if self._store is not None:

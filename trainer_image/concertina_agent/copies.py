@@ -11,15 +11,13 @@ from typing import Optional
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent.log import log
-from concertina_agent.shard_wire import ShardWire
+from concertina_agent.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.shards import Damaged, Shard
 from concertina_agent.snapshots import Snapshots
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Dialer, Wire
 
 RETRY_SECONDS = 0.1
-HEADER_SECONDS = 30.0
-"""For the answer to a request for a shard that is there."""
 
 GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
@@ -127,7 +125,7 @@ class Peers:
     async def _fetch_from(self, address: str, id: p.SnapshotId, number: int) -> Path:
         with contextlib.closing(await self._dialer.for_shards(address)) as wire:
             await wire.send(p.Pull(self._uid, number, id))
-            header = _header(await asyncio.wait_for(wire.receive(), HEADER_SECONDS))
+            header = _header(await asyncio.wait_for(wire.receive(), STALL_SECONDS))
             return (await wire.take(self._snapshots.fetched_path(id, number), header)).path
 
     def _holders(self, number: int) -> list[p.Member]:

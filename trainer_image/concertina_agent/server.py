@@ -12,6 +12,7 @@ from typing import Any, Optional, Protocol, Union
 
 from concertina_agent import protocol as p
 from concertina_agent import tls
+from concertina_agent.addresses import family
 from concertina_agent.shard_wire import THREADS, ShardWire, accept
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Wire
@@ -45,20 +46,18 @@ class Server:
     def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler) -> None:
         self._uid, self._context, self._handler = uid, context, handler
         self._open: set[asyncio.Task[None]] = set()
-        self._handler = handle = handler
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         self._routes: Mapping[type, tuple[str, Callable[[Any, Wire], Awaitable[None]]]] = {
             **dict.fromkeys((p.Prepare, p.Assign, p.Drain, p.Save), (tls.OPERATOR, self._answer)),
-            p.Watch: (tls.OPERATOR, lambda message, wire: handle.watch(wire)),
+            p.Watch: (tls.OPERATOR, lambda message, wire: handler.watch(wire)),
             p.Ping: (tls.AGENT, self._answer),
-            p.Join: (tls.AGENT, handle.join),
-            p.Index: (tls.AGENT, handle.index),
+            p.Join: (tls.AGENT, handler.join),
+            p.Index: (tls.AGENT, handler.index),
         }
 
     def start(self, host: str, port: int) -> None:
         """Raises OSError where the address can't be had."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listening = socket.create_server((host, port), family=family, backlog=512)
+        self._listening = socket.create_server((host, port), family=family(host), backlog=512)
         self._listening.setblocking(False)
         self._accepting = asyncio.get_running_loop().create_task(self._accept_all(self._listening))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from concertina_agent import protocol as p
+from concertina_agent.addresses import family, split
 from concertina_agent.shards import Shard, commit, fill, forget
 from concertina_agent.typed_json import ProtocolError
 
@@ -121,11 +122,11 @@ class ShardWire:
 
 async def dial(address: str, context: ssl.SSLContext, name: str, threads: concurrent.futures.Executor) -> ShardWire:
     """To the agent whose certificate has this name. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    loop, connection = asyncio.get_running_loop(), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    loop, (host, port) = asyncio.get_running_loop(), split(address)
+    connection = socket.socket(family(host))
     with contextlib.closing(connection):  # of no effect once TLS has taken it over
         connection.setblocking(False)
-        await loop.sock_connect(connection, (host.strip("[]"), int(port)))
+        await loop.sock_connect(connection, (host, port))
         await loop.sock_sendall(connection, PREFACE)
         return await _secure(connection, threads, context, server_hostname=name)
 

@@ -74,8 +74,7 @@ class Snapshots:
         rounds = {id.round for id in unwanted}
         self._newest = {key: shard for key, shard in self._newest.items() if shard.id not in unwanted}
         for folder in (self._folder_of(root, r) for root in (self._own, self._copies) for r in rounds):
-            if not any(folder.rglob("*.json")):
-                self._free(folder)
+            self._free_without_marks(folder)
         self.forget_fetched()
 
     def discard(self, shard: Shard) -> None:
@@ -107,12 +106,15 @@ class Snapshots:
         """What no mark speaks of takes memory for nothing: slots that were being written, parts that nobody ships."""
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):
+            for folder in [*root.glob("round-*")]:
+                self._free_without_marks(folder)
             for path in [path for path in root.glob("round-*/**/*") if path.is_file() and path.suffix != ".json"]:
                 if path not in whole:
                     self._free(path)
-            for folder in [*root.glob("round-*")]:
-                if not any(folder.rglob("*.json")):
-                    self._free(folder)
+
+    def _free_without_marks(self, folder: Path) -> None:
+        if not any(folder.rglob("*.json")):
+            self._free(folder)
 
     def _free(self, path: Path) -> None:
         """Out of the way at once; its memory comes back a little later."""

@@ -7,14 +7,15 @@ import errno
 import random
 import socket
 
+from concertina_agent.addresses import family
+
 PORTS = range(20000, 32000)
 """Below the ports that Linux gives to outgoing connections, so that a free one stays free until a worker binds it."""
 
 
 def bind(host: str) -> socket.socket:
     """A listening socket at `host` and a port of the kernel's choice."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(family(host), socket.SOCK_STREAM)
     listening.bind((host, 0))
     listening.listen(2048)
     return listening
@@ -23,15 +24,11 @@ def bind(host: str) -> socket.socket:
 def reserve(host: str) -> int:
     """A port that is free at this moment on every address (torch's store binds them all) and on `host`. Raises OSError
     where there is none."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = family(host)
     for port in random.sample(PORTS, 200):
-        with contextlib.suppress(OSError), socket.socket(family) as one, socket.socket(family) as every:
+        with contextlib.suppress(OSError), socket.socket(kind) as one, socket.socket(kind) as every:
             one.bind((host, port))
             one.close()
             every.bind(("", port))
             return port
     raise OSError(errno.EADDRINUSE, f"no free port on {host}")
-
-
-def address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

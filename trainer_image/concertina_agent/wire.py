@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 from concertina_agent import protocol as p
+from concertina_agent.addresses import split
 from concertina_agent.shard_wire import THREADS, ShardWire, dial
 from concertina_agent.typed_json import ProtocolError
 
@@ -68,9 +69,8 @@ class Dialer:
 
     async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Wire:
         """Raises OSError (refused, unreachable, a wrong certificate) or asyncio.TimeoutError."""
-        host, _, port = address.rpartition(":")
         opening = asyncio.open_connection(
-            host.strip("[]"), int(port), ssl=self._context, server_hostname=self._name, limit=p.MAX_LINE
+            *split(address), ssl=self._context, server_hostname=self._name, limit=p.MAX_LINE
         )
         return Wire(*await asyncio.wait_for(opening, timeout))
 

@@ -282,22 +282,26 @@ class TrainerConfig(_Section):
     )
     log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
+    @property
+    def bitwise(self) -> bool:
+        return self.determinism is Determinism.bitwise
+
     @model_validator(mode="after")
     def _few_fixed_microbatches(self) -> TrainerConfig:
         count = math.ceil(self.global_batch_size / self.micro_batch_size)
-        if self.determinism is Determinism.bitwise and count > MOST_FIXED_MICROBATCHES:
+        if self.bitwise and count > MOST_FIXED_MICROBATCHES:
             raise ValueError(
                 f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches, and globalBatchSize "
                 f"({self.global_batch_size}) / microBatchSize ({self.micro_batch_size}) makes {count}: raise "
                 "microBatchSize"
             )
-        if self.determinism is Determinism.bitwise and self.data.documents is Documents.bucketed:
+        if self.bitwise and self.data.documents is Documents.bucketed:
             raise ValueError("determinism bitwise has microbatches of one shape: choose another data.documents")
         return self
 
     @model_validator(mode="after")
     def _shapes_may_differ(self) -> TrainerConfig:
-        if self.data.balance is Balancing.speed and self.determinism is Determinism.bitwise:
+        if self.data.balance is Balancing.speed and self.bitwise:
             raise ValueError(f"{BALANCED_BITWISE}: set data.balance to even, or determinism to order")
         if self.data.balance is Balancing.speed and self.data.documents is Documents.bucketed:
             raise ValueError(f"{BALANCED_BUCKETS}: set data.balance to even, or choose another data.documents")
@@ -306,7 +310,7 @@ class TrainerConfig(_Section):
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
         without = {"data", "snapshot", "evaluation", "log_every_steps", "micro_batch_size"}
-        if self.determinism is Determinism.bitwise:
+        if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

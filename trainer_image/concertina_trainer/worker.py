@@ -21,7 +21,7 @@ from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done,
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.balance import Balance
 from concertina_trainer.batch import plan_batch
-from concertina_trainer.config import Balancing, CheckpointConfig, Determinism, TrainerConfig
+from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig
 from concertina_trainer.data.batches import Batches
 from concertina_trainer.data.reader import Reader
 from concertina_trainer.digests import Digests
@@ -104,15 +104,11 @@ class Built:
     optimizer: ShardedAdamW
     state: TrainState
 
-    @property
-    def bitwise(self) -> bool:
-        return self.config.determinism is Determinism.bitwise
-
 
 def run(channel: WorkerEnd) -> Done:
     """The whole round: join, build, restore, train."""
     config, checkpoint = configuration()
-    if config.determinism is Determinism.bitwise:
+    if config.bitwise:
         parallel.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
@@ -143,7 +139,7 @@ def build(
         )
     aside = validation_reader(config, begun) if config.evaluation else None
     model = parallel.sharded_model(config.model, config.precision, world)
-    optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.determinism is Determinism.bitwise)
+    optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
     return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
 
 
@@ -164,8 +160,8 @@ def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, ch
     config, world = built.config, built.world
     anomalies = Anomalies(config, reporter.skipped, restored.trend)
     built.reader.leave_out(anomalies.skipped)
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=built.bitwise)
-    sums = summing.sums(built.bitwise, built.model, plan, world.rank, world.waits)
+    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=config.bitwise)
+    sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.waits)
     saving = begin_saving(built, start, restored, anomalies, channel)
     if built.checkpoint is not None:
         reporter.interval = saving.interval.told

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from concertina_agent import protocol
+from concertina_agent.addresses import split
 from concertina_agent.typed_json import ProtocolError
 
 CALL_SECONDS = 5.0
@@ -39,10 +40,8 @@ async def connection(
     identity: Identity, address: str, message: protocol.Message
 ) -> AsyncIterator[asyncio.StreamReader]:
     """A connection on which `message` has been sent."""
-    host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(
-        host.strip("[]"),
-        int(port),
+        *split(address),
         ssl=identity.context,
         server_hostname=identity.agent_name,
         limit=protocol.MAX_LINE,

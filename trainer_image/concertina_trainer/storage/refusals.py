@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from concertina_trainer.errors import BadInput
@@ -14,14 +14,20 @@ GRACE = (0.5, 2.0)
 T = TypeVar("T")
 
 
+def tries() -> Iterator[None]:
+    """One after the other, with the waits between them."""
+    yield
+    for wait in GRACE:
+        time.sleep(wait)
+        yield
+
+
 def final(ask: Callable[[], T]) -> T:
     """What it returns. Raises BadInput where it is refused for good."""
-    for wait in GRACE:
+    refused: Refused | None = None
+    for _ in tries():
         try:
             return ask()
-        except Refused:
-            time.sleep(wait)
-    try:
-        return ask()
-    except Refused as error:
-        raise BadInput(str(error)) from error
+        except Refused as error:
+            refused = error
+    raise BadInput(str(refused)) from refused

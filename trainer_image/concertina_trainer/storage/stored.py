@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -16,7 +15,7 @@ from concertina_trainer.storage import manifest as manifests
 from concertina_trainer.storage.checkpoint import read_latest
 from concertina_trainer.storage.folder import Folder, Missing, NoFolder, StorageError
 from concertina_trainer.storage.manifest import BLOCK, Manifest, Part, PartMark
-from concertina_trainer.storage.refusals import GRACE
+from concertina_trainer.storage.refusals import GRACE, tries
 
 Span = tuple[int, int]
 """The bytes [begin, end) of a file."""
@@ -77,7 +76,7 @@ class StoredPart:
 
     def _checked(self, span: Span, whole: Callable[[memoryview], bool]) -> memoryview:
         problem = ""
-        for wait in (*GRACE, 0.0):
+        for _ in tries():
             try:
                 data = self._folder.read_range(self.part.key, *span)
                 if len(data) == span[1] - span[0] and whole(data):
@@ -85,7 +84,6 @@ class StoredPart:
                 problem = "do not have the checksum of the manifest"
             except Missing:
                 problem = "are not there"
-            time.sleep(wait)
         raise BadInput(
             f"{self.uri} is damaged: its bytes {span[0]} to {span[1]} {problem}, read {len(GRACE) + 1} times. Use an "
             "older checkpoint: `concertina checkpoint list` shows which there are."
