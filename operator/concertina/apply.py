@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from concertina.api.status import rfc3339
 from concertina.cluster import torchrun
 from concertina.cluster.client import Client
-from concertina.cluster.errors import Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, TestFailed
+from concertina.cluster.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, TestFailed
 from concertina.cluster.events import Events
 from concertina.cluster.pod import Images, pod_manifest, secret_manifest
 from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
@@ -18,6 +18,7 @@ from concertina.control.authority import Authority
 from concertina.control.links import Links
 from concertina.journal import decision
 from concertina.plan.types import (
+    Action,
     CreatePod,
     CreateRendezvous,
     CreateSecret,
@@ -45,6 +46,8 @@ class Outdated(Exception):
 @dataclass
 class Applier:
     client: Client
+    pods: Client
+    """For what is written beside the passes: it tries once, and whoever plans tries again."""
     world: World
     links: Links
     events: Events
@@ -55,17 +58,20 @@ class Applier:
     lost: tuple[str, ...] = ()
     """Fields of the status that the API server was last seen to drop."""
 
-    async def apply(self, job: Job, plan: Plan) -> None:
-        """Raises Outdated where a precondition is lost; nothing after that step is done."""
+    async def apply(self, job: Job, plan: Plan) -> tuple[Action, ...]:
+        """What is left to be written beside the passes. Raises Outdated where the claim is not the one that was
+        observed; then nothing else is done."""
         view = job.view
         await self._write_status(job, plan)
         self.links.keep(view.uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
-        for kind, group in itertools.groupby(plan.actions, key=type):
-            await self._act(job, kind, list(group))
+        for action in plan.actions:
+            if isinstance(action, Send):
+                self._send(job, action)
         self.links.watch(view.uid, plan.watch)
         for event in plan.events:
             decision("event", job.name, type=event.type, reason=event.reason, message=event.message)
             self.events.post(view, event)
+        return tuple(action for action in plan.actions if not isinstance(action, Send))
 
     async def _write_status(self, job: Job, plan: Plan) -> None:
         view, wanted = job.view, plan.status.manifest()
@@ -85,6 +91,33 @@ class Applier:
         self._tell_of_losses(view, lost(wanted, stored.get("status") or {}))
         self.world.hear_job(stored)
 
+    async def tell_failure(self, job: Job, error: Exception) -> None:
+        """A condition, an event and a line of the log for a pass that raised; the conditions of the next one that does
+        not take its place. Best effort: whatever made the pass fail must not keep this from being tried."""
+        view = job.view
+        message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
+        sentence = (
+            f"the operator failed on this job and tries again, ever more rarely ({message}). Its pods are left as they "
+            "are meanwhile. Report this with the operator's log, unless the words say what to do"
+        )
+        decision("reconcile error", job.name, message=message)
+        conditions, news = failure_conditions(job.status, sentence, view.generation)
+        if not news:
+            return
+        self.events.post(view, Event("Warning", "ReconcileError", sentence))
+        status = job.status or None
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": view.uid},
+            {"op": "add", "path": "/status/conditions", "value": conditions}
+            if status
+            else {"op": "add", "path": "/status", "value": {"conditions": conditions}},
+        ]
+        try:
+            stored = await self.client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
+            self.world.hear_job(stored)
+        except ApiError as refused:
+            decision("reconcile error not told", job.name, message=refused.message)
+
     def _tell_of_losses(self, view: JobView, paths: tuple[str, ...]) -> None:
         """Once, on the job that it was seen on."""
         if paths and paths != self.lost:
@@ -96,29 +129,21 @@ class Applier:
             decision("outdated crd", f"{view.namespace}/{view.name}", message=message)
             self.events.post(view, Event("Warning", "OutdatedCRD", message))
 
-    async def _act(self, job: Job, kind: type, actions: list[object]) -> None:
-        if kind is Send:
-            for action in actions:
-                assert isinstance(action, Send)
-                self._send(job, action)
-            return
-        results = await asyncio.gather(*(self._write(job, action) for action in actions), return_exceptions=True)
-        if errors := [result for result in results if isinstance(result, BaseException)]:
-            raise errors[0]
-
-    async def _write(self, job: Job, action: object) -> None:
+    async def write(self, job: Job, action: Action) -> bool:
+        """One action of those that are left; False where the API server refused it for a reason that is kept."""
         if isinstance(action, CreateSecret):
             await self._create_secret(job)
         elif isinstance(action, CreatePod):
-            await self._create_pod(job, action)
+            return await self._create_pod(job, action)
         elif isinstance(action, CreateRendezvous):
-            await self._create_rendezvous(job, action)
+            return await self._create_rendezvous(job, action)
         elif isinstance(action, DeletePod):
             await self._delete_pod(job, action)
         elif isinstance(action, DeleteJob):
             await self._delete_job(job.view)
         else:
             raise TypeError(f"the plan holds what nobody can do: {action!r}")
+        return True
 
     def _send(self, job: Job, send: Send) -> None:
         if self.links.send(job.view.uid, send.replica, send.address, send.message):
@@ -127,10 +152,15 @@ class Applier:
             decision(kind.lower(), job.name, replica=send.replica, round=message.round, claim=message.claim)
 
     async def _create_secret(self, job: Job) -> None:
+        async with job.secret:
+            if time.monotonic() > job.secret_made_at + SECRET_SECONDS or not job.secret_made_at:
+                await self._store_secret(job)
+
+    async def _store_secret(self, job: Job) -> None:
         view = job.view
         data = await asyncio.to_thread(_identity, self.master_key, view)
         try:
-            await self.client.create(SECRETS, view.namespace, secret_manifest(view, data))
+            await self.pods.create(SECRETS, view.namespace, secret_manifest(view, data))
         except Conflict:
             pass  # made by an earlier pass; its name has the job's uid in it, so it is this job's
         except (Forbidden, Invalid) as error:
@@ -138,37 +168,34 @@ class Applier:
             raise Outdated(f"the Secret was refused: {error.message}") from error
         job.secret_made_at = time.monotonic()
 
-    async def _create_pod(self, job: Job, create: CreatePod) -> None:
+    async def _create_pod(self, job: Job, create: CreatePod) -> bool:
         view = job.view
         if view.spec is None:
-            raise TypeError("a pod of a job whose spec can't be read")
-        if job.secret_made_at and time.monotonic() > job.secret_made_at + SECRET_SECONDS:
-            job.secret_made_at = time.monotonic()  # before the request, so that a group of pods makes one
-            await self._create_secret(job)
+            raise Outdated("a pod of a job whose spec can't be read any more")
         if create.rendezvous:
-            manifest = torchrun.member_manifest(view, view.spec, create)
-        else:
-            manifest = pod_manifest(view, view.spec, create, self.images)
-        await self._store_pod(job, manifest)
+            return await self._store_pod(job, torchrun.member_manifest(view, view.spec, create))
+        await self._create_secret(job)
+        return await self._store_pod(job, pod_manifest(view, view.spec, create, self.images))
 
-    async def _create_rendezvous(self, job: Job, create: CreateRendezvous) -> None:
+    async def _create_rendezvous(self, job: Job, create: CreateRendezvous) -> bool:
         if job.view.spec is None:
-            raise TypeError("a pod of a job whose spec can't be read")
-        await self._store_pod(job, torchrun.rendezvous_manifest(job.view, job.view.spec, create))
+            raise Outdated("a pod of a job whose spec can't be read any more")
+        return await self._store_pod(job, torchrun.rendezvous_manifest(job.view, job.view.spec, create))
 
-    async def _store_pod(self, job: Job, manifest: Raw) -> None:
+    async def _store_pod(self, job: Job, manifest: Raw) -> bool:
         view, name = job.view, manifest["metadata"]["name"]
         try:
-            stored = await self.client.create(PODS, view.namespace, manifest, strict=True)
+            stored = await self.pods.create(PODS, view.namespace, manifest, strict=True)
         except Conflict:
             stored = await self._existing(view, name)
         except (Forbidden, Invalid) as error:
             self.world.create_refused(view.uid, error.message, ends=isinstance(error, NamespaceEnds))
             decision("create refused", job.name, pod=name, message=error.message)
-            return
+            return False
         self.world.created(view.uid)
         decision("pod created", job.name, pod=name)
         self.remember(stored)
+        return True
 
     async def _existing(self, view: JobView, name: str) -> Raw:
         """The pod that has the name already: ours, where an answer was lost or our view is stale."""
@@ -186,7 +213,7 @@ class Applier:
     async def _delete_pod(self, job: Job, delete: DeletePod) -> None:
         grace = 0 if delete.force else None
         try:
-            left = await self.client.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
+            left = await self.pods.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
         except Conflict:
             return  # another pod by now has the name
         decision("pod deleted", job.name, pod=delete.name, reason=delete.reason, force=delete.force)
@@ -196,6 +223,26 @@ class Applier:
     async def _delete_job(self, view: JobView) -> None:
         await self.client.delete(TRAINING_JOBS, view.namespace, view.name, uid=view.uid, propagation="Background")
         decision("job deleted", f"{view.namespace}/{view.name}")
+
+
+def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
+    """The conditions of a job whose pass raised: as they were, but for two; and whether that is news."""
+    before = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    now = rfc3339(int(time.time()))
+    news = False
+    for kind in ("ReconcileError", "Stalled"):
+        old = before.get(kind) or {}
+        changed = old.get("status") != "True"
+        news |= changed or old.get("message") != sentence
+        before[kind] = {
+            "type": kind,
+            "status": "True",
+            "reason": "ReconcileError",
+            "message": sentence,
+            "lastTransitionTime": now if changed else old["lastTransitionTime"],
+            "observedGeneration": generation,
+        }
+    return list(before.values()), news
 
 
 def lost(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:

@@ -53,12 +53,17 @@ async def serve(settings: Settings) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     access = await load()
-    async with Client(access, give_up_after=GIVE_UP_SECONDS) as client, _probes(settings):
-        lease = Lease(client, settings.namespace, LEASE, settings.identity)
+    async with (
+        Client(access, give_up_after=GIVE_UP_SECONDS) as client,
+        Client(access, give_up_after=0.0) as pods,
+        Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # it waits behind no other request
+        _probes(settings),
+    ):
+        lease = Lease(lease_client, settings.namespace, LEASE, settings.identity)
         if not await _first(lease.acquire(), stop):
             return 0
         try:
-            return await Operator(settings, access, client, lease).run(stop)
+            return await Operator(settings, access, client, pods, lease).run(stop)
         finally:
             await lease.release()
 
@@ -66,7 +71,8 @@ async def serve(settings: Settings) -> int:
 class Operator:
     """The one that acts: reflectors, queue, kopf and the agents' streams, for as long as the Lease is held."""
 
-    def __init__(self, settings: Settings, access: Access, client: Client, lease: Lease) -> None:
+    def __init__(self, settings: Settings, access: Access, client: Client, pods: Client, lease: Lease) -> None:
+        """`pods`: the client of writes that are made beside the passes."""
         self._settings = settings
         self._access = access
         self._client = client
@@ -83,6 +89,7 @@ class Operator:
         self._nodes: Reflector[NodeView] = Reflector(client, NODES, as_node, self._world.hear_node)
         applier = Applier(
             client=client,
+            pods=pods,
             world=self._world,
             links=self._links,
             events=self._events,
@@ -90,7 +97,14 @@ class Operator:
             master_key=settings.master_key,
             remember=self._remember,
         )
-        self._reconciler = Reconciler(self._world, self._links, applier, plan, lambda: lease.held)
+        self._reconciler = Reconciler(
+            self._world,
+            self._links,
+            applier,
+            plan,
+            may_act=lambda: lease.held,
+            changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
+        )
         self._queue = KeyedQueue(self._reconciler.run)
         self._named: set[str] = set()
         """Jobs that kopf has named since it began its latest list."""
@@ -110,6 +124,7 @@ class Operator:
             return await self._run(stop, background)
         finally:
             await self._queue.close()
+            self._reconciler.close()
             self._links.close()
             for task in background:
                 task.cancel()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.apply import Applier, Outdated
-from concertina.cluster.errors import Forbidden, Invalid, NotFound, Unauthorized, Unreachable
+from concertina.cluster.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
 from concertina.cluster.resources import TRAINING_JOBS
 from concertina.control.links import Links
 from concertina.journal import decision
-from concertina.plan.types import Observed, Plan
-from concertina.world import World
+from concertina.plan.types import Action, Observed, Plan
+from concertina.world import Job, World
+from concertina.writes import Writes
 
+log = logging.getLogger(__name__)
 NOT_NOW_SECONDS = 1.0
 """Until the next try while the Lease is in doubt or the API server is away."""
 AGAIN_SECONDS = 0.02
 """Until a pass whose precondition was lost is made again; doubled each time that follows."""
-REFUSED_SECONDS = 30.0
+LONGEST_SECONDS = 30.0
 FORBIDDEN_SECONDS = 3.0
 Planner = Callable[[Observed, float], Plan]
 
@@ -31,7 +34,15 @@ class Reconciler:
     plan: Planner
     may_act: Callable[[], bool]
     """False while another operator may be the one that acts."""
+    changed_within: Callable[[str, float], None]
+    """Has the job's next pass made within so many seconds."""
     passes: int = 0
+
+    def __post_init__(self) -> None:
+        self._writes = Writes(self.applier.write, self._not_written, lambda uid: self.changed_within(uid, 0.0))
+
+    def close(self) -> None:
+        self._writes.close()
 
     async def run(self, uid: str) -> float | None:
         """The work of the queue: seconds until the job is due again, or None."""
@@ -45,33 +56,57 @@ class Reconciler:
         self.links.open(uid, job.view.created)
         observed = self.world.observe(uid)
         assert observed is not None
-        plan = self.plan(observed, time.time())
         try:
-            await self.applier.apply(job, plan)
-        except Outdated as error:
+            plan = self.plan(observed, time.time())
+            left = await self.applier.apply(job, plan)
+        except (Outdated, ApiError) as error:
+            again = await self._again(job, error)
+            if again is not None or self.world.job(uid) is None:
+                return again
+            await self.applier.tell_failure(job, error)
+            raise
+        except Exception as error:
+            await self.applier.tell_failure(job, error)
+            raise
+        job.outdated = 0
+        self._writes.start(job, left)
+        return plan.recheck_after
+
+    async def _not_written(self, job: Job, action: Action, error: Exception) -> None:
+        """A write beside the passes failed: the next pass says what is to be done about it."""
+        uid = job.view.uid
+        again = await self._again(job, error) if isinstance(error, Outdated | ApiError) else None
+        if again is None and self.world.job(uid):
+            log.error("a write of job %s failed: %s", job.name, action, exc_info=error)
+            self.world.create_refused(uid, f"{type(action).__name__} failed: {type(error).__name__}: {error}")
+            again = LONGEST_SECONDS
+        if again is not None:
+            self.changed_within(uid, again)
+
+    async def _again(self, job: Job, error: Outdated | ApiError) -> float | None:
+        """Seconds until the job is looked at again after what is part of life; None where that has no remedy, or the
+        job is gone."""
+        if isinstance(error, Outdated | Conflict):
             job.outdated += 1
             decision("outdated", job.name, why=str(error))
-            return float(min(AGAIN_SECONDS * 2**job.outdated, REFUSED_SECONDS))
-        except NotFound:
-            return await self._gone(uid)
-        except Invalid as error:
-            decision("refused", job.name, message=error.message)
-            return REFUSED_SECONDS
-        except Unreachable as error:
+            return float(min(AGAIN_SECONDS * 2**job.outdated, LONGEST_SECONDS))
+        if isinstance(error, NotFound):
+            return await self._gone(job.view.uid)
+        if isinstance(error, Unreachable):
             decision("unreachable", job.name, message=error.message)
             return NOT_NOW_SECONDS
-        except (Forbidden, Unauthorized) as error:
+        if isinstance(error, Forbidden | Unauthorized):
             # For a moment after its start the API server doesn't know the roles yet; else the chart's are missing.
             decision("forbidden", job.name, message=error.message)
             return FORBIDDEN_SECONDS
-        job.outdated = 0
-        return plan.recheck_after
+        return None
 
     async def _gone(self, uid: str) -> float | None:
         """Something was not there. If it is the job, it is forgotten."""
-        if not await self.check(uid):
-            return None
-        return NOT_NOW_SECONDS
+        try:
+            return NOT_NOW_SECONDS if await self.check(uid) else None
+        except ApiError:
+            return NOT_NOW_SECONDS
 
     async def check(self, uid: str) -> bool:
         """Whether the API server still has the job; forgets it where it has not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import secrets
 import time
@@ -27,6 +28,8 @@ class Job:
     version: int
     status: Raw
     """As the API server has it: what a write must find unchanged."""
+    secret: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its Secret is made, so that a group of pods makes one."""
     secret_made_at: float = 0.0
     create_error: str = ""
     create_error_at: float = 0.0

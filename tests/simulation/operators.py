@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,8 @@ class OperatorProcess:
         self.nodes: dict[str, NodeView] = dict(cluster.nodes)
         self.contacts: dict[str, Contact] = {}
         self.absence = Absence(self.now)
+        self.writes: list[Action] = []
+        """Under way beside the passes."""
         self.secret_made, self.create_error, self.create_error_at = False, "", 0.0
         self._arrives = 0.0
         self._recheck = 0
@@ -184,25 +187,33 @@ class OperatorProcess:
             self.world.tell(f"{self.name}: {event.reason}: {event.message}")
 
     def _apply(self, made: Plan, actions: list[Action]) -> None:
-        """Action by action: between any two of them the process may die."""
-        while actions:
+        """Action by action: between any two of them the process may die. Writes go on beside the passes."""
+        for action in actions:
             if not self.alive or self.world.crashes_operator(self):
                 return
-            action = actions.pop(0)
             if isinstance(action, Send):
                 self._send(action)
-                continue
-            try:
-                self._change(action)
-            except Conflict:
-                break
-            self.clock.after(self.clock.between(0.002, 0.008), self._apply, made, actions)
+        if not self.alive:
             return
-        if self.alive:
-            self._follow(dict(made.watch))
-            self._done(made.recheck_after)
+        self._follow(dict(made.watch))
+        at = 0.0
+        for action in actions:
+            if not isinstance(action, Send) and action not in self.writes:
+                self.writes.append(action)
+                at += self.clock.between(0.002, 0.008)
+                self.clock.after(at, self._change, action)
+        self._done(made.recheck_after)
 
     def _change(self, action: Action) -> None:
+        self.writes.remove(action)
+        if not self.alive or self.world.crashes_operator(self):
+            return
+        with contextlib.suppress(Conflict):
+            self._write_pod(action)
+            return
+        self.clock.after(1.0, self.trigger)
+
+    def _write_pod(self, action: Action) -> None:
         if isinstance(action, CreatePod):
             try:
                 stored = self.world.cluster.create(self.name, action)

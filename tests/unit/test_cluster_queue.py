@@ -6,6 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import pytest
+
+from concertina.cluster import queue as queue_module
 from concertina.cluster.queue import KeyedQueue
 
 LIMIT = 10.0  # only to give up
@@ -127,6 +130,31 @@ def test_work_that_raises_is_tried_again_and_delays_no_other_key() -> None:
         assert runs["bad"] == 1
         await until(lambda: runs["bad"] == 3)
 
+    asyncio.run(scenario())
+
+
+def test_events_do_not_shorten_the_back_off_of_work_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "_BACKOFF", (3600.0,))
+    runs = 0
+
+    async def work(_: str) -> None:
+        nonlocal runs
+        runs += 1
+        queue.add("a")  # news while it runs, as an agent's report
+        raise RuntimeError("always")
+
+    async def scenario() -> None:
+        queue.start()
+        queue.add("a")
+        await until(lambda: runs == 1)
+        for _ in range(20):
+            queue.add("a")
+            queue.add_within("a", 0.001)
+            await asyncio.sleep(0.002)
+        assert runs == 1
+        await queue.close()
+
+    queue = KeyedQueue(work)
     asyncio.run(scenario())
 
 

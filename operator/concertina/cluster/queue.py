@@ -17,6 +17,7 @@ class _Entry:
     again: bool = False
     timer: asyncio.TimerHandle | None = None
     failures: int = 0
+    """In a row. While there are any, the timer alone brings the next run: what fails is not run for every event."""
 
 
 class KeyedQueue:
@@ -43,6 +44,8 @@ class KeyedQueue:
             entry.again = True
             return
         if entry.timer is not None:
+            if entry.failures:
+                return
             entry.timer.cancel()
             entry.timer = None
         entry.task = asyncio.create_task(self._run(key, entry), name=f"job {key}")
@@ -54,7 +57,7 @@ class KeyedQueue:
             return
         loop = asyncio.get_running_loop()
         if entry.timer is not None:
-            if entry.timer.when() <= loop.time() + seconds:
+            if entry.failures or entry.timer.when() <= loop.time() + seconds:
                 return
             entry.timer.cancel()
         entry.timer = loop.call_later(seconds, self._due, key)
@@ -104,6 +107,10 @@ class KeyedQueue:
         except Exception:
             recheck = _BACKOFF[min(entry.failures, len(_BACKOFF) - 1)]
             entry.failures += 1
+            entry.again = False
+            if entry.timer is not None:
+                entry.timer.cancel()
+                entry.timer = None
             log.exception("the pass of job %s failed; it is tried again in %s s", key, recheck)
         else:
             entry.failures = 0

@@ -1,13 +1,16 @@
 """What plan() is given and what it gives back. Data only.
 
 `Observed` is one consistent look at one job; `Plan` is everything that should follow from it. The shell
-(`concertina.operator`) applies a Plan in this order, and stops at the first step that loses its precondition (the job
-is then observed and planned again):
-  1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed;
-  2. the actions, in order (creates, deletes, and calls to agents, which run in the background);
+(`concertina.reconcile`) applies a Plan in this order:
+  1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed; where that
+     test fails nothing else is done, and the job is observed and planned again;
+  2. calls to agents, which run in the background;
   3. the watch streams: those of `Plan.watch` are opened, all others of the job closed;
-  4. the events.
-So a claim is written before any Prepare of it is sent, and a commit before any Assign.
+  4. the events;
+  5. creates and deletes, in the background, some at a time (`concertina.writes`): no pass waits for one, none for
+     another, and what is still to be done then is planned again.
+So a claim is written before any Prepare of it is sent, and a commit before any Assign; and a job recovers whatever
+becomes of its pods' creation.
 """
 
 from __future__ import annotations

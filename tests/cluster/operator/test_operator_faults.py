@@ -83,6 +83,36 @@ def test_a_pod_that_admission_refuses(jobs: Jobs) -> None:
     assert jobs.condition(job, "Failed")["status"] == "False"
 
 
+def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
+    """An admission webhook that is broken, as it is while its own pod is down."""
+    webhook = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": jobs.namespace},
+        "webhooks": [
+            {
+                "name": "broken.example.com",
+                "clientConfig": {"url": "https://127.0.0.1:1/"},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}},
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+            }
+        ],
+    }
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
+    before = jobs.wait_training("a", 2)["status"]["world"]
+    jobs.cluster.api.call("POST", path, webhook)
+    try:
+        jobs.kill_pod(before["lead"])
+        job = jobs.wait_training("a", 1, past=before["round"])
+        assert before["lead"] not in jobs.members(job)
+    finally:
+        jobs.cluster.api.call("DELETE", f"{path}/{jobs.namespace}")
+    jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
+
+
 def test_a_foreign_pod_that_has_the_name(jobs: Jobs) -> None:
     foreign = {
         "metadata": {"name": "a-0-0"},

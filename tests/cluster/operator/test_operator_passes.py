@@ -1,0 +1,81 @@
+"""A pass that raises, on a real API server: it is said on its job, tried again, and delays no other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from builders.operator import Jobs
+from concertina.apply import Applier
+from concertina.cluster import access
+from concertina.cluster.client import Client
+from concertina.cluster.events import Events
+from concertina.cluster.pod import Images
+from concertina.cluster.queue import KeyedQueue
+from concertina.cluster.resources import TRAINING_JOBS
+from concertina.control.links import Links
+from concertina.local.cluster import LocalCluster
+from concertina.plan.plan import plan
+from concertina.plan.types import Observed, Plan
+from concertina.reconcile import Reconciler
+from concertina.world import World
+
+GIVE_UP = 60.0
+
+
+class Broken:
+    """plan(), which raises for the job named `bad` while `on`."""
+
+    on = True
+
+    def __call__(self, observed: Observed, now: float) -> Plan:
+        if self.on and observed.job.name == "bad":
+            raise ZeroDivisionError("division by zero")
+        return plan(observed, now)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: LocalCluster, jobs: Jobs) -> None:
+    for name in ("bad", "good"):
+        jobs.create(name, "pass", suspend=True)
+
+    async def scenario(client: Client) -> None:
+        links = Links(b"k" * 32, lambda uid, at_once: None)
+        world = World(lambda uid: queue.add(uid), links.views)
+        events = Events(client, "test")
+        broken = Broken()
+        applier = Applier(client, client, world, links, events, Images("agent"), b"k" * 32, lambda pod: None)
+        reconciler = Reconciler(world, links, applier, broken, lambda: True, lambda uid, s: queue.add_within(uid, s))
+        queue = KeyedQueue(reconciler.run)
+        writing = asyncio.create_task(events.run())
+        for name in ("bad", "good"):
+            world.hear_job(await client.get(TRAINING_JOBS, jobs.namespace, name))
+        queue.start()
+
+        async def until(name: str, kind: str, status: str) -> dict[str, Any]:
+            while True:
+                job = await client.get(TRAINING_JOBS, jobs.namespace, name)
+                if jobs.condition(job, kind).get("status", "") == status:
+                    return jobs.condition(job, kind)
+                await asyncio.sleep(0.05)
+
+        told = await until("bad", "ReconcileError", "True")
+        assert "ZeroDivisionError: division by zero" in told["message"]
+        assert (await until("bad", "Stalled", "True"))["reason"] == "ReconcileError"
+        await until("good", "Suspended", "True")
+        await asyncio.to_thread(jobs.events, "bad", "ReconcileError")
+        broken.on = False
+        await until("bad", "Suspended", "True")
+        await until("bad", "ReconcileError", "")  # gone
+        await until("bad", "Stalled", "False")
+        writing.cancel()
+        await queue.close()
+        links.close()
+
+    async def inside() -> None:
+        async with asyncio.timeout(GIVE_UP), Client(await access.load(str(cluster.kubeconfig))) as client:
+            await scenario(client)
+
+    asyncio.run(inside())

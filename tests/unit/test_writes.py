@@ -1,0 +1,121 @@
+"""Writes beside the passes: each is under way once, none waits for another's trouble, and a refused job asks little."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from concertina.cluster.views import job_view
+from concertina.plan.types import Action, CreatePod, DeletePod
+from concertina.world import Job
+from concertina.writes import FIRST, SLOTS, SMALLEST, Writes
+
+
+def job(name: str) -> Job:
+    metadata = {"name": name, "namespace": "n", "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return Job(job_view({"metadata": {**metadata, "generation": 1}}), 1, {})
+
+
+class Server:
+    """Answers writes when the test lets it; `refuses` names jobs whose pods it does not take."""
+
+    def __init__(self, *refuses: str) -> None:
+        self.refuses = refuses
+        self.answers = asyncio.Event()
+        self.asked: list[tuple[str, Action]] = []
+        self.failures: list[str] = []
+        self.writes = Writes(self.write, self.failed, lambda _: None)
+
+    async def write(self, job: Job, action: Action) -> bool:
+        self.asked.append((job.view.uid, action))
+        if isinstance(action, DeletePod):
+            raise RuntimeError(action.name)
+        await self.answers.wait()
+        return job.view.uid not in self.refuses
+
+    async def failed(self, job: Job, action: Action, error: Exception) -> None:
+        self.failures.append(f"{job.view.uid}: {error}")
+
+    def count(self, uid: str) -> int:
+        return sum(of == uid for of, _ in self.asked)
+
+
+def run(scenario: Callable[[], object]) -> None:
+    async def inside() -> None:
+        async with asyncio.timeout(60):
+            await scenario()  # type: ignore[misc]
+
+    asyncio.run(inside())
+
+
+async def settled() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+CREATES = [CreatePod(index, 0) for index in range(1000)]
+
+
+def test_what_is_under_way_is_not_begun_again() -> None:
+    async def scenario() -> None:
+        server, a = Server(), job("a")
+        for _ in range(3):
+            server.writes.start(a, [CreatePod(0, 0, avoid_nodes=("x",)), CreatePod(1, 0)])
+            server.writes.start(a, [CreatePod(0, 0)])
+            await settled()
+        assert server.count("a") == 2
+        server.answers.set()
+        await settled()
+        server.writes.start(a, [CreatePod(0, 0)])
+        await settled()
+        assert server.count("a") == 3
+
+    run(scenario)
+
+
+def test_one_who_wants_thousands_leaves_slots_to_the_others() -> None:
+    async def scenario() -> None:
+        server = Server()
+        for name in "abcdefgh":  # each with as many as its window takes: more than there are slots
+            server.writes.start(job(name), CREATES)
+        await settled()
+        assert len(server.asked) == SLOTS
+        server.writes.start(job("new"), CREATES[:1])
+        server.answers.set()
+        await settled()
+        assert [uid for uid, _ in server.asked].index("new") <= SLOTS + 8  # a turn of each, not all that they wait for
+
+    run(scenario)
+
+
+def test_a_job_that_is_refused_asks_for_one_pod_at_a_time_until_one_is_taken() -> None:
+    async def scenario() -> None:
+        server, a = Server("a"), job("a")
+        server.answers.set()
+        server.writes.start(a, CREATES)
+        await settled()
+        assert server.count("a") == FIRST
+        for tries in range(1, 4):
+            server.writes.start(a, CREATES)
+            await settled()
+            assert server.count("a") == FIRST + tries * SMALLEST
+        server.refuses = ()
+        for size in (1, 2, 4, 8):
+            before = server.count("a")
+            server.writes.start(a, CREATES)
+            await settled()
+            assert server.count("a") == before + size
+
+    run(scenario)
+
+
+def test_one_that_fails_is_told_and_stops_no_other() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.answers.set()
+        server.writes.start(job("a"), [DeletePod("x", "u", "why"), CreatePod(0, 0), DeletePod("y", "v", "why")])
+        await settled()
+        assert server.count("a") == 3
+        assert sorted(server.failures) == ["a: x", "a: y"]
+
+    run(scenario)
