@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from concertina.control import calls as calls_module
 from concertina.control import links as links_module
 from concertina.control.authority import Authority
 from concertina.control.links import Links
@@ -285,5 +286,61 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
         now += 60.0
         assert links.views(UID)["r0"].lost_at == 1060.0
         links.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000 + b"\n",
+        b'{"v": 1, "kind": "Report", "body": {"replica": "r0", "progress": {"loss": 1' + b"0" * 400 + b"}}}\n",
+        b'{"v": 1, "kind": "Report", "body": ' + b'{"replica":' * 5000 + b"\n",
+    ],
+    ids=["nested", "overflow", "deep"],
+)
+def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(line: bytes, tmp_path: Path) -> None:
+    """As a hostile one may: an exception that nobody foresaw must not end a stream while it counts as open."""
+    streams = 0
+
+    async def answer(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        nonlocal streams
+        streams += 1
+        writer.write(protocol.encode(report()) + (line if streams == 1 else b""))
+        await writer.drain()
+        await asyncio.sleep(LIMIT)
+
+    async def scenario() -> None:
+        links = Links(MASTER, Heard())
+        links.open(UID, CREATED)
+        async with agent(answer, tmp_path) as address:
+            links.watch(UID, {"r0": address})
+            await until(lambda: streams == 2)  # so the first was noticed to be lost
+            await until(lambda: links.views(UID)["r0"].connected)
+            links.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def surprise(message: object) -> object:
+        raise RecursionError("too deep")
+
+    async def answer(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        writer.write(protocol.encode(protocol.Accepted(1, "c1")))
+        await writer.drain()
+
+    async def scenario() -> None:
+        links = Links(MASTER, Heard())
+        links.open(UID, CREATED)
+        monkeypatch.setattr(calls_module, "bounded", surprise)
+        async with agent(answer, tmp_path) as address:
+            assert links.send(UID, "r0", address, PREPARE)
+            call = links.views(UID)["r0"].prepare
+            await until(lambda: (found := links.views(UID)["r0"].prepare) is not call and found is not None)
+            failed = links.views(UID)["r0"].prepare
+            assert failed is not None
+            assert "RecursionError: too deep" in failed.error
+            links.close()
 
     asyncio.run(scenario())

@@ -17,7 +17,7 @@ def from_json(kind: type[T], value: Any) -> T:
     """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
     try:
         return typing.cast(T, _convert(kind, value))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {error}") from error
 
 

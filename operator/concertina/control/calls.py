@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from concertina.control.bounds import bounded
 from concertina_agent import protocol
 from concertina_agent.addresses import split
 from concertina_agent.typed_json import ProtocolError
@@ -65,7 +66,7 @@ async def receive(reader: asyncio.StreamReader, address: str) -> protocol.Messag
     if not line.endswith(b"\n"):
         raise CallError(f"{address} closed the connection")
     try:
-        return protocol.decode(line)
+        return bounded(protocol.decode(line))
     except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
 
@@ -79,6 +80,11 @@ async def call(identity: Identity, address: str, request: Request) -> Answer:
         raise CallError(f"{address} did not answer within {CALL_SECONDS:g} s") from error
     except (OSError, ssl.SSLError) as error:
         raise CallError(f"{address} can't be reached: {error}") from error
+    except CallError:
+        raise
+    except Exception as error:
+        # A call that ended unseen would be under way for ever, and is sent once.
+        raise CallError(f"the call of {address} failed: {type(error).__name__}: {error}") from error
     if not isinstance(answer, protocol.Prepared | protocol.Accepted | protocol.Refused):
         raise CallError(f"{address} answered a {type(request).__name__} with a {type(answer).__name__}")
     return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from concertina.control.calls import CallError, Identity, connection, receive
 from concertina_agent import protocol
 
+log = logging.getLogger(__name__)
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 Heard = Callable[[protocol.Report], None]
 Lost = Callable[[str, bool], None]
@@ -52,3 +54,7 @@ async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, 
         return f"{address} can't be reached: {error}", False
     except CallError as error:
         return str(error), False
+    except Exception as error:
+        # Whatever an agent sends: a stream that ended unseen would count as open for ever.
+        log.exception("the watch of %s failed", address)
+        return f"the watch of {address} failed: {type(error).__name__}: {error}", False

@@ -40,11 +40,12 @@ def progress(look: Look) -> JobProgress | None:
     if told is None or told.step < 0 or not told.at:
         return look.status.progress
     steps = told.steps or None
+    left = max(0, steps - told.step) if steps else 0  # a script of one's own may go on beyond what it had planned
     return JobProgress(
         step=told.step,
         steps=steps,
-        percent=round(100 * told.step / steps, 2) if steps else None,
-        eta_seconds=round((steps - told.step) * told.step_seconds, 1) if steps and told.step_seconds else None,
+        percent=round(100 * min(1.0, told.step / steps), 2) if steps else None,
+        eta_seconds=round(left * told.step_seconds, 1) if steps and told.step_seconds else None,
         loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
         tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
         mfu=round(told.mfu, 4) or None,
@@ -58,7 +59,7 @@ def _evaluation(look: Look, told: protocol.Progress) -> EvaluationMark | None:
     old = look.status.progress.evaluation if look.status.progress else None
     if told.evaluated is not None:
         loss = round(told.evaluated.loss, 6) if math.isfinite(told.evaluated.loss) else None
-        return EvaluationMark(step=told.evaluated.step, loss=loss)
+        return EvaluationMark(step=max(0, told.evaluated.step), loss=loss)
     return old if old is not None and old.step <= told.step else None
 
 

@@ -17,7 +17,7 @@ def seen(look: Look) -> Rollback | None:
     if not asked or (old and old.round >= look.world.round):
         return old
     first = next((failure for failure in asked if not failure.secondary), asked[0])
-    step = min(failure.rollback.step for failure in asked if failure.rollback)
+    step = max(0, min(failure.rollback.step for failure in asked if failure.rollback))
     return Rollback(
         round=look.world.round,
         step=step,

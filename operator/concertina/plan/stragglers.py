@@ -22,7 +22,8 @@ def marks(look: Look) -> tuple[StragglerMark, ...]:
     old, report = look.status.stragglers, look.report
     if not look.committed or report is None:
         return old if look.committed else ()
-    found = tuple(_mark(look, one, {(mark.rank, mark.replica): mark for mark in old}) for one in report.stragglers)
+    known = {(mark.rank, mark.replica): mark for mark in old}
+    found = tuple(_mark(look, one, known) for one in report.stragglers if one.rank >= 0)
     return old if found[:MOST] == old else found[:MOST]
 
 

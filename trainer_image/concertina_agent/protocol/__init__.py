@@ -158,7 +158,7 @@ def decode(line: bytes) -> Message:
     try:
         frame = json.loads(line)
         version, kind, body = frame["v"], KINDS[frame["kind"]], frame["body"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"not a message of this protocol: {line[:80]!r}") from error
     if version not in (VERSION - 1, VERSION, VERSION + 1):
         raise ProtocolError(f"protocol version {version}, this side speaks {VERSION}, and one more or less")

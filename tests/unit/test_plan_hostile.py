@@ -1,0 +1,117 @@
+"""Whatever agents say: once it is within bounds, plan() decides, and the API server can take the status."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import random
+import typing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import jobs
+from concertina.api.status import JobStatus
+from concertina.control.bounds import bounded
+from concertina.plan.plan import plan
+from concertina.plan.types import Call, Observed
+from concertina_agent import protocol
+
+NUMBERS = (-(2**63), -1, 0, 1, 2, 39, 41, 100, 101, 2**63, 2**80)
+FLOATS = (-1e300, -1.0, 0.0, 0.5, 2.0, jobs.T0 + 9, jobs.T0 + 15, 1e12, 1e300, math.nan, math.inf, -math.inf)
+WORDS = (
+    "", "running", "failed", "drained", "succeeded", "training", "demo-0-0", "demo-1-0", "i-demo-1-0", "claim-a",
+    "Ready", "Error", "WorkerFailed", "LossSpike", "BadInput", "x" * 5000, "\ud800\x00\n", "Memory", "Fresh", "0",
+)  # fmt: skip
+
+
+def anything(kind: Any, draw: random.Random) -> Any:
+    """A value of a protocol's type, odd ones among them."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Union:
+        return draw.choice((None, anything(next(arg for arg in args if arg is not type(None)), draw)))
+    if origin is tuple:
+        kinds = [args[0]] * draw.randrange(3) if args[-1] is Ellipsis else args
+        return tuple(anything(each, draw) for each in kinds)
+    if origin is not None:
+        return {draw.choice(WORDS): anything(args[1], draw) for _ in range(draw.randrange(3))}
+    if dataclasses.is_dataclass(kind):
+        hints = HINTS(kind)
+        return kind(**{each.name: anything(hints[each.name], draw) for each in dataclasses.fields(kind)})
+    return draw.choice({bool: (False, True), int: NUMBERS, float: FLOATS, str: WORDS}[kind])
+
+
+HINTS = functools.cache(typing.get_type_hints)
+SEEDS = st.integers(0, 2**32)
+STORED = {"uri": "s3://bucket/x", "everySeconds": "auto"}
+SPECS = {
+    "bundled": jobs.spec(),
+    "stored": jobs.spec(checkpoint=STORED, failurePolicy={"straggler": {"action": "Replace"}}),
+    "command": jobs.command_spec(),
+}
+BUNDLED, COMMAND = jobs.running(SPECS["bundled"]), jobs.running(SPECS["command"])
+STORES = replace(BUNDLED, job=replace(BUNDLED.job, spec=SPECS["stored"]))
+TRAINS = {"bundled": BUNDLED, "stored": STORES, "command": COMMAND}
+
+
+def wire(message: Any) -> Any:
+    """As it comes from an agent."""
+    return bounded(protocol.decode(protocol.encode(message)))
+
+
+def planned(seen: Observed, now: float) -> JobStatus:
+    """The status of a pass, as the API server takes it."""
+    made = plan(seen, now)
+    stored = json.dumps(made.status.manifest(), allow_nan=False)
+    assert len(stored) < 1_000_000
+    return JobStatus.model_validate_json(stored)
+
+
+@pytest.mark.parametrize("kind", TRAINS)
+@given(seed=SEEDS)
+def test_any_report_of_a_lead_is_planned_on(kind: str, seed: int) -> None:
+    draw, seen = random.Random(seed), TRAINS[kind]
+    told, member = (anything(protocol.Report, draw) for _ in range(2))
+    lead = replace(told, replica="demo-0-0", instance="i-demo-0-0", round=1, claim="claim-a")
+    agents = dict(seen.agents)
+    agents["demo-0-0"] = replace(agents["demo-0-0"], report=wire(lead))
+    agents["demo-1-0"] = replace(agents["demo-1-0"], report=wire(replace(member, replica="demo-1-0")))
+    seen = replace(seen, agents=agents)
+    for wait in (0.0, 1.0, 100.0):
+        status = planned(seen, jobs.T0 + 20 + wait)
+        seen = replace(seen, job=replace(seen.job, status=status), fresh_claim=f"claim-{wait}")
+
+
+@pytest.mark.parametrize("kind", TRAINS)
+@given(seed=SEEDS)
+def test_any_answer_to_a_prepare_is_planned_on(kind: str, seed: int) -> None:
+    draw = random.Random(seed)
+    seen = replace(TRAINS[kind], pods=TRAINS[kind].pods[1:], fresh_claim="claim-b")  # the lead is gone: a new round
+    now = jobs.T0 + 20
+    made = plan(seen, now)
+    prepares = jobs.sends(made, protocol.Prepare)
+    assert prepares
+    agents = dict(seen.agents)
+    for name, message in prepares.items():
+        reply = replace(anything(protocol.Prepared, draw), replica=name, round=message.round, claim=message.claim)
+        agents[name] = replace(agents[name], prepare=Call(message.round, message.claim, now, now, wire(reply)))
+    planned(jobs.then(seen, made, agents=agents), now + 1)
+
+
+def test_what_is_within_bounds_stays_as_it_is() -> None:
+    failure = protocol.Failure("demo-0-0", "WorkerSignaled", "ended by SIGKILL", ("a", "b"), exit_code=-9, at=jobs.T0)
+    progress = protocol.Progress(0, 0, -2.5, 1.0, 0.1, 0, "training", jobs.T0, timeline={"start": 0.5})
+    told = jobs.lead_report(failures=(failure,), progress=progress)
+    assert bounded(told) == told
+
+
+def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
+    progress = protocol.Progress(2**70, -5, math.nan, math.inf, math.nan, 0, "x" * 9999, 1e300)
+    told = wire(jobs.lead_report(progress=progress)).progress
+    assert (told.step, told.steps, told.tokens_per_second, told.step_seconds) == (2**53, 0, 253_402_300_799.0, 0.0)
+    assert (math.isnan(told.loss), told.at, len(told.phase)) == (True, 253_402_300_799.0, 63)
