@@ -69,8 +69,8 @@ class World:
         self._changed = changed
         self._agents = agents
         self._jobs: dict[str, Job] = {}
-        self._orphans: dict[str, dict[str, PodView]] = {}
-        """Pods, by uid, of jobs that are not known (yet, or any more)."""
+        self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
+        """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
         self._nodes: dict[str, NodeView] = {}
         self._uris: dict[str, set[str]] = {}
         self._waiting: dict[str, Waiting] = {}
@@ -94,7 +94,7 @@ class World:
         view = job_view(obj, job.view if job else None)
         status: Raw = obj.get("status") or {}
         if job is None:
-            job = self._jobs[uid] = Job(view, version, status, pods=self._orphans.pop(uid, {}))
+            job = self._jobs[uid] = Job(view, version, status, pods=self._orphans.pop((uid, view.namespace), {}))
             self._move(uid, "", job.uri)
         else:
             before, before_uri = job.view, job.uri
@@ -111,21 +111,21 @@ class World:
             self._uris_changed(uid, job.uri, "")
             self._look_for_room(uid)
             if job.pods:
-                self._orphans[uid] = job.pods
+                self._orphans[uid, job.view.namespace] = job.pods
 
     def hear_pod(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
         for pod in (old, new):
             if pod is not None and pod.job_uid:
-                pods = self._pods_of(pod.job_uid)
+                pods = self._pods_of(pod)
                 if pod is new:
                     pods[pod.view.uid] = pod.view
                 elif new is None or new.view.uid != pod.view.uid:
                     pods.pop(pod.view.uid, None)
-                if pod.job_uid in self._jobs:
+                if self._owner(pod) is not None:
                     self._stale.add(pod.job_uid)
                     self._changed(pod.job_uid)
                 elif not pods:
-                    self._orphans.pop(pod.job_uid, None)
+                    self._orphans.pop((pod.job_uid, pod.namespace), None)
         if old is not None and new is None:
             self._room_in(old.namespace)
 
@@ -200,9 +200,14 @@ class World:
                 self.created(uid)
                 self._changed(uid)
 
-    def _pods_of(self, uid: str) -> dict[str, PodView]:
-        job = self._jobs.get(uid)
-        return job.pods if job else self._orphans.setdefault(uid, {})
+    def _owner(self, pod: OwnedPod) -> Job | None:
+        """Its job, where that is known. A pod of another namespace may name a job's uid, but is none of its pods."""
+        job = self._jobs.get(pod.job_uid)
+        return job if job is not None and job.view.namespace == pod.namespace else None
+
+    def _pods_of(self, pod: OwnedPod) -> dict[str, PodView]:
+        job = self._owner(pod)
+        return job.pods if job else self._orphans.setdefault((pod.job_uid, pod.namespace), {})
 
     def _holder(self, uid: str, job: Job) -> str:
         rivals = self._uris.get(job.uri, set()) if job.uri else set()

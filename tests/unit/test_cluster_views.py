@@ -17,6 +17,9 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 
 
+OWNER = {"kind": "TrainingJob", "name": "j", "uid": "u", "controller": True}
+
+
 def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     return {
         "metadata": {
@@ -29,7 +32,7 @@ def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
                 "concertina.dev/replica-index": "1",
                 "concertina.dev/attempt": "2",
             },
-            "ownerReferences": [{"uid": "u", "controller": True}],
+            "ownerReferences": [OWNER],
             **metadata,
         },
         "spec": {"nodeName": "node-1"},
@@ -49,7 +52,22 @@ def test_a_running_pod() -> None:
 
 def test_a_pod_that_only_wears_our_labels_is_nobodys() -> None:
     assert pod_view(pod({}, ownerReferences=[])).job_uid == ""
-    assert pod_view(pod({}, ownerReferences=[{"uid": "other", "controller": True}])).job_uid == ""
+    assert pod_view(pod({}, ownerReferences=[{**OWNER, "kind": "ReplicaSet"}])).job_uid == ""
+    assert pod_view(pod({}, ownerReferences=[{**OWNER, "controller": False}])).job_uid == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "attempt"), [("j-1-2", 1, 2), ("j-0-0", 0, 0), ("j-10999-7", 10999, 7), ("j-rendezvous-3", -1, 3)]
+)
+def test_a_pods_place_is_that_of_its_name(name: str, index: int, attempt: int) -> None:
+    labels = {"concertina.dev/replica-index": "4000000000", "concertina.dev/attempt": "²", "concertina.dev/round": "x"}
+    owned = pod_view(pod({}, name=name, labels=labels))
+    assert (owned.job_uid, owned.view.index, owned.view.attempt, owned.view.round) == ("u", index, attempt, 0)
+
+
+@pytest.mark.parametrize("name", ["j-11000-0", "j-1-9999999999", "j-1", "j-x-0", "j-0-1-2", "k-0-0", "j-²-0", "j--1-0"])
+def test_a_pod_of_no_such_name_is_nobodys(name: str) -> None:
+    assert pod_view(pod({}, name=name)).job_uid == ""
 
 
 def test_deleting() -> None:
@@ -198,3 +216,36 @@ def test_of_a_status_that_is_half_wrong_the_world_is_kept() -> None:
     view = job_view({**JOB, "status": {"rounds": "many", "world": world}})
     assert view.status.world.claim is not None
     assert view.status.world.claim.round == 4
+
+
+NEWER: dict[str, Any] = {
+    "conditions": [
+        {"type": "Brilliant", "status": "Very", "reason": "r", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        {"type": "Complete", "status": "True", "reason": "Succeeded", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        {"type": "Odd"},
+    ],
+    "world": {
+        "round": 3,
+        "copies": "Galaxy",
+        "claim": {"round": 4, "claimId": "c"},
+        "members": [{"replica": "j-0-0", "uid": "p", "instance": "i", "workers": 1}],
+        "base": {"round": "three"},
+    },
+    "checkpointRequest": {"id": "x", "step": 1, "state": "Postponed", "at": "2026-01-01T00:00:00Z"},
+    "rounds": 3,
+}
+
+
+def test_of_a_newer_versions_status_all_is_kept_that_can_be_read() -> None:
+    status = job_view({**JOB, "status": NEWER}).status
+    assert [(each.type, each.status) for each in status.conditions] == [("Complete", "True")]
+    assert (status.world.round, [member.replica for member in status.world.members]) == (3, ["j-0-0"])
+    assert status.world.claim is not None
+    assert (status.world.claim.claim_id, status.world.copies, status.world.base) == ("c", "", None)
+    assert (status.rounds, status.checkpoint_request) == (3, None)
+    assert NEWER["world"]["copies"] == "Galaxy"  # what the API server sent is as it was
+
+
+@pytest.mark.parametrize("status", [{"conditions": "x"}, {"world": 7, "rounds": 2}, {"world": {"members": [{}, {}]}}])
+def test_a_status_of_another_shape_is_read_as_far_as_it_goes(status: dict[str, Any]) -> None:
+    assert job_view({**JOB, "status": status}).status.rounds == status.get("rounds", 0)

@@ -56,6 +56,20 @@ def test_an_older_word_than_the_answer_to_our_own_write_is_ignored() -> None:
     assert known.heard() == ["a"]
 
 
+def test_a_pod_of_another_namespace_is_none_of_a_jobs_whatever_it_says_of_its_owner() -> None:
+    known = Known()
+    stranger = replace(pod("a-0-0", "a"), namespace="other")
+    known.world.hear_pod(None, stranger)
+    known.world.hear_job(job("a", 10))
+    known.heard()
+    known.world.hear_pod(stranger, stranger)
+    known.world.hear_pod(None, replace(pod("a-1-0", "a"), namespace="other"))
+    observed = known.world.observe("a")
+    assert observed is not None
+    assert observed.pods == ()
+    assert known.heard() == []
+
+
 def test_a_word_that_says_nothing_new_triggers_nothing() -> None:
     known = Known()
     known.world.hear_job(job("a", 10))

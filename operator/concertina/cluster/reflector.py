@@ -103,7 +103,12 @@ class Reflector(Generic[T]):
         old = self._kept.get(key)
         if old and old.version >= version:
             return
-        new = Kept(obj["metadata"]["uid"], version, self._parse(obj))
+        try:
+            new = Kept(obj["metadata"]["uid"], version, self._parse(obj))
+        except Exception:
+            # One object of an odd shape must not end the watch of all.
+            log.exception("%s %s can't be read and is left out", self._resource.plural, "/".join(key))
+            return
         self._kept[key] = new
         if old is None or old.value != new.value:
             self._changed(old.value if old else None, new.value)

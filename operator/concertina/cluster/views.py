@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
-from concertina.api import CHECKPOINT_NOW
+from concertina.api import CHECKPOINT_NOW, KIND
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.cluster.notice_taints import NOTICE_TAINTS
-from concertina.cluster.pod import ATTEMPT, AVOIDS, INDEX, JOB_UID, TRAINER_CONTAINER
+from concertina.cluster.pod import AVOIDS, TRAINER_CONTAINER
 from concertina.cluster.pod_needs import PORT_NAME
 from concertina.cluster.resources import Raw
 from concertina.cluster.torchrun import ROUND
@@ -23,6 +26,11 @@ _STARTING = ("", "ContainerCreating", "PodInitializing")
 """Reasons for waiting that every pod passes through."""
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
 """Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
+_NUMBER = re.compile("[0-9]{1,9}")
+_PLACE = re.compile("([0-9]{1,9})-([0-9]{1,9})|rendezvous-([0-9]{1,9})")
+"""What follows a job's name in the names of its pods: index and attempt, or the round of its rendezvous."""
+MOST_INDEXES = 11_000
+"""More than a job can have replicas and spares; as many as status.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _ZONE = "topology.kubernetes.io/zone"
 
@@ -30,7 +38,7 @@ _ZONE = "topology.kubernetes.io/zone"
 @dataclass(frozen=True)
 class OwnedPod:
     job_uid: str
-    """Of the TrainingJob that controls it; empty for a pod that only wears our labels."""
+    """Of the TrainingJob that controls it; empty for a pod that only wears our labels, or none of our names."""
     namespace: str
     view: PodView
 
@@ -38,6 +46,7 @@ class OwnedPod:
 def pod_view(obj: Raw) -> OwnedPod:
     metadata, status = obj["metadata"], obj.get("status") or {}
     labels = metadata.get("labels") or {}
+    owner, index, attempt = _owner(metadata)
     waiting, waiting_message = _waiting(status)
     code, reason, message = _exit(status)
     spec: Raw = obj.get("spec") or {}
@@ -46,8 +55,8 @@ def pod_view(obj: Raw) -> OwnedPod:
     view = PodView(
         name=metadata["name"],
         uid=metadata["uid"],
-        index=_number(labels.get(INDEX)),
-        attempt=_number(labels.get(ATTEMPT)),
+        index=index,
+        attempt=attempt,
         created=unix_seconds(metadata["creationTimestamp"]),
         phase=("Failed" if code else "Succeeded") if lingers else phase,
         deleting="deletionTimestamp" in metadata,
@@ -65,10 +74,10 @@ def pod_view(obj: Raw) -> OwnedPod:
         priority=spec.get("priority") or 0,
         lingers=lingers,
         port=_port(spec),
-        round=max(0, _number(labels.get(ROUND))),
+        round=_number(labels.get(ROUND)),
         **_restarts(status),
     )
-    return OwnedPod(_controller(metadata, labels.get(JOB_UID, "")), metadata["namespace"], view)
+    return OwnedPod(owner, metadata["namespace"], view)
 
 
 def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeView:
@@ -121,20 +130,48 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
 
 
 def _status(raw: Raw) -> JobStatus:
-    """A status that can't be read at all is made anew; of one that is half right, the world must not be lost."""
-    try:
-        return JobStatus.model_validate(raw)
-    except ValidationError:
-        pass
-    try:
-        return JobStatus.model_validate({"world": raw.get("world") or {}})
-    except ValidationError:
-        return JobStatus()
+    """What can be read of a status: one word of a newer version must not make a Complete job run again, or a world be
+    forgotten. What can't is left out, with what is nothing without it."""
+    kept = raw
+    while True:
+        try:
+            return JobStatus.model_validate(kept)
+        except ValidationError as error:
+            kept = copy.deepcopy(kept)
+            places = [_place_of(kept, detail["loc"]) for detail in error.errors(include_url=False)]
+            # Entries of a list from its end, so that the places of the others stay right.
+            found = {(id(inside), key): inside for inside, key in filter(None, places)}
+            if not found:
+                return JobStatus()
+            for (_, key), inside in sorted(found.items(), key=lambda item: str(item[0][1]).zfill(9), reverse=True):
+                del inside[key]
 
 
-def _controller(metadata: Raw, labelled: str) -> str:
+def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
+    """Where the field stands, or what lacks it: the mapping or list, and the key or index in it. None: it is status."""
+    place: tuple[Any, Any] | None = None
+    value: Any = status
+    part: Any
+    for part in location:
+        if not (isinstance(value, dict) and part in value) and not (isinstance(value, list) and isinstance(part, int)):
+            break
+        place, value = (value, part), value[part]
+    return place
+
+
+def _owner(metadata: Raw) -> tuple[str, int, int]:
+    """The uid of the TrainingJob that controls a pod, its replica index and attempt. By its name, which nobody can
+    change once it is made: a label that said index 4000000000 took all of the operator's memory. No uid where it is no
+    pod of a job's."""
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
-    return next((o["uid"] for o in owners if o.get("controller") and o["uid"] == labelled), "")
+    owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
+    if not owner or not metadata["name"].startswith(f"{owner['name']}-"):
+        return "", -1, -1
+    found = _PLACE.fullmatch(metadata["name"][len(owner["name"]) + 1 :])
+    if found is None or int(found[1] or 0) >= MOST_INDEXES:
+        return "", -1, -1
+    index, attempt = (-1, found[3]) if found[3] else (int(found[1]), found[2])
+    return owner["uid"], index, int(attempt)
 
 
 def _waiting(status: Raw) -> tuple[str, str]:
@@ -224,7 +261,7 @@ def _disruption(status: Raw) -> str:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else -1
+    return int(text) if text and _NUMBER.fullmatch(text) else 0
 
 
 def _seconds(timestamp: str | None) -> float:
