@@ -11,6 +11,7 @@ from concertina.cluster.errors import Forbidden, Invalid, NotFound, Unauthorized
 from concertina.cluster.resources import TRAINING_JOBS
 from concertina.control.links import Links
 from concertina.journal import decision
+from concertina.master_keys import MasterKeys
 from concertina.plan.types import Observed, Plan
 from concertina.world import World
 
@@ -29,6 +30,7 @@ class Reconciler:
     links: Links
     applier: Applier
     plan: Planner
+    keys: MasterKeys
     may_act: Callable[[], bool]
     """False while another operator may be the one that acts."""
     passes: int = 0
@@ -42,7 +44,9 @@ class Reconciler:
         if not self.may_act():
             return NOT_NOW_SECONDS
         self.passes += 1
-        self.links.open(uid, job.view.created)
+        key = self.keys.of(job.view.status.master_key)
+        if key is not None:
+            self.links.open(uid, job.view.created, key)
         observed = self.world.observe(uid)
         assert observed is not None
         plan = self.plan(observed, time.time())
