@@ -251,7 +251,7 @@ def test_upgrades_and_uninstalls_keep_the_master_key(release: Release, tmp_path:
     (old / "templates/masterkey.yaml").write_text(OLD_MASTER_KEY)
     release.install("replicas=0", chart=old)
     before = release.master_key()
-    release.install()
+    release.install("replicas=1")
     release.kubectl("rollout", "status", f"deployment/{release.operator}", "--timeout=90s")
     until(release.holder, "an operator that holds the lease")
     release.cluster.kubectl("-n", release.jobs, "apply", "-f", "-", stdin=JOB)
