@@ -17,6 +17,7 @@ from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.control.authority import Authority
 from concertina.control.links import Links
 from concertina.journal import decision
+from concertina.master_keys import MasterKeys
 from concertina.plan.types import (
     Action,
     CreatePod,
@@ -52,7 +53,7 @@ class Applier:
     links: Links
     events: Events
     images: Images
-    master_key: bytes
+    keys: MasterKeys
     remember: Callable[[Raw], None]
     """Takes a pod that a write of ours returned."""
     lost: tuple[str, ...] = ()
@@ -158,7 +159,10 @@ class Applier:
 
     async def _store_secret(self, job: Job) -> None:
         view = job.view
-        data = await asyncio.to_thread(_identity, self.master_key, view)
+        key = self.keys.of(view.status.master_key)
+        if key is None:
+            raise TypeError("the Secret of a job whose master key is not known")
+        data = await asyncio.to_thread(_identity, key, view)
         try:
             await self.pods.create(SECRETS, view.namespace, secret_manifest(view, data))
         except Conflict:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from concertina import journal
+from concertina import journal, master_keys
 from concertina.apply import Applier
 from concertina.cluster import trainingjobs
 from concertina.cluster.access import Access, NoAccess, load
@@ -26,6 +26,7 @@ from concertina.cluster.reflector import Reflector
 from concertina.cluster.resources import NODES, PODS, Raw
 from concertina.cluster.views import OwnedPod, node_view, pod_view
 from concertina.control.links import Links
+from concertina.master_keys import MasterKeyError, MasterKeys
 from concertina.plan.plan import plan
 from concertina.plan.types import NodeView
 from concertina.reconcile import Reconciler
@@ -45,7 +46,7 @@ def main() -> None:
     try:
         settings = from_environment()
         sys.exit(asyncio.run(serve(settings)))
-    except (SettingsError, NoAccess) as error:
+    except (SettingsError, NoAccess, MasterKeyError) as error:
         sys.exit(f"concertina operator: {error}")
 
 
@@ -63,7 +64,9 @@ async def serve(settings: Settings) -> int:
         if not await _first(lease.acquire(), stop):
             return 0
         try:
-            return await Operator(settings, access, client, pods, lease).run(stop)
+            # Not before: the keys may have changed while another operator acted.
+            keys = await master_keys.read(client, settings)
+            return await Operator(settings, access, client, pods, lease, keys).run(stop)
         finally:
             await lease.release()
 
@@ -71,14 +74,17 @@ async def serve(settings: Settings) -> int:
 class Operator:
     """The one that acts: reflectors, queue, kopf and the agents' streams, for as long as the Lease is held."""
 
-    def __init__(self, settings: Settings, access: Access, client: Client, pods: Client, lease: Lease) -> None:
+    def __init__(
+        self, settings: Settings, access: Access, client: Client, pods: Client, lease: Lease, keys: MasterKeys
+    ) -> None:
         """`pods`: the client of writes that are made beside the passes."""
         self._settings = settings
         self._access = access
         self._client = client
         self._lease = lease
-        self._links = Links(settings.master_key, self._agent_changed)
-        self._world = World(self._changed, self._links.views)
+        self._keys = keys
+        self._links = Links(self._agent_changed)
+        self._world = World(self._changed, self._links.views, tuple(keys.by_id))
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)
         self._pods: dict[str | None, Reflector[OwnedPod]] = {
@@ -94,7 +100,7 @@ class Operator:
             links=self._links,
             events=self._events,
             images=settings.images,
-            master_key=settings.master_key,
+            keys=keys,
             remember=self._remember,
         )
         self._reconciler = Reconciler(
@@ -102,6 +108,7 @@ class Operator:
             self._links,
             applier,
             plan,
+            keys,
             may_act=lambda: lease.held,
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
         )
@@ -119,6 +126,8 @@ class Operator:
             self._events.run(),
             self._lease.keep(),
         ]
+        if self._settings.makes_master_key:
+            work.append(master_keys.keep(self._client, self._settings, self._keys))
         background = [asyncio.create_task(part) for part in work]
         try:
             return await self._run(stop, background)

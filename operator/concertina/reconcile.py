@@ -12,6 +12,7 @@ from concertina.cluster.errors import ApiError, Conflict, Forbidden, NotFound, U
 from concertina.cluster.resources import TRAINING_JOBS
 from concertina.control.links import Links
 from concertina.journal import decision
+from concertina.master_keys import MasterKeys
 from concertina.plan.types import Action, Observed, Plan
 from concertina.world import Job, World
 from concertina.writes import Writes
@@ -32,6 +33,7 @@ class Reconciler:
     links: Links
     applier: Applier
     plan: Planner
+    keys: MasterKeys
     may_act: Callable[[], bool]
     """False while another operator may be the one that acts."""
     changed_within: Callable[[str, float], None]
@@ -53,7 +55,9 @@ class Reconciler:
         if not self.may_act():
             return NOT_NOW_SECONDS
         self.passes += 1
-        self.links.open(uid, job.view.created)
+        key = self.keys.of(job.view.status.master_key)
+        if key is not None:
+            self.links.open(uid, job.view.created, key)
         observed = self.world.observe(uid)
         assert observed is not None
         try:

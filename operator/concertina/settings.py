@@ -7,12 +7,10 @@ import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from concertina.cluster import notice_taints
 from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.pod import Images
-from concertina.control.authority import MASTER_KEY_BYTES
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
 """A list with commas; absent: the well-known ones; empty: none."""
@@ -28,7 +26,10 @@ class Settings:
     """Of the operator itself: its Lease is there."""
     identity: str
     """Of this process, in the Lease."""
-    master_key: bytes
+    master_key_secret: str
+    """In that namespace."""
+    makes_master_key: bool
+    """Where that Secret is missing; else it is a person's to make."""
     images: Images
     watch_namespaces: tuple[str, ...]
     """Empty: all."""
@@ -43,7 +44,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     return Settings(
         namespace=_required(environment, "CONCERTINA_NAMESPACE", "the namespace that the operator runs in"),
         identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
-        master_key=_master_key(_required(environment, "CONCERTINA_MASTER_KEY_FILE", "the file with the master key")),
+        master_key_secret=_required(environment, "CONCERTINA_MASTER_KEY_SECRET", "the Secret with the master key"),
+        makes_master_key=environment.get("CONCERTINA_MASTER_KEY_CREATE") == "true",
         images=Images(_required(environment, "CONCERTINA_IMAGE_AGENT", "the image that holds the agent")),
         watch_namespaces=tuple(names),
         health=_address(environment.get("CONCERTINA_HEALTH", "")),
@@ -55,16 +57,6 @@ def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
     if not environment.get(name):
         raise SettingsError(f"{name} is not set; it is {meaning}")
     return environment[name]
-
-
-def _master_key(path: str) -> bytes:
-    try:
-        key = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise SettingsError(f"the master key can't be read: {error}") from error
-    if len(key) < MASTER_KEY_BYTES:
-        raise SettingsError(f"the master key in {path} has {len(key)} bytes; it needs {MASTER_KEY_BYTES} or more")
-    return key
 
 
 def _address(text: str) -> tuple[str, int] | None:

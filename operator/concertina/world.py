@@ -65,9 +65,15 @@ class Job:
 class World:
     """`changed(uid)` is called for every job about which something new is known."""
 
-    def __init__(self, changed: Callable[[str], None], agents: Callable[[str], Mapping[str, AgentView]]) -> None:
+    def __init__(
+        self,
+        changed: Callable[[str], None],
+        agents: Callable[[str], Mapping[str, AgentView]],
+        master_keys: tuple[str, ...] = (),
+    ) -> None:
         self._changed = changed
         self._agents = agents
+        self._master_keys = master_keys
         self._jobs: dict[str, Job] = {}
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
         """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
@@ -159,6 +165,7 @@ class World:
             create_error_at=job.create_error_at,
             rivals=self._rivals(uid),
             uri_holder=self._holder(uid, job),
+            master_keys=self._master_keys,
             progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
         )
 

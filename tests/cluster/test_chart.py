@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import shutil
 import subprocess
 import time
 import uuid
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from concertina.local import binaries
 from concertina.local.cluster import LocalCluster
+from concertina.master_keys import key_id
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVE_UP = 60.0
@@ -37,9 +41,9 @@ class Release:
         command = [str(self.helm), *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
-    def install(self, *settings: str) -> None:
+    def install(self, *settings: str, chart: Path = CHART) -> None:
         sets = [f"--set={setting}" for setting in settings]
-        done = self.run("upgrade", "--install", self.name, str(CHART), "--namespace", self.name, *sets)
+        done = self.run("upgrade", "--install", self.name, str(chart), "--namespace", self.name, *sets)
         assert done.returncode == 0, done.stderr
 
     def kubectl(self, *arguments: str) -> str:
@@ -105,10 +109,14 @@ def until(check: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"{what} did not happen")
 
 
+def job(release: Release, namespace: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(release.cluster.kubectl("-n", namespace, "get", "tj", name, "-o", "json"))
+    return found
+
+
 def ready(release: Release, namespace: str, name: str) -> dict[str, Any]:
     """The condition Ready of a job; empty while there is none."""
-    job = json.loads(release.cluster.kubectl("-n", namespace, "get", "tj", name, "-o", "json"))
-    conditions = job.get("status", {}).get("conditions", [])
+    conditions = job(release, namespace, name).get("status", {}).get("conditions", [])
     return next((c for c in conditions if c["type"] == "Ready"), {})
 
 
@@ -204,13 +212,32 @@ def test_permissions_where_jobs_are(release: Release) -> None:
 def test_permissions_elsewhere(release: Release) -> None:
     elsewhere = [case for case in ALLOWED if release.may(*case, "default")]
     assert elsewhere == [("list", "nodes")]
+    assert release.may("get", "secrets", release.name, f"{release.operator}-master-key")
+    assert not release.may("update", "secrets", release.name, f"{release.operator}-master-key")
     assert release.may("update", "coordination.k8s.io/leases", release.name, "concertina-operator")
     assert not release.may("update", "coordination.k8s.io/leases", release.name, "another")
     assert not release.may("create", "coordination.k8s.io/leases", "kube-system")
     assert [case for case in FORBIDDEN if release.may(*case, release.name)] == []
 
 
-def test_upgrades_and_uninstalls_keep_the_master_key(release: Release) -> None:
+OLD_MASTER_KEY = """
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ include "concertina.masterKeySecret" . }}
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "concertina.labels" . | nindent 4 }}
+  annotations:
+    helm.sh/resource-policy: keep
+type: Opaque
+data:
+  key: {{ randAlphaNum 64 | b64enc }}
+"""
+"""Of the chart as it was when it made the key itself."""
+
+
+def test_upgrades_and_uninstalls_keep_the_master_key(release: Release, tmp_path: Path) -> None:
     scoped = f"watchNamespaces={{{release.jobs}}}"
     before = release.master_key()
     assert len(before) >= 64
@@ -218,7 +245,18 @@ def test_upgrades_and_uninstalls_keep_the_master_key(release: Release) -> None:
     assert release.master_key() == before
     assert release.run("uninstall", release.name, "--namespace", release.name).returncode == 0
     assert release.master_key() == before
-    release.install("replicas=0")
+    release.kubectl("delete", "secret", f"{release.operator}-master-key")
+    old = tmp_path / "concertina"
+    shutil.copytree(CHART, old)
+    (old / "templates/masterkey.yaml").write_text(OLD_MASTER_KEY)
+    release.install("replicas=0", chart=old)
+    before = release.master_key()
+    release.install("replicas=1")
+    release.kubectl("rollout", "status", f"deployment/{release.operator}", "--timeout=90s")
+    until(release.holder, "an operator that holds the lease")
+    release.cluster.kubectl("-n", release.jobs, "apply", "-f", "-", stdin=JOB)
+    status = until(lambda: job(release, release.jobs, "simple").get("status"), "a status of the job")
+    assert status["masterKey"] == key_id(base64.b64decode(before))
     assert release.master_key() == before
     assert [case for case in ALLOWED if not release.may(*case, "default")] == [], "all namespaces without names"
     assert [case for case in FORBIDDEN if release.may(*case, "default")] == []
@@ -241,5 +279,21 @@ def test_values_that_can_not_be(release: Release, setting: str, message: str) ->
 
 def test_a_key_of_ones_own(release: Release) -> None:
     rendered = release.run("template", "x", str(CHART), "--set=masterKey.existingSecret=mine").stdout
-    assert "secretName: mine" in rendered
-    assert "kind: Secret" not in rendered
+    parts = {part["kind"]: part for part in yaml.safe_load_all(rendered) if part}
+    (container,) = parts["Deployment"]["spec"]["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environment["CONCERTINA_MASTER_KEY_SECRET"] == "mine"
+    assert environment["CONCERTINA_MASTER_KEY_CREATE"] == "false"
+    assert parts["Role"]["rules"][-1] == {
+        "apiGroups": [""],
+        "resources": ["secrets"],
+        "resourceNames": ["mine"],
+        "verbs": ["get"],
+    }
+
+
+def test_two_renders_are_the_same_bytes_and_hold_no_secret(release: Release) -> None:
+    """Argo CD renders again and again, without a cluster."""
+    first, second = (release.run("template", "x", str(CHART)).stdout for _ in range(2))
+    assert first == second
+    assert "kind: Secret" not in first

@@ -53,6 +53,7 @@ def operator(cluster: Cluster) -> Iterator[None]:
     finally:
         for each in reversed([*objects, secret]):
             cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--ignore-not-found", "--wait=false")
+        cluster.kubectl("delete", "secret", "concertina-master-key", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")

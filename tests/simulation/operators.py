@@ -19,6 +19,7 @@ from concertina.plan.types import (
     Observed,
     Plan,
     PodView,
+    Refusal,
     Send,
 )
 from concertina_agent import protocol as p
@@ -294,7 +295,7 @@ class OperatorProcess:
                 if contact.process is not None:
                     contact.process.watchers.pop(self, None)
                     contact.process = None
-                contact.view = changed(contact.view, connected=False, wanted_at=0.0, lost_at=0.0, refused=False)
+                contact.view = changed(contact.view, connected=False, wanted_at=0.0, lost_at=0.0, refusal=None)
         for name in watch:
             contact = self.contacts.setdefault(name, Contact())
             if not contact.wanted:
@@ -323,11 +324,11 @@ class OperatorProcess:
         if near and process is not None and process.alive:
             contact.process, contact.silent_since = process, 0.0
             process.watchers[self] = self.clock.now
-            contact.view = changed(contact.view, connected=True, lost_at=0.0, refused=False)
+            contact.view = changed(contact.view, connected=True, lost_at=0.0, refusal=None)
             process.tell_operator(self)
         else:
             if near:
-                contact.view = changed(contact.view, refused=True)
+                contact.view = changed(contact.view, refusal=Refusal.NOT_LISTENING)
                 self.trigger()
             self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from concertina.cluster.notice_taints import NOTICE_TAINTS
@@ -18,11 +16,10 @@ from concertina.settings import TAINTS, from_environment
         ("mine/going, karpenter.sh/disruption=disrupting,", ("mine/going", "karpenter.sh/disruption=disrupting")),
     ],
 )
-def test_absent_is_the_well_known_empty_is_none(value: str | None, taints: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"k" * 44)
+def test_absent_is_the_well_known_empty_is_none(value: str | None, taints: tuple[str, ...]) -> None:
     environment = {
         "CONCERTINA_NAMESPACE": "system",
-        "CONCERTINA_MASTER_KEY_FILE": str(tmp_path / "key"),
+        "CONCERTINA_MASTER_KEY_SECRET": "key",
         "CONCERTINA_IMAGE_AGENT": "agent:1",
     }
     assert from_environment(environment | ({} if value is None else {TAINTS: value})).notice_taints == taints

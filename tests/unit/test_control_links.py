@@ -16,6 +16,7 @@ from concertina.control import calls as calls_module
 from concertina.control import links as links_module
 from concertina.control.authority import Authority
 from concertina.control.links import Links
+from concertina.plan.types import Refusal
 from concertina_agent import protocol
 
 LIMIT = 20.0  # only to give up
@@ -42,9 +43,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def agent(answer: Answer, folder: Path, port: int = 0) -> AsyncIterator[str]:
+async def agent(answer: Answer, folder: Path, port: int = 0, master: bytes = MASTER) -> AsyncIterator[str]:
     """An agent that hands each request to `answer`; its address."""
-    for name, content in Authority(MASTER, UID, CREATED).secret_data().items():
+    for name, content in Authority(master, UID, CREATED).secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
@@ -92,8 +93,8 @@ def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_tw
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(MASTER, heard)
-        links.open(UID, CREATED)
+        links = Links(heard)
+        links.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
             assert links.send(UID, "r0", address, PREPARE)
             call = links.views(UID)["r0"].prepare
@@ -118,8 +119,8 @@ def test_a_call_that_failed_says_why_and_can_be_sent_again(monkeypatch: pytest.M
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(MASTER, heard)
-        links.open(UID, CREATED)
+        links = Links(heard)
+        links.open(UID, CREATED, MASTER)
         links.send(UID, "r0", "127.0.0.1:1", PREPARE)
         await until(lambda: bool(heard.changes))
         call = links.views(UID)["r0"].prepare
@@ -143,8 +144,8 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(MASTER, heard)
-        links.open(UID, CREATED)
+        links = Links(heard)
+        links.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
             links.send(UID, "r0", address, PREPARE)
             links.send(UID, "r0", address, protocol.Prepare(UID, 2, "c2", ()))
@@ -162,8 +163,8 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
 
 def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        links = Links(MASTER, Heard())
-        links.open(UID, CREATED)
+        links = Links(Heard())
+        links.open(UID, CREATED, MASTER)
         view = lambda: links.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path) as address:
             links.watch(UID, {"r0": address})
@@ -173,13 +174,41 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
         await until(lambda: not view().connected)
         assert view().lost_at > 0
         assert view().report is not None
-        await until(lambda: view().refused)
+        await until(lambda: view().refusal is Refusal.NOT_LISTENING)
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
             await until(lambda: view().connected)
             assert view().lost_at == 0
-            assert not view().refused
+            assert view().refusal is None
             links.watch(UID, {})
             assert not view().connected
+        links.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_path: Path) -> None:
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        heard = Heard()
+        links = Links(heard, clock=lambda: now)
+        links.open(UID, CREATED, MASTER)
+        view = lambda: links.views(UID)["r0"]  # noqa: E731
+        async with agent(forever, tmp_path, master=b"n" * 32) as address:
+            links.watch(UID, {"r0": address})
+            await until(lambda: view().refusal is Refusal.OTHER_KEY)
+            assert view().alive
+            assert not view().connected
+            now += 1.0
+            await asyncio.sleep(0.5)  # tries again and again
+            assert len(heard.changes) == 1
+            assert view().lost_at == 0
+        await until(lambda: view().refusal is Refusal.NOT_LISTENING)
+        assert view().lost_at == 1001.0, "it lived up to then"
+        async with agent(forever, tmp_path, port=int(address.split(":")[1])):
+            await until(lambda: view().connected)
+            assert view().refusal is None
         links.close()
 
     asyncio.run(scenario())
@@ -194,14 +223,14 @@ def test_a_stream_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Mon
         await asyncio.sleep(LIMIT)
 
     async def scenario() -> None:
-        links = Links(MASTER, Heard())
-        links.open(UID, CREATED)
+        links = Links(Heard())
+        links.open(UID, CREATED, MASTER)
         async with agent(once, tmp_path) as address:
             links.watch(UID, {"r0": address})
             await until(lambda: links.views(UID)["r0"].connected)
             await until(lambda: not links.views(UID)["r0"].connected)
             assert links.views(UID)["r0"].lost_at > 0
-            assert not links.views(UID)["r0"].refused
+            assert links.views(UID)["r0"].refusal is None
             links.close()
 
     asyncio.run(scenario())
@@ -220,8 +249,8 @@ def test_progress_alone_does_not_matter_at_once_but_a_change_of_state_does(tmp_p
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(MASTER, heard)
-        links.open(UID, CREATED)
+        links = Links(heard)
+        links.open(UID, CREATED, MASTER)
         async with agent(play, tmp_path) as address:
             links.watch(UID, {"r0": address})
             for line in lines:
@@ -241,8 +270,8 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(MASTER, heard)
-        links.open(UID, CREATED)
+        links = Links(heard)
+        links.open(UID, CREATED, MASTER)
         async with agent(garbage, tmp_path) as address:
             links.send(UID, "r0", address, PREPARE)
             await until(lambda: bool(heard.changes))
@@ -259,8 +288,8 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
 
 def test_a_job_that_is_forgotten_while_its_pass_is_under_way_gets_no_stream_and_no_call() -> None:
     async def main() -> None:
-        links = Links(MASTER, Heard())
-        links.open(UID, CREATED)
+        links = Links(Heard())
+        links.open(UID, CREATED, MASTER)
         links.forget(UID)
         links.watch(UID, {"a": "127.0.0.1:1"})
         assert not links.send(UID, "a", "127.0.0.1:1", PREPARE)
@@ -274,8 +303,8 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
 
     async def scenario() -> None:
         nonlocal now
-        links = Links(MASTER, Heard(), clock=lambda: now)
-        links.open(UID, CREATED)
+        links = Links(Heard(), clock=lambda: now)
+        links.open(UID, CREATED, MASTER)
         async with agent(forever, tmp_path) as address:
             links.watch(UID, {"r0": address})
             await until(lambda: links.views(UID)["r0"].connected)
@@ -311,8 +340,8 @@ def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(lin
         await asyncio.sleep(LIMIT)
 
     async def scenario() -> None:
-        links = Links(MASTER, Heard())
-        links.open(UID, CREATED)
+        links = Links(Heard())
+        links.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
             links.watch(UID, {"r0": address})
             await until(lambda: streams == 2)  # so the first was noticed to be lost
@@ -331,8 +360,8 @@ def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: 
         await writer.drain()
 
     async def scenario() -> None:
-        links = Links(MASTER, Heard())
-        links.open(UID, CREATED)
+        links = Links(Heard())
+        links.open(UID, CREATED, MASTER)
         monkeypatch.setattr(calls_module, "bounded", surprise)
         async with agent(answer, tmp_path) as address:
             assert links.send(UID, "r0", address, PREPARE)

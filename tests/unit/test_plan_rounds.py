@@ -11,7 +11,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
-from concertina.plan.types import Call, CreatePod, Observed, Plan
+from concertina.plan.types import Call, CreatePod, Observed, Plan, Refusal
 from concertina_agent import protocol
 
 
@@ -95,7 +95,12 @@ def prepares(made: Plan) -> list[str]:
 @pytest.mark.parametrize(
     ("lead", "others", "after", "asked"),
     [
-        ({"connected": False, "lost_at": T0 + 20, "refused": True}, True, 0.01, ["demo-1-0", "demo-2-0"]),
+        (
+            {"connected": False, "lost_at": T0 + 20, "refusal": Refusal.NOT_LISTENING},
+            True,
+            0.01,
+            ["demo-1-0", "demo-2-0"],
+        ),
         ({"connected": False, "lost_at": T0 + 20}, True, 0.1, []),
         ({"connected": False, "lost_at": T0 + 20}, True, 0.6, ["demo-1-0", "demo-2-0"]),
         ({"connected": False, "lost_at": T0 + 20}, False, 0.6, []),
@@ -231,7 +236,12 @@ def test_failing_again_and_again_at_the_same_step_slows_down() -> None:
 
 
 def test_a_lead_that_leaves_after_a_drain_is_no_failure() -> None:
-    seen = with_lead(jobs.running(jobs.spec()), report=jobs.lead_report(state="drained"), connected=False, refused=True)
+    seen = with_lead(
+        jobs.running(jobs.spec()),
+        report=jobs.lead_report(state="drained"),
+        connected=False,
+        refusal=Refusal.NOT_LISTENING,
+    )
     made = plan(seen, T0 + 20)
     assert prepares(made) == ["demo-1-0", "demo-2-0"]
     assert made.status.restarts.total == 0

@@ -317,6 +317,9 @@ class JobStatus(Observed):
         description="How often the container of each replica index was started again in its present pod; 0 beyond the "
         "list's end.",
     )
+    master_key: Annotated[str, Field(max_length=63)] = Field(
+        default="", description="Id of the operator's master key that the job's certificates come from."
+    )
     world: World = Field(default=World(), description="The current round and who is in it.")
     spares: Spares = Field(default=Spares(), description="Replicas that stand by.")
     gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")

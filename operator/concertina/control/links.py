@@ -14,7 +14,7 @@ from concertina.control.absence import TICK_SECONDS, Absence, discounted
 from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, Request, call
 from concertina.control.streams import follow
-from concertina.plan.types import AgentView, Call
+from concertina.plan.types import AgentView, Call, Refusal
 from concertina_agent import protocol
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,7 @@ class _Job:
 
 
 class Links:
-    def __init__(self, master_key: bytes, changed: Changed, clock: Callable[[], float] = time.time) -> None:
-        self._master_key = master_key
+    def __init__(self, changed: Changed, clock: Callable[[], float] = time.time) -> None:
         self._changed = changed
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
@@ -60,10 +59,10 @@ class Links:
         job = self._jobs.get(uid)
         return {replica: link.view for replica, link in job.links.items()} if job else {}
 
-    def open(self, uid: str, created: float) -> None:
+    def open(self, uid: str, created: float, master_key: bytes) -> None:
         """Make the job known; its keys are derived once."""
         if uid not in self._jobs:
-            context = Authority(self._master_key, uid, created).client_context()
+            context = Authority(master_key, uid, created).client_context()
             self._jobs[uid] = _Job(Identity(uid, context))
         if self._ticks is None:
             self._absence = Absence(self._clock())
@@ -159,23 +158,24 @@ class Links:
 
         def heard(report: protocol.Report) -> None:
             if report.replica != replica:
-                lost(f"{address} is not {replica} but {report.replica}", False)
+                lost(f"{address} is not {replica} but {report.replica}", None)
                 return
             before = link.view
             link.view = _with_report(before, report, self._clock())
             if link.view != before:
                 self._changed(uid, _matters(before, link.view))
 
-        def lost(sentence: str, refused: bool) -> None:
+        def lost(sentence: str, refusal: Refusal | None) -> None:
             before = link.view
-            lost_at = self._clock() if before.connected else before.lost_at
-            link.view = dataclasses.replace(before, connected=False, lost_at=lost_at, refused=refused)
+            after = dataclasses.replace(before, connected=False, refusal=refusal)
+            lost_at = self._clock() if before.alive and not after.alive else before.lost_at
+            link.view = dataclasses.replace(after, lost_at=lost_at)
             if link.view != before:
                 log.info("watch of %s: %s", replica, sentence)
                 self._changed(uid, True)
 
         link.address = address
-        link.view = dataclasses.replace(link.view, wanted_at=self._clock(), lost_at=0.0, refused=False)
+        link.view = dataclasses.replace(link.view, wanted_at=self._clock(), lost_at=0.0, refusal=None)
         link.stream = asyncio.create_task(follow(job.identity, address, heard, lost), name=f"watch {replica}")
 
     def _close(self, link: _Link) -> None:
@@ -193,7 +193,7 @@ def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
 def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentView:
     same = view.report is not None and view.report.instance == report.instance
     ready_at = (view.ready_at if same else 0.0) or (now if report.ready else 0.0)
-    return dataclasses.replace(view, connected=True, lost_at=0.0, refused=False, ready_at=ready_at, report=report)
+    return dataclasses.replace(view, connected=True, lost_at=0.0, refusal=None, ready_at=ready_at, report=report)
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:

@@ -9,13 +9,14 @@ import ssl
 from collections.abc import Callable
 
 from concertina.control.calls import CallError, Identity, connection, receive
+from concertina.plan.types import Refusal
 from concertina_agent import protocol
 
 log = logging.getLogger(__name__)
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 Heard = Callable[[protocol.Report], None]
-Lost = Callable[[str, bool], None]
-"""Called with a sentence, and whether the host is there but nobody listens."""
+Lost = Callable[[str, Refusal | None], None]
+"""Called with a sentence, and how the host turned the stream away, where it is there."""
 
 
 async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> None:
@@ -34,7 +35,7 @@ async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> 
         failures += 1
 
 
-async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, bool]:
+async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, Refusal | None]:
     """One stream from its start to its end; what is to be told to `lost`."""
     try:
         async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
@@ -43,18 +44,21 @@ async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, 
                     message = await receive(reader, address)
                     silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
                     if isinstance(message, protocol.Refused):
-                        return f"{address} refused to be watched: {message.reason}", False
+                        return f"{address} refused to be watched: {message.reason}", None
                     if isinstance(message, protocol.Report):
                         heard(message)
     except TimeoutError:
-        return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s", False
+        return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s", None
     except ConnectionRefusedError:
-        return f"nobody listens at {address}", True
+        return f"nobody listens at {address}", Refusal.NOT_LISTENING
+    except ssl.SSLCertVerificationError as error:
+        # Where the agents' certificate is of our CA, so is the CA that they check ours by: both are in one Secret.
+        return f"{address} has another master key: {error}", Refusal.OTHER_KEY
     except (OSError, ssl.SSLError) as error:
-        return f"{address} can't be reached: {error}", False
+        return f"{address} can't be reached: {error}", None
     except CallError as error:
-        return str(error), False
+        return str(error), None
     except Exception as error:
         # Whatever an agent sends: a stream that ended unseen would count as open for ever.
         log.exception("the watch of %s failed", address)
-        return f"the watch of {address} failed: {type(error).__name__}: {error}", False
+        return f"the watch of {address} failed: {type(error).__name__}: {error}", None

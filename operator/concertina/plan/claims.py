@@ -76,7 +76,7 @@ def _member_still(look: Look, name: str) -> bool:
 def _known_lost(look: Look, name: str) -> bool:
     view = look.agent(name)
     silent = bool(view.lost_at) and look.now - view.lost_at >= constants.RECONNECT
-    return not view.connected and (view.refused or silent)
+    return not view.connected and (view.refusal is not None or silent)
 
 
 def claim(look: Look, cause: Cause, restart: Restart | None = None) -> Decision | None:

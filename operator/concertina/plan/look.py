@@ -10,7 +10,7 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
 from concertina.plan import constants, notices, sizes
 from concertina.plan.cached import cached
-from concertina.plan.types import AgentView, Call, NodeView, Observed, PodView
+from concertina.plan.types import AgentView, Call, NodeView, Observed, PodView, Refusal
 from concertina_agent import protocol
 
 UNKNOWN_AGENT = AgentView()
@@ -141,7 +141,7 @@ class Look:
         if pod.waiting == "Unschedulable" and not self.avoided.issuperset(pod.avoids):
             return "found no place, and may use a node again that it had to avoid"
         view = self.agent(pod.name)
-        if view.connected or pod.phase != "Running" or self.in_good_standing(pod.name):
+        if view.alive or pod.phase != "Running" or self.in_good_standing(pod.name):
             return ""
         if not node.ready:
             return f"can't be reached and its node {pod.node} is not ready"
@@ -240,9 +240,10 @@ class Look:
         if pod is None or pod.uid != self.lead.uid or pod.ended:
             return "has ended"
         view = self.agent(self.lead.replica)
-        if view.connected or not (view.refused or self.lead_in_doubt):
+        refused = view.refusal is Refusal.NOT_LISTENING
+        if view.alive or not (refused or self.lead_in_doubt):
             return ""
-        if view.refused or pod.deleting or not self.node(pod).ready:
+        if refused or pod.deleting or not self.node(pod).ready:
             return "is gone: its agent no longer listens"
         others = any(self.agent(name).connected for name in self.members if name != self.lead.replica)
         silent_for = self.now - (view.lost_at or view.wanted_at)
@@ -252,7 +253,7 @@ class Look:
     def lead_in_doubt(self) -> bool:
         """Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far."""
         view = self.agent(self.lead.replica)
-        if view.connected:
+        if view.alive:
             return False
         if view.lost_at:
             return self.now - view.lost_at >= constants.RECONNECT

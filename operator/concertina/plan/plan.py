@@ -25,6 +25,7 @@ from concertina.plan import (
     growth,
     hangs,
     lifecycle,
+    master_key,
     memory,
     nodes,
     rollback,
@@ -53,6 +54,7 @@ POLICIES: tuple[Policy, ...] = (
     lifecycle.uri_in_use,
     lifecycle.no_size,
     memory.too_small,
+    master_key.missing,
     lifecycle.suspend,
     startup.refused,
     gang.release,
@@ -86,7 +88,7 @@ def plan(observed: Observed, now: float) -> Plan:
     look = Look(observed, job.spec, now)
     policies = TORCHRUN if look.spec.launcher == "torchrun" else POLICIES
     decision = next(decision for policy in policies if (decision := policy(look)))
-    decision = stragglers.told(look, hangs.reported(look, decision))
+    decision = master_key.told(look, stragglers.told(look, hangs.reported(look, decision)))
     pods = torchrun.plan_pods(look) if decision.pods is Pods.TORCHRUN else plan_pods(look, decision)
     status = _status(look, decision, pods)
     waits = (decision.recheck, pods.recheck, look.time_left, growth.left(look), gang.left(look))
@@ -150,6 +152,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "selector": f"concertina.dev/job-uid={job.uid}",
         "attempts": pods.attempts,
         "container_restarts": containers.seen(look, pods.attempts),
+        "master_key": master_key.recorded(look),
         "world": world,
         "spares": _spares(look),
         "gang": gang.after(look, decision),

@@ -190,11 +190,18 @@ CHECKS: tuple[Check, ...] = (
 def recheck(look: Look) -> float:
     """Seconds until time alone could change the answers above."""
     view = look.agent(look.lead.replica)
-    if not view.connected:
+    if not view.alive:
         return constants.RECONNECT / 2
     if look.unacknowledged:
         return constants.ACKNOWLEDGE
     return constants.STEADY if look.report else constants.RETRY
+
+
+def as_before(look: Look) -> Decision:
+    """What the status says already."""
+    ready, running = look.status.condition("Ready"), look.status.condition("Running")
+    phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
+    return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
 
 
 def running(look: Look) -> Decision | None:
@@ -204,15 +211,7 @@ def running(look: Look) -> Decision | None:
     report, total = look.report, len(look.world.members)
     if report is None or report.state == "prepared":
         # Just assigned, or the operator has just come: as it was until something is known.
-        ready, reason = look.status.condition("Ready"), look.status.condition("Running")
-        phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
-        return Decision(
-            phase,
-            reason.reason if reason else "Assigned",
-            reason.message if reason else "",
-            recheck=recheck(look),
-            watch_all=look.lead_in_doubt,
-        )
+        return replace(as_before(look), recheck=recheck(look), watch_all=look.lead_in_doubt)
     if report.state in ("draining", "drained"):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
     progress = report.progress

@@ -37,7 +37,7 @@ def _image(look: Look, pod: PodView) -> str:
 
 def _never_started(look: Look, pod: PodView) -> str:
     view = look.agent(pod.name)
-    if pod.phase != "Running" or view.connected or view.lost_at or not view.wanted_at or look.blind:
+    if pod.phase != "Running" or view.alive or view.lost_at or not view.wanted_at or look.blind:
         return ""
     return "its agent was never heard of" if look.now - view.wanted_at >= constants.AGENT_START else ""
 

@@ -15,6 +15,7 @@ becomes of its pods' creation.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -143,6 +144,15 @@ class Call:
     """Of a Save."""
 
 
+class Refusal(enum.Enum):
+    """What a host that is there makes of an attempt to open a stream."""
+
+    NOT_LISTENING = enum.auto()
+    """No agent listens."""
+    OTHER_KEY = enum.auto()
+    """An agent does, and its certificates come from another master key than this operator's."""
+
+
 @dataclass(frozen=True)
 class AgentView:
     """What is known from talking to one replica's agent. Forgotten when the operator restarts, and when the pod of that
@@ -154,9 +164,8 @@ class AgentView:
     """When this operator first wanted the stream; stays as it is while the stream is wanted."""
     lost_at: float = 0.0
     """When an open stream last broke or fell silent; 0 if it never did, or is open again."""
-    refused: bool = False
-    """The last attempt to open the stream was refused by a host that is there: no agent listens. False again as soon as
-    the stream is open. (A time-out is no refusal.)"""
+    refusal: Refusal | None = None
+    """How the last attempt to open the stream was turned away; None where it was not, or where nobody answered."""
     ready_at: float = 0.0
     """When a report of this agent instance first said ready; 0 until then."""
     report: protocol.Report | None = None
@@ -166,6 +175,11 @@ class AgentView:
     assign: Call | None = None
     drain: Call | None = None
     save: Call | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it answers, if only to say that it knows another operator."""
+        return self.connected or self.refusal is Refusal.OTHER_KEY
 
 
 @dataclass(frozen=True)
@@ -187,6 +201,8 @@ class Observed:
     """Other jobs that wait for room, where this one waits too."""
     uri_holder: str = ""
     """namespace/name of an older live job with the same checkpoint.uri."""
+    master_keys: tuple[str, ...] = ()
+    """Ids of the operator's master keys, that for new jobs first."""
     progress_every: float = 2.0
     """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -33,14 +32,13 @@ def installed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -
     (user,) = kubeconfig["users"]
     user["user"] = {"token": token}
     (folder / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
-    secret = json.loads(cluster.kubectl("get", "secret", f"{account}-master-key", "-n", SYSTEM, "-o", "json"))
-    (folder / "key").write_text(secret["data"]["key"])
     return {
         "PATH": os.environ["PATH"],
         "HOME": "/",  # as container runtimes set it for such a user
         "KUBECONFIG": str(folder / "kubeconfig"),
         "CONCERTINA_NAMESPACE": SYSTEM,
-        "CONCERTINA_MASTER_KEY_FILE": str(folder / "key"),
+        "CONCERTINA_MASTER_KEY_SECRET": f"{account}-master-key",
+        "CONCERTINA_MASTER_KEY_CREATE": "true",
         "CONCERTINA_IMAGE_AGENT": "concertina/agent:test",
         "POD_NAME": "operator-of-the-tests",
     }

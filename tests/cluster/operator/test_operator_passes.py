@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from concertina.cluster.queue import KeyedQueue
 from concertina.cluster.resources import TRAINING_JOBS
 from concertina.control.links import Links
 from concertina.local.cluster import LocalCluster
+from concertina.master_keys import parse
 from concertina.plan.plan import plan
 from concertina.plan.types import Observed, Plan
 from concertina.reconcile import Reconciler
@@ -42,12 +44,15 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
         jobs.create(name, "pass", suspend=True)
 
     async def scenario(client: Client) -> None:
-        links = Links(b"k" * 32, lambda uid, at_once: None)
-        world = World(lambda uid: queue.add(uid), links.views)
+        keys = parse({"key": base64.b64encode(b"k" * 32).decode()})
+        links = Links(lambda uid, at_once: None)
+        world = World(lambda uid: queue.add(uid), links.views, tuple(keys.by_id))
         events = Events(client, "test")
         broken = Broken()
-        applier = Applier(client, client, world, links, events, Images("agent"), b"k" * 32, lambda pod: None)
-        reconciler = Reconciler(world, links, applier, broken, lambda: True, lambda uid, s: queue.add_within(uid, s))
+        applier = Applier(client, client, world, links, events, Images("agent"), keys, lambda pod: None)
+        reconciler = Reconciler(
+            world, links, applier, broken, keys, lambda: True, lambda uid, seconds: queue.add_within(uid, seconds)
+        )
         queue = KeyedQueue(reconciler.run)
         writing = asyncio.create_task(events.run())
         for name in ("bad", "good"):
