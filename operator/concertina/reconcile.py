@@ -65,6 +65,7 @@ class Reconciler:
             decision("forbidden", job.name, message=error.message)
             return FORBIDDEN_SECONDS
         job.outdated = 0
+        self.world.planned(uid, observed)
         return plan.recheck_after
 
     async def _gone(self, uid: str) -> float | None:
