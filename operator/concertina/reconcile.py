@@ -73,6 +73,7 @@ class Reconciler:
             await self.applier.tell_failure(job, error)
             raise
         job.outdated = 0
+        self.world.planned(uid, observed)
         self._writes.start(job, left)
         return plan.recheck_after
 

@@ -39,6 +39,8 @@ class Job:
     """Passes in a row that lost a precondition."""
     pods: dict[str, PodView] = field(default_factory=dict)
     """By uid."""
+    planned: tuple[PodView, ...] = ()
+    """Pods as the last complete pass saw them."""
 
     @property
     def name(self) -> str:
@@ -48,6 +50,15 @@ class Job:
     def seen(self) -> JobView:
         """As the plan is to see it."""
         return dataclasses.replace(self.view, deleting=True) if self.ends else self.view
+
+    @property
+    def unseen_ends(self) -> list[PodView]:
+        """Pods of torchrun that no complete pass saw going: their deletion and their end were heard in one burst. The
+        next one sees them as ended, or it would use their names again: they stand in no status, as members do."""
+        if self.view.spec is None or self.view.spec.launcher != "torchrun":
+            return []
+        gone = (pod for pod in self.planned if pod.uid not in self.pods and not (pod.deleting or pod.ended))
+        return [dataclasses.replace(p, phase="Failed", deleting=True, exit_message="it was deleted") for p in gone]
 
     @property
     def uri(self) -> str:
@@ -156,7 +167,7 @@ class World:
             return None
         return Observed(
             job=job.seen,
-            pods=tuple(sorted(job.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
+            pods=tuple(sorted([*job.pods.values(), *job.unseen_ends], key=lambda pod: (pod.index, pod.attempt))),
             nodes=self._nodes,
             agents=self._agents(uid),
             fresh_claim=secrets.token_hex(8),
@@ -168,6 +179,13 @@ class World:
             master_keys=self._master_keys,
             progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
         )
+
+    def planned(self, uid: str, observed: Observed) -> None:
+        """All that follows from this look has been done."""
+        if job := self._jobs.get(uid):
+            job.planned = observed.pods
+            if any(pod.uid not in job.pods for pod in observed.pods):
+                self._changed(uid)
 
     def create_refused(self, uid: str, sentence: str, ends: bool = False) -> None:
         """`ends`: for good, as the job's namespace is being deleted."""

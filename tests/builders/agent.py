@@ -42,6 +42,16 @@ class Driver:
     def tell(self, event: e.Event) -> list[e.Effect]:
         return self.core.handle(event, self.now, 1000.0)
 
+    def wait(self, seconds: float) -> list[e.Effect]:
+        """With a tick every now and then, as an agent that runs has them; the effects of the last one, which comes when
+        the time is up."""
+        until = self.now + seconds
+        while self.now < until - 0.25:
+            self.now += 0.25
+            self.tell(e.Tick())
+        self.now = until
+        return self.tell(e.Tick())
+
     def ask(self, message: e.Request) -> list[e.Effect]:
         self._requests += 1
         return self.tell(e.Asked(self._requests, message))

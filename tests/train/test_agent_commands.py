@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 
 import pytest
@@ -45,6 +46,29 @@ def test_three_replicas_succeed_with_torchruns_variables(folder):
             ip = job[0].address.partition(":")[0]
             lines = [line for replica in job.replicas.values() for line in replica.log().splitlines() if "VARS" in line]
             assert sorted(lines) == [f"[rank {n}] VARS {n} {n % 2} 6 {n // 2} {ip} 6 {n} {UID}" for n in range(6)]
+
+    run(body)
+
+
+def test_a_machine_that_stood_still_costs_no_round(folder):
+    """All agents pause, and the lead runs first: it has heard of nobody for longer than anybody may be silent."""
+
+    async def body():
+        async with running(folder, 3, SLEEPS) as job:
+            await job.begin(1, job[0], job[1], job[2])
+            await job.until(job[0], lambda r: all(m.state == "running" for m in r.members.values()) and r.members)
+            for replica in job.replicas.values():
+                replica.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(p.SILENCE_SECONDS + 0.5)
+            job[0].report = None
+            job[0].process.send_signal(signal.SIGCONT)
+            report = await job.until(job[0], lambda r: True, "the lead never runs again")
+            for replica in (job[1], job[2]):
+                replica.process.send_signal(signal.SIGCONT)
+                replica.report = None
+                await job.until(replica, lambda r: True, "a member never runs again")
+            assert (report.state, report.failures) == ("running", ())
+            assert [replica.report.failures for replica in job.replicas.values()] == [(), (), ()]
 
     run(body)
 

@@ -2,6 +2,10 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
+import os
+import resource
 import socket
 import ssl
 import subprocess
@@ -15,7 +19,7 @@ from replicas import GIVE_UP, UID, Job, running, write_identity
 
 from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, call
-from concertina_agent import main, protocol, tls
+from concertina_agent import main, protocol, server, tls
 from concertina_agent import protocol as p
 from concertina_agent.wire import Dialer
 
@@ -141,6 +145,137 @@ def test_silent_and_half_open_connections_do_not_keep_others_out(folder):
                 await job.prepare(1, job[0])
                 for wire in wires:
                     wire.close()
+
+    run(body)
+
+
+def client_hello() -> bytes:
+    """The first words of a TLS handshake that does not go on."""
+    outgoing = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def flood(open_ones: contextlib.ExitStack, address: str, count: int) -> None:
+    host, _, port = address.rpartition(":")
+    saying = itertools.cycle([client_hello(), b"shard\n" + client_hello(), *(b"", b"\x16", b"sh", b"shard\n") * 10])
+    for said, _ in zip(saying, range(count), strict=False):
+        connection = open_ones.enter_context(socket.create_connection((host, int(port))))
+        with contextlib.suppress(ConnectionError):  # turned away already
+            connection.sendall(said)
+
+
+def test_more_strangers_than_there_is_room_for_keep_nobody_out(folder):
+    async def body():
+        async with running(folder, 1, IDLE) as job:
+            agent = Dialer(tls.client_context(folder / "identity"), UID)
+            with contextlib.ExitStack() as open_ones:
+                wire = open_ones.enter_context(contextlib.closing(await agent.connect(job[0].address, GIVE_UP)))
+                wire.writer.write(b'{"v": 1, "kind": ')
+                flood(open_ones, job[0].address, server.MAX_CONNECTIONS + 100)
+                assert isinstance(await call(job.identity, job[0].address, PREPARE), p.Prepared)
+                assert await agent.ask(job[0].address, p.Ping(UID), GIVE_UP) == p.Accepted(1, "claim-1")
+                shards = open_ones.enter_context(contextlib.closing(await agent.for_shards(job[0].address, GIVE_UP)))
+                await shards.send(p.Pull(UID, 0, p.SnapshotId(1, 5, "digest", 1)))
+                assert isinstance(await asyncio.wait_for(shards.receive(), GIVE_UP), p.Refused)
+
+    run(body)
+
+
+def test_who_comes_from_another_address_than_the_strangers_is_given_time(folder):
+    async def body():
+        async with running(folder, 1, IDLE) as job:
+            host, _, port = job[0].address.rpartition(":")
+            with contextlib.ExitStack() as open_ones:
+                slow = socket.create_connection((host, int(port)), GIVE_UP, source_address=("127.0.0.2", 0))
+                open_ones.enter_context(slow)
+                flood(open_ones, job[0].address, server.MAX_STRANGERS + 100)
+                context = tls.client_context(folder / "identity")
+                with context.wrap_socket(slow, server_hostname=f"{UID}.agent") as connection:
+                    connection.sendall(p.encode(p.Ping(UID)))
+                    assert p.decode(connection.recv(1 << 16)) == p.Accepted(0, "")
+
+    run(body)
+
+
+def test_a_member_speaks_for_itself_alone(folder):
+    async def body():
+        async with running(folder, 1, IDLE) as job:
+            prepared = await job.prepare(1, job[0])
+            assign = job.assignment(prepared)
+            other = p.Member("job-1-0", "its-instance", "127.0.0.1:1", 1, 1)
+            assert isinstance(
+                await job.call(job[0], dataclasses.replace(assign, members=(*assign.members, other))), p.Accepted
+            )
+            wire = await Dialer(tls.client_context(folder / "identity"), UID).connect(job[0].address, GIVE_UP)
+            await wire.send(p.Join(UID, 1, "claim-1", other.replica, other.instance))
+            lead = assign.members[0]
+            lie = p.Failure(lead.replica, "BadInput", "as somebody else says", permanent=True)
+            await wire.send(p.MemberState(lead.replica, lead.instance, 1, "claim-1", "failed", failure=lie))
+            heard = []
+            while (message := await wire.receive(GIVE_UP)) is not None:
+                heard.append(message)
+            wire.close()
+            assert "job-1-0 (its-instance) may not speak for job-0-0" in heard[-1].reason
+            report = await job.until(job[0], lambda report: report.failures)
+            assert [(failure.replica, failure.reason) for failure in report.failures] == [("job-1-0", "MemberLost")]
+
+    run(body)
+
+
+def test_a_disk_that_takes_long_keeps_nobody_waiting_but_those_it_is_written_for(folder):
+    """The draft is a pipe that nobody reads: a write that hangs, and then fails."""
+
+    async def body():
+        async with running(folder, 1, IDLE) as job:
+            draft = job[0].folder / "seen.json.new"
+            os.mkfifo(draft)
+            preparing = asyncio.ensure_future(call(job.identity, job[0].address, PREPARE))
+            report = await job.until(job[0], lambda report: report.round == 1, "the loop stands still")
+            agent = tls.client_context(folder / "identity")
+            assert await ask(job[0].address, agent, p.Ping(UID)) == p.Accepted(1, "claim-1")
+            assert report.state == "prepared"
+            assert not preparing.done(), "answered before it was on the disk"
+            with draft.open("rb"):
+                with pytest.raises(CallError):
+                    await preparing
+                assert job[0].process.wait() == 2
+
+    run(body)
+
+
+def test_an_agent_may_open_more_than_its_container_was_given_and_its_workers_may_not(folder):
+    script = "import resource; print('limits', resource.getrlimit(resource.RLIMIT_NOFILE))"
+
+    async def body():
+        job = Job(folder, 1, ["--", sys.executable, "-c", script])
+        job[0].program = ["prlimit", "--nofile=256:4096", *job[0].program]
+        job[0].start()
+        try:
+            await job.ready()
+            await job.begin(1, job[0])
+            await job.until(job[0], lambda report: report.state == "succeeded", "never succeeded")
+            assert resource.prlimit(job[0].process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
+            assert "limits (256, 4096)" in job[0].log()
+        finally:
+            await job.stop()
+
+    run(body)
+
+
+def test_an_agent_starts_with_a_damaged_memory(folder):
+    async def body():
+        job = Job(folder, 1, IDLE)
+        (job[0].folder / "seen.json").write_bytes(b"")
+        job[0].start()
+        try:
+            await job.ready()
+            await job.begin(3, job[0])
+        finally:
+            await job.stop()
 
     run(body)
 

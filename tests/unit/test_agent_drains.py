@@ -123,8 +123,7 @@ def gone_before_its_part_was_shipped(outcome: str, state: str, complete: bool) -
     driver.tell(e.PartShipped(p.Part(snapshot(1, 6, 2), 0)))
     driver.member_says("b", state, step=6)
     assert driver.report.state in ("running", "draining")
-    driver.now += p.SILENCE_SECONDS
-    driver.tell(e.Tick())
+    driver.wait(p.SILENCE_SECONDS)
     return driver
 
 
@@ -148,8 +147,7 @@ def test_a_member_that_comes_back_in_time_is_waited_for():
     through(driver, "complete", 6, complete=True)
     driver.member_says("b", "succeeded", step=6)
     driver.tell(e.MemberGone(1, "claim-1", "b", "closed its connection"))
-    driver.now += p.SILENCE_SECONDS / 2
+    driver.wait(p.SILENCE_SECONDS / 2)
     driver.ask(join("b"))
-    driver.now += p.SILENCE_SECONDS / 2
-    driver.tell(e.Tick())
+    driver.wait(p.SILENCE_SECONDS / 2)
     assert driver.report.failures == ()

@@ -70,17 +70,14 @@ def test_silence_is_a_loss_for_the_lead():
     driver = Driver()
     driver.begun("a", "b", "c")
     driver.ask(join("b"))
-    driver.now += 2.9
+    driver.wait(2.9)
     driver.member_says("b", "running")
-    driver.now += 2.9
-    assert driver.tell(e.Tick()) == []
-    driver.now += 0.2
-    assert kinds(driver.tell(e.Tick())) == ["ReportChanged"]
+    assert driver.wait(2.9) == []
+    assert kinds(driver.wait(0.2)) == ["ReportChanged"]
     assert [(f.replica, f.reason, f.message) for f in driver.report.failures] == [
         ("b", "MemberLost", "b has been silent for 3 s.")
     ]
-    driver.now += 10
-    driver.tell(e.Tick())
+    driver.wait(10)
     assert driver.report.failures[1].message == "c did not join within 10 s."
     driver.member_says("b", "running")
     assert driver.report.members["b"].state == "failed", "a lost member stays lost"
@@ -90,14 +87,38 @@ def test_silence_is_a_loss_for_members():
     driver = Driver("b")
     driver.begun("a", "b")
     driver.tell(e.LeadJoined(1, "claim-1"))
-    driver.now += 2.9
+    driver.wait(2.9)
     driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
-    driver.now += 2.9
-    assert driver.tell(e.Tick()) == []
-    driver.now += 0.2
-    driver.tell(e.Tick())
+    assert driver.wait(2.9) == []
+    driver.wait(0.2)
     assert [(f.replica, f.reason) for f in driver.report.failures] == [("b", "LeadLost")]
     assert driver.core.state().state == "failed"
+
+
+def test_a_lead_that_stood_still_itself_does_not_accuse_its_members():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    driver.ask(join("b"))
+    driver.wait(2.0)
+    driver.now += 60
+    assert driver.tell(e.Tick()) == [], "nor who did not join meanwhile"
+    driver.wait(0.9)
+    assert not driver.report.failures
+    assert kinds(driver.wait(0.1)) == ["ReportChanged"]
+    assert [failure.message for failure in driver.report.failures] == ["b has been silent for 3 s."], "by its own ticks"
+
+
+def test_a_member_that_stood_still_itself_does_not_accuse_its_lead():
+    driver = Driver("b")
+    driver.begun("a", "b")
+    driver.tell(e.LeadJoined(1, "claim-1"))
+    driver.wait(2.0)
+    driver.now += 60
+    driver.tell(e.Tick())
+    driver.wait(0.9)
+    assert driver.core.state().state != "failed"
+    driver.wait(0.1)
+    assert [failure.reason for failure in driver.report.failures] == ["LeadLost"]
 
 
 @pytest.mark.parametrize("end", ["complete", "drained"])

@@ -69,6 +69,15 @@ def test_seen_survives(tmp_path):
     assert os.listdir(tmp_path) == ["seen.json"]
 
 
+@pytest.mark.parametrize("left", [b"", b"{", b"[]", b'{"round": 7}', b'{"round": "x", "claim": ""}', b"\xff\0"])
+def test_what_cant_be_read_of_what_was_seen_is_nothing_seen(tmp_path, left, capsys):
+    (tmp_path / "seen.json").write_bytes(left)
+    assert seen.read(tmp_path) == (0, "")
+    assert "seen_damaged" in capsys.readouterr().err
+    seen.write(tmp_path, 7, "c")
+    assert seen.read(tmp_path) == (7, "c")
+
+
 def test_store_addresses():
     with store.bind("127.0.0.1") as bound:
         assert bound.getsockname()[1] > 0

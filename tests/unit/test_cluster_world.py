@@ -96,6 +96,38 @@ def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
     assert known.world.observe("b") is None
 
 
+def test_a_pod_that_no_pass_saw_going_is_seen_as_ended_until_one_has() -> None:
+    known, torchrun = Known(), job("a", 1)
+    torchrun["spec"]["launcher"] = "torchrun"
+    known.world.hear_job(torchrun)
+    for name, index in (("gone", 0), ("seen-going", 1)):
+        known.world.hear_pod(None, pod(name, "a", index=index, phase="Running"))
+
+    def look(*, complete: bool = True) -> list[tuple[str, bool, bool]]:
+        observed = known.world.observe("a")
+        assert observed is not None
+        if complete:
+            known.world.planned("a", observed)
+        return [(view.name, view.ended, view.deleting) for view in observed.pods]
+
+    def going(name: str, index: int) -> OwnedPod:
+        owned = pod(name, "a", index=index, phase="Running")
+        return replace(owned, view=replace(owned.view, deleting=True))
+
+    look()
+    known.world.hear_pod(pod("seen-going", "a"), going("seen-going", 1))
+    look()
+    for name, index in (("gone", 0), ("seen-going", 1)):
+        known.world.hear_pod(None, going(name, index))
+        known.world.hear_pod(going(name, index), None)
+    assert look(complete=False) == [("gone", True, True)]
+    known.heard()
+    assert look() == [("gone", True, True)], "the pass before was not complete"
+    assert known.heard() == ["a"], "what comes without it"
+    assert look() == []
+    assert known.heard() == []
+
+
 def test_a_pod_that_is_gone_makes_room_for_one_that_was_refused() -> None:
     known = Known()
     known.world.hear_job(job("a", 1))

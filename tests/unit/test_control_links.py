@@ -373,3 +373,36 @@ def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: 
             links.close()
 
     asyncio.run(scenario())
+
+
+def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path: Path) -> None:
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        links, go_on = Links(Heard(), clock=lambda: now), asyncio.Event()
+
+        async def late(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+            await go_on.wait()
+            writer.write(protocol.encode(protocol.Accepted(1, "c1")))
+            await writer.drain()
+
+        links.open(UID, CREATED, MASTER)
+        async with agent(late, tmp_path) as address:
+            assert links.send(UID, "r0", address, PREPARE)
+            now += 60.0
+            under_way = links.views(UID)["r0"].prepare
+            assert under_way
+            assert (under_way.sent_at, under_way.done_at) == (1060.0, 0.0)
+            go_on.set()
+            await until(lambda: bool(links.views(UID)["r0"].prepare.done_at))  # type: ignore[union-attr]
+        answered = links.views(UID)["r0"].prepare
+        assert answered
+        assert (answered.reply, answered.done_at) == (protocol.Accepted(1, "c1"), 1060.0)
+        now += 60.0
+        answered = links.views(UID)["r0"].prepare
+        assert answered
+        assert answered.done_at == 1120.0
+        links.close()
+
+    asyncio.run(scenario())

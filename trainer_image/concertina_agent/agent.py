@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import dataclasses
 import secrets
 import signal
@@ -57,6 +58,9 @@ class Agent:
             seen=seen.read(settings.volume),
             held=self._snapshots.scan(),
         )
+        self._disk = concurrent.futures.ThreadPoolExecutor(1, "seen")
+        self._persisted: asyncio.Future[None]
+        """Of the last PersistSeen; one comes before every KillWorkers."""
         self._changes = Changes()
         self._dialer = Dialer(tls.client_context(settings.identity), settings.uid)
         self._pinger = Pinger(self._dialer, settings.uid)
@@ -167,7 +171,10 @@ class Agent:
             self._exit.set_exception(error)
 
     def _persist(self, effect: e.PersistSeen) -> None:
-        seen.write(self._settings.volume, effect.round, effect.claim)
+        """In a thread, one at a time: a disk that takes seconds keeps no beat waiting."""
+        self._persisted = asyncio.get_running_loop().run_in_executor(
+            self._disk, seen.write, self._settings.volume, effect.round, effect.claim
+        )
 
     def _kill(self, effect: e.KillWorkers) -> None:
         self._members.close()
@@ -175,10 +182,11 @@ class Agent:
             self._link.cancel()
         self._peers.stop()
         self._uploads.abandon()
-        self._spawn(self._kill_and_scan(effect.round))
+        self._spawn(self._kill_and_scan(effect.round, self._persisted))
 
-    async def _kill_and_scan(self, round: int) -> None:
+    async def _kill_and_scan(self, round: int, persisted: asyncio.Future[None]) -> None:
         await self._local.kill()
+        await persisted
         self.emit(e.WorkersGone(round, self._snapshots.scan()))
 
     def _bind_store(self, effect: e.BindStore) -> None:

@@ -205,7 +205,8 @@ Event = Union[
 
 @dataclasses.dataclass(frozen=True)
 class PersistSeen:
-    """Must be in the volume before any later effect happens."""
+    """Must be in the volume for good before WorkersGone of this round is told: until then nothing is answered, and
+    nothing starts."""
 
     round: int
     claim: str

@@ -90,6 +90,9 @@ class Lead:
         self.members[replica] = dataclasses.replace(known, state="failed", failure=failure)
         self.settled = True
 
+    def not_heard_for(self, seconds: float) -> None:
+        self._give_up_at = {replica: at + seconds for replica, at in self._give_up_at.items()}
+
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """(replica, what it did not do) of members whose time is up."""
         words = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}

@@ -43,6 +43,8 @@ async def follow_lead(
                 lambda message: emit(e.LeadSaid(*key, message)),
                 (p.Drain, p.StopAt, p.DurableMoved, p.MemberState),
             )
+        except ProtocolError as error:
+            log("protocol_error", error=str(error))
         finally:
             telling.cancel()
         return emit(e.LeadGone(*key))
@@ -81,14 +83,11 @@ async def tell(wire: Wire, state: Callable[[], p.Message], changes: Changes) -> 
 
 
 async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
-    """Until the stream breaks or says what it may not."""
-    try:
-        while (message := await wire.receive()) is not None:
-            if not isinstance(message, kinds):
-                raise ProtocolError(f"a {type(message).__name__} is not expected here")
-            heard(message)
-    except ProtocolError as error:
-        log("protocol_error", error=str(error))
+    """Until the stream breaks. Raises ProtocolError where it says what it may not."""
+    while (message := await wire.receive()) is not None:
+        if not isinstance(message, kinds):
+            raise ProtocolError(f"a {type(message).__name__} is not expected here")
+        heard(message)
 
 
 class MemberStreams:
@@ -106,15 +105,28 @@ class MemberStreams:
         self._wires[join.replica] = wire
 
     async def serve(self, join: p.Join, wire: Wire) -> None:
-        """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines."""
-        telling = asyncio.ensure_future(tell(wire, self._state, self._never))
+        """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines.
+        Raises ProtocolError."""
+
+        def heard(state: p.MemberState) -> None:
+            """All agents of a job have the same certificate: a line speaks for the member that joined, and no other."""
+            if (state.replica, state.instance) != (join.replica, join.instance):
+                raise ProtocolError(
+                    f"{join.replica} ({join.instance}) may not speak for {state.replica} ({state.instance})"
+                )
+            self._emit(e.MemberSaid(state))
+
+        detail, telling = "", asyncio.ensure_future(tell(wire, self._state, self._never))
         try:
-            await _listen(wire, lambda state: self._emit(e.MemberSaid(state)), (p.MemberState,))
+            await _listen(wire, heard, (p.MemberState,))
+        except ProtocolError as error:
+            detail = f"said what it may not: {error}"
+            raise
         finally:
             telling.cancel()
             if self._wires.get(join.replica) is wire:
                 del self._wires[join.replica]
-                self._emit(e.MemberGone(join.round, join.claim, join.replica))
+                self._emit(e.MemberGone(join.round, join.claim, join.replica, detail))
 
     def send(self, message: p.Message, only: str = "") -> None:
         for replica, wire in self._wires.items():

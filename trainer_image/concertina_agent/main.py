@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
-from concertina_agent import settings
+from concertina_agent import descriptors, settings
 from concertina_agent.log import log
 
 PYZ = "agent.pyz"
@@ -73,6 +73,8 @@ def _files(package: str) -> Iterator[tuple[str, bytes]]:
 def run(command: tuple[str, ...], package: str) -> int:
     """Until told to go; 2 where the pod's set-up is wrong, with a sentence on stderr."""
     from concertina_agent.agent import Agent
+
+    descriptors.raise_limit()
 
     async def life() -> int:
         return await Agent(settings.read(os.environ, command, package)).run()

@@ -45,12 +45,18 @@ from concertina_agent.preparing import Preparing
 LINGER_SECONDS = 5.0
 """From a round's success to the agent's exit with 0: time for the operator and the members to hear of it."""
 
+STOOD_STILL_SECONDS = 1.0
+"""Between two events, of which the shell's ticks alone come four times a second: this agent did not run (stopped,
+starved, its machine asleep), and perhaps the others did not either. That it heard nothing is nobody's silence then."""
+
 
 class AgentCore(Preparing):
     """An agent's state that takes events, one at a time."""
 
     def handle(self, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
         """Take one event; the effects are to be carried out in order."""
+        if self._round is not None and now - self._now >= STOOD_STILL_SECONDS:
+            self._round.not_heard_for(now - self._now)
         self._now, self._at, self._effects, self._changed = now, at, [], False
         _ON[type(event)](self, event)
         if not self._leave_if_succeeded():

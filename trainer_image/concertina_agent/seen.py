@@ -6,21 +6,33 @@ import json
 import os
 from pathlib import Path
 
+from concertina_agent.log import log
+
 
 def read(volume: Path) -> tuple[int, str]:
-    """(0, "") where nothing has been seen."""
+    """(0, "") where nothing has been seen, or what was kept can't be read: then this agent knows as much as that of a
+    new pod, and no more is needed of it. Who made an older round can't commit it any more, and an Assign of a round
+    before names another instance of the agent."""
     try:
         kept = json.loads((volume / "seen.json").read_text())
+        return int(kept["round"]), str(kept["claim"])
     except FileNotFoundError:
         return 0, ""
-    return int(kept["round"]), str(kept["claim"])
+    except (ValueError, KeyError, TypeError) as error:
+        log("seen_damaged", error=f"{type(error).__name__}: {error}")
+        return 0, ""
 
 
 def write(volume: Path, round: int, claim: str) -> None:
-    """On the disk when it returns; never half written."""
+    """On the disk when it returns, its name included; never half written."""
     draft = volume / "seen.json.new"
     with draft.open("w") as file:
         json.dump({"round": round, "claim": claim}, file)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(volume / "seen.json")
+    folder = os.open(volume, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

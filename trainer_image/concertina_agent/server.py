@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import socket
@@ -13,13 +14,18 @@ from typing import Any, Optional, Protocol, Union
 from concertina_agent import protocol as p
 from concertina_agent import tls
 from concertina_agent.addresses import family
-from concertina_agent.shard_wire import THREADS, ShardWire, accept
+from concertina_agent.shard_wire import THREADS, ShardWire, accept, readable
 from concertina_agent.typed_json import ProtocolError
 from concertina_agent.wire import Wire
 
 MAX_CONNECTIONS = 2048
-"""Open at a time; more are closed at once. A lead has one of each member, and each agent may ping each other."""
+"""Of the job's own operator and agents; more are closed at once. A lead has one of each member, and each agent may ping
+each other."""
+MAX_STRANGERS = 256
+"""Connections whose other end has not shown a certificate so far. One more, and the oldest goes of the address that has
+most: who means it needs milliseconds, wherever a flood of idle connections comes from."""
 HANDSHAKE_SECONDS = 5.0
+"""From the connection's start to the certificate."""
 FIRST_LINE_SECONDS = 10.0
 ACCEPT_AGAIN_SECONDS = 0.1
 IDLE_SECONDS = 600.0
@@ -35,7 +41,8 @@ class Handler(Protocol):
 
     async def watch(self, wire: Wire) -> None: ...
 
-    async def join(self, message: p.Join, wire: Wire) -> None: ...
+    async def join(self, message: p.Join, wire: Wire) -> None:
+        """Raises ProtocolError."""
 
     async def index(self, message: p.Index, wire: Wire) -> None: ...
 
@@ -45,7 +52,10 @@ class Handler(Protocol):
 class Server:
     def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler) -> None:
         self._uid, self._context, self._handler = uid, context, handler
+        self._strangers: dict[asyncio.Task[None], str] = {}
+        """With their addresses, the oldest first."""
         self._open: set[asyncio.Task[None]] = set()
+        """Connections, those of strangers included."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         self._routes: Mapping[type, tuple[str, Callable[[Any, Wire], Awaitable[None]]]] = {
             **dict.fromkeys((p.Prepare, p.Assign, p.Drain, p.Save), (tls.OPERATOR, self._answer)),
@@ -72,61 +82,73 @@ class Server:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listening)
+                connection, (address, *_) = await loop.sock_accept(listening)
             except OSError:  # no file descriptor is left: later, then
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
-                continue
-            if len(self._open) >= MAX_CONNECTIONS:
-                connection.close()
                 continue
             connection.setblocking(False)
             task = loop.create_task(self._connected(connection))
             self._open.add(task)
-            task.add_done_callback(self._open.discard)
+            self._strangers[task] = address
+            task.add_done_callback(self._gone)
+            if len(self._strangers) > MAX_STRANGERS:
+                self._turn_one_away()
+            await asyncio.sleep(0)  # the listening socket always has one more in a flood
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._strangers.pop(task, None)
+
+    def _turn_one_away(self) -> None:
+        ((busiest, _),) = collections.Counter(self._strangers.values()).most_common(1)
+        task = next(task for task, address in self._strangers.items() if address == busiest)
+        del self._strangers[task]
+        task.cancel()
 
     async def _connected(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
-            try:
-                speaks_tls = await asyncio.wait_for(_speaks_tls(connection), HANDSHAKE_SECONDS)
-            except BaseException:
-                connection.close()
-                raise
-            await (self._converse(connection) if speaks_tls else self._give_shards(connection))
+            wire = await asyncio.wait_for(self._introduced(connection), HANDSHAKE_SECONDS)
+            with contextlib.closing(wire):
+                task = asyncio.current_task()
+                assert task is not None
+                self._strangers.pop(task, None)
+                if len(self._open) - len(self._strangers) <= MAX_CONNECTIONS:
+                    await (self._serve(wire) if isinstance(wire, Wire) else self._give_shards(wire))
 
-    async def _converse(self, connection: socket.socket) -> None:
+    async def _introduced(self, connection: socket.socket) -> Union[Wire, ShardWire]:
+        """Once the other end has shown a certificate of the job."""
+        try:
+            speaks_tls = await _speaks_tls(connection)
+        except BaseException:
+            connection.close()
+            raise
+        if not speaks_tls:
+            return await accept(connection, self._context, self._threads)
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(p.MAX_LINE)
         protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
-        )
-        wire = Wire(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-        try:
-            await self._serve(wire)
-        finally:
-            wire.close()
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._context)
+        return Wire(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
-    async def _give_shards(self, connection: socket.socket) -> None:
-        accepting = accept(connection, self._context, self._threads)
-        with contextlib.closing(await asyncio.wait_for(accepting, HANDSHAKE_SECONDS)) as wire:
-            message = await asyncio.wait_for(wire.receive(), FIRST_LINE_SECONDS)
-            role = tls.peer_role(wire.certificate, self._uid)
-            if isinstance(message, p.Pull) and role == tls.AGENT and message.uid == self._uid:
-                return await self._handler.pull(message, wire)
-            return await wire.send(p.Refused(self._forbidden(role, message), 0, ""))
+    async def _give_shards(self, wire: ShardWire) -> None:
+        message = await asyncio.wait_for(wire.receive(), FIRST_LINE_SECONDS)
+        role = tls.peer_role(wire.certificate, self._uid)
+        if isinstance(message, p.Pull) and role == tls.AGENT and message.uid == self._uid:
+            return await self._handler.pull(message, wire)
+        return await wire.send(p.Refused(self._forbidden(role, message), 0, ""))
 
     async def _serve(self, wire: Wire) -> None:
         role, patience = tls.peer_role(wire.certificate, self._uid), FIRST_LINE_SECONDS
         while True:
             try:
                 message = await wire.receive(patience)
+                if message is None:
+                    return None
+                who, route = self._routes.get(type(message), ("", self._answer))
+                if not who or role != who or getattr(message, "uid", "") != self._uid:
+                    return await self._refuse(wire, self._forbidden(role, message))
+                await route(message, wire)
             except ProtocolError as error:
                 return await self._refuse(wire, str(error))
-            if message is None:
-                return None
-            who, route = self._routes.get(type(message), ("", self._answer))
-            if not who or role != who or getattr(message, "uid", "") != self._uid:
-                return await self._refuse(wire, self._forbidden(role, message))
-            await route(message, wire)
             patience = IDLE_SECONDS
 
     def _forbidden(self, role: str, message: Optional[p.Message]) -> str:
@@ -144,11 +166,5 @@ class Server:
 
 async def _speaks_tls(connection: socket.socket) -> bool:
     """By its first byte, which stays where it is."""
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(connection, lambda: None if arrived.done() else arrived.set_result(None))
-    try:
-        await arrived
-    finally:
-        loop.remove_reader(connection)
+    await readable(connection)
     return connection.recv(1, socket.MSG_PEEK) == b"\x16"

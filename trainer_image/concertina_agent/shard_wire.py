@@ -42,8 +42,15 @@ class ShardWire:
         """Arrived behind the last line."""
 
     async def handshake(self) -> None:
-        """Raises OSError."""
-        await self._run(self._socket.do_handshake)
+        """Without a thread, of which anybody at all could take one. Raises OSError."""
+        self._socket.setblocking(False)
+        while True:
+            try:
+                self._socket.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await readable(self._socket)
+        self._socket.setblocking(True)
 
     @property
     def certificate(self) -> Mapping[str, Any]:
@@ -120,6 +127,17 @@ class ShardWire:
         return count
 
 
+async def readable(connection: socket.socket) -> None:
+    """Until something has arrived, or the other end has left."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(connection, lambda: None if arrived.done() else arrived.set_result(None))
+    try:
+        await arrived
+    finally:
+        loop.remove_reader(connection)
+
+
 async def dial(address: str, context: ssl.SSLContext, name: str, threads: concurrent.futures.Executor) -> ShardWire:
     """To the agent whose certificate has this name. Raises OSError."""
     loop, (host, port) = asyncio.get_running_loop(), split(address)
@@ -146,7 +164,6 @@ async def accept(connection: socket.socket, context: ssl.SSLContext, threads: co
 async def _secure(
     connection: socket.socket, threads: concurrent.futures.Executor, context: ssl.SSLContext, **side: Any
 ) -> ShardWire:
-    connection.setblocking(True)
     wire = ShardWire(context.wrap_socket(connection, do_handshake_on_connect=False, **side), threads)
     try:
         await wire.handshake()

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from concertina_agent import output
+from concertina_agent import descriptors, output
 from concertina_agent.forkserver import MAX_PACKET
 from concertina_agent.log import log
 from concertina_agent.memory import ADVICE, oom_kills
@@ -72,11 +72,16 @@ def start_command(
 ) -> Process:
     """A plain process in a session of its own. Raises StartError."""
     parent = os.getpid()
+
+    def become_child() -> None:
+        die_with_parent(parent)
+        descriptors.as_given()
+
     with output.pipes() as (out, err, tail):
         try:
             child = subprocess.Popen(
                 command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=fds,
-                start_new_session=True, preexec_fn=lambda: die_with_parent(parent),
+                start_new_session=True, preexec_fn=become_child,
             )  # fmt: skip
         except OSError as error:
             raise StartError(f"The command {command[0]!r} can't be started: {error.strerror}.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from concertina.plan.types import AgentView
+from concertina.plan.types import AgentView, Call
 
 TICK_SECONDS = 0.5
 """How often `seconds` is asked at least."""
@@ -28,4 +28,16 @@ def discounted(view: AgentView, seconds: float) -> AgentView:
         view,
         wanted_at=view.wanted_at and view.wanted_at + seconds,
         lost_at=view.lost_at and view.lost_at + seconds,
+        prepare=_discounted(view.prepare, seconds),
+        assign=_discounted(view.assign, seconds),
+        drain=_discounted(view.drain, seconds),
+        save=_discounted(view.save, seconds),
     )
+
+
+def _discounted(call: Call | None, seconds: float) -> Call | None:
+    """Its answer may have been here all the time."""
+    if call is None:
+        return None
+    done_at = call.done_at and call.done_at + seconds
+    return dataclasses.replace(call, sent_at=call.sent_at + seconds, done_at=done_at)

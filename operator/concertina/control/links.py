@@ -144,13 +144,14 @@ class Links:
                 link.view = discounted(link.view, seconds)
 
     async def _call(self, job: _Job, link: _Link, kind: str, under_way: Call, address: str, message: Request) -> None:
+        end: dict[str, Any]
         try:
-            answer = await call(job.identity, address, message)
-            done = dataclasses.replace(under_way, done_at=self._clock(), reply=answer)
+            end = {"reply": await call(job.identity, address, message)}
         except CallError as error:
-            done = dataclasses.replace(under_way, done_at=self._clock(), error=str(error))
-        if getattr(link.view, kind) is under_way:
-            link.view = _with_call(link.view, kind, done)
+            end = {"error": str(error)}
+        known: Call = getattr(link.view, kind)
+        if dataclasses.replace(known, sent_at=under_way.sent_at) == under_way:  # sent later, as far as one was here
+            link.view = _with_call(link.view, kind, dataclasses.replace(known, done_at=self._clock(), **end))
             self._changed(job.identity.uid, True)
 
     def _open(self, job: _Job, replica: str, link: _Link, address: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, until
+from builders.operator import Jobs, Operator, until
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(280)]
 Object = dict[str, Any]
@@ -84,6 +85,25 @@ def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs
     job = jobs.wait_true("a", "Complete")
     assert job["status"]["restarts"]["inWindow"] == 0
     jobs.wait("a", lambda _: all(pod["status"]["phase"] != "Running" for pod in jobs.pods("a")))
+
+
+def test_a_member_that_goes_unseen_is_replaced_under_another_name(
+    jobs: Jobs, operator: Operator, tmp_path: Path
+) -> None:
+    """Deletion and end are heard in one burst, as where the operator is slow."""
+    told = Told(jobs, tmp_path)
+    create(jobs, tmp_path, replicas=2, elastic={"minReplicas": 1})
+    told.wait("2 a-0-0", "2 a-1-0")
+    assert operator.process is not None
+    operator.process.send_signal(signal.SIGSTOP)
+    try:
+        jobs.kill_pod("a-0-0")
+        jobs.wait_gone("pod/a-0-0")
+    finally:
+        operator.process.send_signal(signal.SIGCONT)
+    told.wait("2 a-0-1")
+    assert jobs.get("a")["status"]["attempts"] == [1]
+    assert "was deleted" in jobs.events("a", "ReplicaReplaced")[0]["message"]
 
 
 def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
