@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from concertina.cluster.notice_taints import NOTICE_TAINTS
+from concertina.cluster.pod import END_POD
 from concertina.cluster.views import job_view, node_view, pod_view
 
 JOB: dict[str, Any] = {
@@ -50,6 +51,14 @@ def test_a_running_pod() -> None:
 def test_a_pod_that_only_wears_our_labels_is_nobodys() -> None:
     assert pod_view(pod({}, ownerReferences=[])).job_uid == ""
     assert pod_view(pod({}, ownerReferences=[{"uid": "other", "controller": True}])).job_uid == ""
+
+
+def test_a_pod_that_was_told_to_end() -> None:
+    long = pod({"phase": "Running"})
+    long["spec"]["activeDeadlineSeconds"] = 3600  # of the template
+    assert not pod_view(long).view.ending
+    long["spec"] |= END_POD
+    assert pod_view(long).view.ending
 
 
 def test_deleting() -> None:
