@@ -12,7 +12,7 @@ from concertina.cluster import torchrun
 from concertina.cluster.client import Client
 from concertina.cluster.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, TestFailed
 from concertina.cluster.events import Events
-from concertina.cluster.pod import Images, pod_manifest, secret_manifest
+from concertina.cluster.pod import END_POD, Images, pod_manifest, secret_manifest
 from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.control.authority import Authority
 from concertina.control.links import Links
@@ -25,6 +25,7 @@ from concertina.plan.types import (
     CreateSecret,
     DeleteJob,
     DeletePod,
+    EndPod,
     Event,
     JobView,
     Plan,
@@ -140,6 +141,8 @@ class Applier:
             return await self._create_rendezvous(job, action)
         elif isinstance(action, DeletePod):
             await self._delete_pod(job, action)
+        elif isinstance(action, EndPod):
+            await self._end_pod(job, action)
         elif isinstance(action, DeleteJob):
             await self._delete_job(job.view)
         else:
@@ -223,6 +226,19 @@ class Applier:
         decision("pod deleted", job.name, pod=delete.name, reason=delete.reason, force=delete.force)
         if left is not None and not delete.force:
             self.remember(left)
+
+    async def _end_pod(self, job: Job, end: EndPod) -> None:
+        patch: list[Raw] = [
+            {"op": "test", "path": "/metadata/uid", "value": end.uid},
+            *({"op": "add", "path": f"/spec/{field}", "value": value} for field, value in END_POD.items()),
+        ]
+        try:
+            stored = await self.pods.patch(PODS, job.view.namespace, end.name, patch)
+        except (NotFound, Forbidden, Invalid) as error:  # one that does not end is deleted in the end
+            decision("end refused", job.name, pod=end.name, message=error.message)
+            return
+        decision("pod ended", job.name, pod=end.name, reason=end.reason)
+        self.remember(stored)
 
     async def _delete_job(self, view: JobView) -> None:
         await self.client.delete(TRAINING_JOBS, view.namespace, view.name, uid=view.uid, propagation="Background")

@@ -88,6 +88,20 @@ sys.exit(first)
     assert pods.logs("a", "--previous") == "first\n"
 
 
+def test_a_deadline_that_is_set_later_ends_a_pod_that_would_restart_and_keeps_its_log(pods: Pods) -> None:
+    script = "import time; print('said', flush=True); time.sleep(600)"
+    pods.create("a", script, restartPolicy="OnFailure")
+    pods.wait_phase("a", "Running")
+    patch = '{"spec": {"activeDeadlineSeconds": 1}}'
+    pods.cluster.kubectl("patch", "pod", "a", "-n", pods.namespace, "-p", patch)
+    pod = pods.wait_phase("a", "Failed")
+    assert pod["status"]["reason"] == "DeadlineExceeded"
+    assert (state(pod)["terminated"]["exitCode"], state(pod)["terminated"]["reason"]) == (137, "Error")
+    assert pods.logs("a") == "said\n"
+    pods.delete("a")
+    pods.wait_gone("a")
+
+
 def test_readiness_follows_the_probe(pods: Pods) -> None:
     script = """
 import os, time

@@ -37,6 +37,16 @@ def test_failures(bundled, said, code, reason, message, permanent):
     assert driver.report.state == "failed"
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_a_failure_is_named_by_its_exception_whatever_is_printed_after_it(prefix):
+    traceback = ("Traceback (most recent call last):", '  File "a.py", line 1', "    f()", "my.Error: boom", "and why")
+    driver = Driver(bundled=False)
+    driver.begun("a")
+    driver.ended(1, "step 5", *(prefix + line for line in traceback), "Warning: destroy_process_group was not called")
+    (failure,) = driver.report.failures
+    assert failure.message == "Rank 0 exited with code 1: my.Error: boom"
+
+
 @pytest.mark.parametrize("bundled", [True, False])
 def test_succeeded_is_when_all_are(bundled):
     driver = Driver(bundled=bundled)

@@ -2,7 +2,16 @@
 
 from rich.console import Console
 
-from concertina.api.status import CheckpointEvery, JobStatus, Rollback, SampleRange, ShareMark, rfc3339
+from concertina.api.status import (
+    CheckpointEvery,
+    Condition,
+    JobStatus,
+    LastFailure,
+    Rollback,
+    SampleRange,
+    ShareMark,
+    rfc3339,
+)
 from concertina.cli.show import detail
 
 
@@ -34,3 +43,28 @@ def test_who_computes_how_much_where_that_follows_speed() -> None:
     assert "the least first: a-0-0 4 (0.50 of an even share), a-1-0 5 (0.62 of an even share)\n" in text
     assert "a-3-0 7 (0.88 of an even share), ..." in said(JobStatus(shares=shares))
     assert "Shares" not in said(JobStatus())
+
+
+def test_a_failure_is_said_once_and_what_the_worker_printed_last_once_below_it() -> None:
+    at = rfc3339(1_800_000_000)
+    error = "RuntimeError: [/data] is empty"
+    message = f"Rank 0 exited with code 1: {error}"
+    lines = ("[rank0]: Traceback (most recent call last):", "[rank0]:     read()", f"[rank0]: {error}")
+    told = LastFailure(
+        at=at, round=2, replica="a-0-1", node="node-1", reason="WorkerFailed", message=message, last_lines=lines
+    )
+
+    def conditions(running: str) -> tuple[Condition, ...]:
+        status = {"Ready": "False", "Running": running, "Failed": "True", "Stalled": "True"}
+        return tuple(
+            Condition(type=type, status=status[type], reason="WorkerFailed", message=message, last_transition_time=at)
+            for type in status
+        )
+
+    text = said(JobStatus(conditions=conditions("False"), last_failure=told))
+    assert text.count(message) == 1
+    assert "a-0-1 on node-1, round 2," in text
+    assert "\n".join(f"  {line}" for line in lines) in text
+    assert text.count(error) == 2, "at the top, and at the end of the last lines"
+    trains = said(JobStatus(conditions=conditions("True"), last_failure=told))
+    assert ("a-0-1 on node-1, round 2," in trains, "Traceback" in trains) == (True, False)

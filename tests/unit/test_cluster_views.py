@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from concertina.cluster.notice_taints import NOTICE_TAINTS
+from concertina.cluster.pod import END_POD
 from concertina.cluster.views import job_view, node_view, pod_view
 
 JOB: dict[str, Any] = {
@@ -68,6 +69,14 @@ def test_a_pods_place_is_that_of_its_name(name: str, index: int, attempt: int) -
 @pytest.mark.parametrize("name", ["j-11000-0", "j-1-9999999999", "j-1", "j-x-0", "j-0-1-2", "k-0-0", "j-²-0", "j--1-0"])
 def test_a_pod_of_no_such_name_is_nobodys(name: str) -> None:
     assert pod_view(pod({}, name=name)).job_uid == ""
+
+
+def test_a_pod_that_was_told_to_end() -> None:
+    long = pod({"phase": "Running"})
+    long["spec"]["activeDeadlineSeconds"] = 3600  # of the template
+    assert not pod_view(long).view.ending
+    long["spec"] |= END_POD
+    assert pod_view(long).view.ending
 
 
 def test_deleting() -> None:

@@ -10,8 +10,9 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, rfc3339
+from concertina.plan import constants
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeleteJob, DeletePod, Observed, Plan
+from concertina.plan.types import CreatePod, DeleteJob, DeletePod, EndPod, Observed, Plan
 from concertina_agent import protocol
 from concertina_agent.protocol import Durable, Storage
 
@@ -210,6 +211,85 @@ def test_after_its_end_pods_are_deleted_and_the_job_too_when_its_time_has_come()
     assert (made.actions, made.recheck_after) == ((), pytest.approx(50))
     assert made.status.conditions == seen.job.status.conditions
     assert plan(seen, T0 + 111).actions == (DeleteJob(),)
+
+
+PERMANENT = protocol.Failure(
+    "demo-1-0",
+    "BadInput",
+    "Rank 1 (exit code 78): a.bin is bad",
+    ("reads a.bin", "", "it is bad"),
+    1,
+    78,
+    permanent=True,
+)
+
+
+def ending(policy: str, **fields: Any) -> tuple[Observed, dict[str, str]]:
+    """A job that ends with this lead's report: what was observed when its end was written, and what follows for its
+    pods: at once for those that are told to end, after a while for those that are deleted. One had ended, one waits."""
+    seen = jobs.running(jobs.spec(cleanPodPolicy=policy))
+    ended = jobs.pod(2, phase="Failed", exit_code=1, exit_reason="Error")
+    pods = (*seen.pods[:2], ended, jobs.pod(3, phase="Pending", node=""))
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**fields))
+    seen = replace(seen, pods=pods, agents={"demo-0-0": lead})
+    first = plan(seen, T0 + 20)
+    after = jobs.then(seen, first)
+    ends = {action.name: "ended" for action in first.actions if isinstance(action, EndPod)}
+    assert first.recheck_after or policy == "None"
+    told = replace(after, pods=tuple(replace(pod, ending=pod.name in ends) for pod in after.pods))
+    second = plan(told, T0 + 31)
+    assert not [action for action in second.actions if isinstance(action, EndPod)], "once is enough"
+    return told, ends | {action.name: "deleted" for action in second.actions if isinstance(action, DeletePod)}
+
+
+ALL = ("demo-0-0", "demo-1-0", "demo-2-0", "demo-3-0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "failed", "complete"),
+    [
+        (
+            "Running",
+            {"demo-0-0": "ended", "demo-1-0": "ended", "demo-3-0": "deleted"},
+            {"demo-0-0": "deleted", "demo-1-0": "deleted", "demo-3-0": "deleted"},
+        ),
+        ("All", dict.fromkeys(ALL, "deleted"), dict.fromkeys(ALL, "deleted")),
+        ("None", {}, {}),
+    ],
+)
+def test_which_pods_go_when_the_job_has_ended(policy: str, failed: dict[str, str], complete: dict[str, str]) -> None:
+    assert ending(policy, failures=(PERMANENT,))[1] == failed
+    assert ending(policy, state="succeeded")[1] == complete
+
+
+def test_a_pod_that_does_not_end_with_its_job_is_deleted_and_one_of_a_lost_node_soon() -> None:
+    seen, _ = ending("Running", failures=(PERMANENT,))
+    late = plan(seen, T0 + 20 + seen.pods[0].grace + constants.END)
+    assert {action.name for action in late.actions if isinstance(action, DeletePod)} == {*ALL} - {"demo-2-0"}
+    nodes = {**seen.nodes, "node-1": replace(seen.nodes["node-1"], ready=False)}
+    lost = plan(replace(seen, nodes=nodes), T0 + 31)
+    assert [(a.name, a.force) for a in lost.actions if isinstance(a, DeletePod)] == [
+        ("demo-1-0", True),
+        ("demo-3-0", False),
+    ]
+
+
+def test_a_permanent_failure_stands_in_the_status_once_and_its_message_alone_in_the_conditions() -> None:
+    status = ending("Running", failures=(replace(PERMANENT, message="why " * 500, at=T0 + 15),))[0].job.status
+    assert {len(found.message) for found in status.conditions if found.message} == {1000}
+    told = status.last_failure
+    assert told is not None
+    assert (told.replica, told.node, told.round, told.exit_code) == ("demo-1-0", "node-1", 1, 78)
+    assert told.last_lines == ("reads a.bin", "it is bad")
+    assert str(status.manifest()).count("reads a.bin") == 1
+
+
+def test_what_is_kept_of_a_workers_words_is_bounded() -> None:
+    lines = tuple(f"{i} " + "x" * 3000 for i in range(50))
+    told = ending("Running", failures=(replace(PERMANENT, last_lines=lines),))[0].job.status.last_failure
+    assert told is not None
+    assert [line.split()[0] for line in told.last_lines] == [str(i) for i in range(30, 50)]
+    assert {len(line) for line in told.last_lines} == {400}
 
 
 def test_pods_that_have_all_ended_well_while_nobody_looked_are_success() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Restart, Restarts, rfc3339
+from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.types import Call, CreatePod, Observed, Plan, Refusal
 from concertina_agent import protocol
@@ -75,9 +75,38 @@ def test_a_failed_worker_leads_to_a_round_of_the_same_members_at_once() -> None:
     assert made.status.world.claim.round == 2
     assert made.status.world.round == 1
     assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-0", "demo-2-0"]
-    assert "ValueError: no" in made.status.condition("Running").message
+    assert made.status.condition("Running").message == "exit code 1"
+    assert made.status.last_failure.last_lines == ("Traceback", "ValueError: no")
     assert made.status.restarts.in_window == 1
     assert made.events[0].type == "Warning"
+
+
+@pytest.mark.parametrize(
+    ("spec", "first", "second"),
+    [
+        (jobs.spec(), "starts from the beginning", "starts from the beginning"),
+        (
+            jobs.command_spec(),
+            "starts the command",
+            "starts the command anew, which goes on from its own checkpoint if it keeps one",
+        ),
+    ],
+    ids=["the bundled trainer, without a snapshot", "a command of one's own"],
+)
+def test_what_is_said_of_where_a_round_goes_on_from(spec: Any, first: str, second: str) -> None:
+    pods = tuple(jobs.pod(index) for index in range(3))
+    seen = jobs.observed(jobs.job(spec), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
+    for rounds, words in ((0, first), (1, second)):
+        status = JobStatus(rounds=rounds)
+        now = replace(seen, job=replace(seen.job, status=status))
+        claimed = plan(now, T0 + 10)
+        agents = {
+            name: jobs.called(seen.agents[name], message, T0 + 10, done_at=T0 + 10, reply=jobs.prepared(name, message))
+            for name, message in jobs.sends(claimed, protocol.Prepare).items()
+        }
+        made = plan(jobs.then(now, claimed, agents=agents), T0 + 10)
+        (event,) = (event for event in made.events if event.reason == "RoundCommitted")
+        assert event.message == f"round 1 with 3 replicas (3 workers) {words}"
 
 
 # --- what ends a round

@@ -78,6 +78,12 @@ def test_a_member_that_is_killed_is_replaced_within_the_round(end: dict[str, Any
     assert of(made, CreatePod) == [CreatePod(0, 1, rendezvous="127.0.0.9:29400", round=1)]
 
 
+def test_of_the_pods_of_a_member_that_have_ended_the_newest_stays() -> None:
+    ended = (jobs.pod(0, attempt, round=1, phase="Failed", exit_code=137) for attempt in range(3))
+    made = plan(begun(store(), *ended, jobs.pod(0, 3, round=1), *members(1, 2), elastic=ELASTIC), T0 + 5)
+    assert [action.name for action in of(made, DeletePod)] == ["demo-0-0", "demo-0-1"]
+
+
 @pytest.mark.parametrize(
     ("pods", "counted"),
     [

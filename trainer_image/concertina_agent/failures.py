@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from concertina_agent.events import WorkerExited
@@ -25,6 +26,9 @@ LOST_PEER = (
 )
 """What gloo, NCCL and the store say, in the last lines of output, when another rank has gone."""
 
+TRACEBACK = "Traceback (most recent call last):"
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+
 UNPROVOKED = frozenset(
     {
         "WorkerSignaled", "OutOfMemory", "WorkerStopped", "MemberLost", "BadInput", "StartFailed",
@@ -41,6 +45,16 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def _exception(lines: Sequence[str]) -> str:
+    """What the last traceback ends with; empty without one. Libraries may have said goodbye on stderr after it."""
+    begins = [i for i, line in enumerate(lines) if TRACEBACK in line]
+    if not begins:
+        return ""
+    prefix = lines[begins[-1]].partition(TRACEBACK)[0]  # torch.distributed puts the rank in front of each line
+    rest = (line[len(prefix) :] for line in lines[begins[-1] + 1 :] if line.startswith(prefix))
+    return next((line for line in rest if EXCEPTION.match(line)), "")
+
+
 def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], step: int, at: float) -> Failure:
     """Why a worker that did not end well did so."""
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
@@ -54,7 +68,8 @@ def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], st
     elif code == 0:
         reason, message = "WorkerExitedEarly", f"Rank {rank} exited with code 0 before the run was complete."
     else:
-        last = ended.last_error or next((line for line in reversed(last_lines) if line.strip()), "")
+        last = _exception(last_lines) or ended.last_error
+        last = last or next((line for line in reversed(last_lines) if line.strip()), "")
         reason = "WorkerFailed"
         message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
     rollback = fault.rollback if fault else None

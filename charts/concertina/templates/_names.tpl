@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, patch, delete] # patch: those of a failed job are ended in place, for their logs
 - apiGroups: [""]
   resources: [secrets] # a job's identity is written, and never read
   verbs: [create]

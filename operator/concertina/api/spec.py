@@ -262,6 +262,11 @@ class JobSpec(Model):
         le=315360000,
         description="Seconds from the job's start after which it fails, running or not. Time suspended counts not.",
     )
+    clean_pod_policy: Literal["Running", "All", "None"] = Field(
+        default="Running",
+        description="Which pods go when the job has ended. Running: those that still run; what completed or failed "
+        "stays, for its logs, until the job is deleted. All: every pod. None: none, and what runs goes on.",
+    )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,

@@ -173,6 +173,23 @@ class Restart(Observed):
     after_seconds: Seconds = Field(default=0.0, description="Seconds since the round began.")
 
 
+class LastFailure(Observed):
+    """The last failure that ended a round, and what the worker that failed printed last."""
+
+    at: Timestamp = Field(description="When it was seen.")
+    round: Count = Field(description="The round that it ended.")
+    replica: Name = Field(default="", description="The replica that failed; empty where none is to blame.")
+    node: Name = Field(default="", description="Its node.")
+    exit_code: int | None = Field(
+        default=None, description="Of the worker; a negative one is the signal that killed it."
+    )
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
+    message: Annotated[str, Field(max_length=1024)] = Field(description="Why, in a sentence.")
+    last_lines: tuple[Annotated[str, Field(max_length=400)], ...] = Field(
+        default=(), max_length=20, description="What the worker printed last. The log of its pod has all of it."
+    )
+
+
 class RungUse(Observed):
     """How much of one rung of the recovery ladder is used up."""
 
@@ -341,6 +358,9 @@ class JobStatus(Observed):
         default=None, description="The last checkpoint that a person asked for, and what became of it."
     )
     restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
+    last_failure: LastFailure | None = Field(
+        default=None, description="The last failure that ended a round. Absent: there was none."
+    )
     avoided_nodes: tuple[AvoidedNode, ...] = Field(
         default=(), max_length=32, description="Nodes that failed this job again and again."
     )

@@ -84,6 +84,11 @@ def detail(job: Raw) -> RenderableType:
     parts: list[RenderableType] = [title, rows]
     if status.conditions:
         parts.append(_conditions(status))
+    failure, running = status.last_failure, status.condition("Running")
+    if failure and failure.last_lines and not (running and running.status == "True"):
+        who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
+        parts.append(Text(f"The last lines of {who}:"))
+        parts += [Text(f"  {line}") for line in failure.last_lines]
     return Group(*parts)
 
 
@@ -143,7 +148,10 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     )
     if answers := [f"{use.rung} {use.in_window}" for use in restarts.rungs if use.in_window]:
         yield "", f"in the window, answered by {', '.join(answers)}"
-    for node in status.avoided_nodes:
+    if failure := status.last_failure:
+        where = f"{failure.replica} on {failure.node}, " if failure.replica else ""
+        yield "Last failure", f"{where}round {failure.round}, {age(failure.at)} ago: {failure.reason}"
+    for node in () if ended(status) else status.avoided_nodes:
         if (left := unix_seconds(node.until) - time.time()) > 0:
             yield "Avoids", f"node {node.node} for {duration(left)} more: {node.reason}"
     if status.goodput.at:
@@ -198,8 +206,11 @@ def _goodput(goodput: Goodput) -> str:
 
 
 def _conditions(status: JobStatus) -> Table:
+    """A message that stands at the top already isn't said again."""
     result = Table("Condition", "", "Reason", "For", "Message", box=None, header_style="bold", pad_edge=False)
+    ready = status.condition("Ready")
     for condition in status.conditions:
         since = age(condition.last_transition_time)
-        result.add_row(condition.type, condition.status, condition.reason, since, condition.message)
+        message = "" if ready and condition.message == ready.message else condition.message
+        result.add_row(condition.type, condition.status, condition.reason, since, Text(message))
     return result

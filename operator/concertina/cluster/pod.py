@@ -26,6 +26,8 @@ VOLUME = "concertina"
 VOLUME_PATH = "/concertina"
 IDENTITY = "concertina-identity"
 IDENTITY_PATH = "/etc/concertina"
+END_POD = {"activeDeadlineSeconds": 1}
+"""Of a pod's spec: its kubelet stops the containers, whatever restartPolicy says, and calls the pod failed."""
 AVOIDS = "concertina.dev/avoids"
 """Annotation: the nodes that the pod must not run on, by a rule of ours (not of the template)."""
 INIT_CONTAINER = "concertina-agent"

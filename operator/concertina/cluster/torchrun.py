@@ -123,6 +123,7 @@ def _trainer(container: Raw, pod: Raw, spec: JobSpec, create: CreatePod) -> Raw:
     environment = _environment(spec, create, theirs)
     names = {entry["name"] for entry in environment}
     changed = {**container, "env": [*environment, *(e for e in container.get("env") or () if e["name"] not in names)]}
+    changed.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # nobody else hears its last words
     if pod_needs.shared_memory(pod, container):
         mount = {"name": pod_needs.SHM, "mountPath": pod_needs.SHM_PATH}
         changed["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]

@@ -15,7 +15,7 @@ from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.cluster.notice_taints import NOTICE_TAINTS
-from concertina.cluster.pod import AVOIDS, TRAINER_CONTAINER
+from concertina.cluster.pod import AVOIDS, END_POD, TRAINER_CONTAINER
 from concertina.cluster.pod_needs import PORT_NAME
 from concertina.cluster.resources import Raw
 from concertina.cluster.torchrun import ROUND
@@ -75,6 +75,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         lingers=lingers,
         port=_port(spec),
         round=_number(labels.get(ROUND)),
+        ending=END_POD.items() <= spec.items(),
         **_restarts(status),
     )
     return OwnedPod(owner, metadata["namespace"], view)

@@ -3,7 +3,7 @@ none."""
 
 from __future__ import annotations
 
-from concertina.api.status import Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.status import LastFailure, Restart, Restarts, rfc3339, unix_seconds
 from concertina.plan import backoff, ladder
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
@@ -12,6 +12,8 @@ from concertina.plan.types import PodView
 
 KEPT = 1001
 WITH_ERROR = 50
+LINES, LONGEST = 20, 400
+"""Of what a worker printed last, and of one line of it."""
 
 
 def restart(look: Look, cause: Cause) -> Restart | None:
@@ -29,6 +31,32 @@ def restart(look: Look, cause: Cause) -> Restart | None:
         counted=cause.counted,
         error=cause.error,
         after_seconds=max(0.0, look.now - unix_seconds(look.world.since)) if look.world.since else 0.0,
+    )
+
+
+def last_failure(look: Look, cause: Cause) -> LastFailure | None:
+    """For status.lastFailure; the same as long as the cause is."""
+    failed = restart(look, cause)
+    if failed is None:
+        return None
+    old, round = look.status.last_failure, look.world.round
+    if old and (old.round, old.replica, old.reason, old.message) == (
+        round,
+        failed.replica,
+        failed.reason,
+        cause.sentence,
+    ):
+        return old
+    lines = [line.rstrip()[:LONGEST] for line in cause.last_lines if line.strip()]
+    return LastFailure(
+        at=failed.at,
+        round=round,
+        replica=failed.replica,
+        node=failed.node,
+        exit_code=cause.exit_code,
+        reason=failed.reason,
+        message=cause.sentence,
+        last_lines=tuple(lines[-LINES:]),
     )
 
 

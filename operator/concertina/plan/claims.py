@@ -26,6 +26,8 @@ class Cause:
     planned: bool = False
     counted: bool = False
     """Whether it uses up failurePolicy.maxRestarts."""
+    exit_code: int | None = None
+    """Of the failed worker, and what it printed last."""
     last_lines: tuple[str, ...] = ()
     error: str = ""
     """Of the failure: `same_failure.signature`."""
@@ -36,9 +38,8 @@ class Cause:
 
     @property
     def sentence(self) -> str:
-        """The message with the failed worker's last lines, bounded for a status."""
-        lines = "\n".join(self.last_lines)[-2000:]
-        return f"{self.message[:1000]}; its last lines:\n{lines}" if lines else self.message[:1000]
+        """The message, bounded for a status."""
+        return self.message[:1000]
 
 
 def candidates(look: Look) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: It
         base=Base(round=made.round, step=origin.step, source=origin.source),
         since=rfc3339(look.now),
     )
-    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {_whence(origin)}"
+    whence = _whence(origin) if look.spec.bundled else _anew(look)
+    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {whence}"
     return Decision(
         Phase.RECOVERING if look.status.rounds else Phase.STARTING,
         made.reason,
@@ -63,6 +64,13 @@ def _whence(origin: protocol.Restore) -> str:
         "Memory": f"from the snapshot of step {origin.step}",
         "Storage": f"from the checkpoint of step {origin.step}",
     }[origin.source]
+
+
+def _anew(look: Look) -> str:
+    """Where a command of one's own goes on from is its own affair."""
+    if not look.status.rounds:
+        return "the command"
+    return "the command anew, which goes on from its own checkpoint if it keeps one"
 
 
 def source(

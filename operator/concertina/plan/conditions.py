@@ -36,6 +36,8 @@ TABLE = {
     Phase.FAILED: Row(failed=True, stalled=True),
 }
 NOT_STALLED = "Progressing"
+LONGEST = 1024
+"""Of a message: a sentence or two. What a worker printed stands in status.lastFailure."""
 
 
 def conditions(decision: Decision, old: JobStatus, generation: int, now: float) -> tuple[Condition, ...]:
@@ -68,6 +70,7 @@ def conditions(decision: Decision, old: JobStatus, generation: int, now: float) 
 def _condition(
     before: Condition | None, type: str, status: Status, reason: str, message: str, generation: int, now: float
 ) -> Condition:
+    message = message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
     same = before is not None and before.status == status
     if before and same and (before.reason, before.message, before.observed_generation) == (reason, message, generation):
         return before

@@ -39,6 +39,9 @@ FIRST_START = 30.0
 """For all wanted replicas before a job that is not told otherwise starts with fewer."""
 LINGER = 10.0
 """From the job's end to the deletion of pods that still run: who follows their logs gets the end of them."""
+END = 600.0
+"""For a node to end a pod that has failed with its job, beyond the pod's grace, before it is deleted instead; the
+operator may have been away for a while."""
 STEADY = 60.0
 """A look at a job to which nothing happens."""
 SLOW_START = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from concertina.api.status import Gang, Restart, World
+from concertina.api.status import Gang, LastFailure, Restart, World
 from concertina.plan.types import Action, Event
 
 
@@ -32,7 +32,7 @@ class Pods(enum.Enum):
     NONE = "none"
     """All deleted."""
     ENDED = "ended"
-    """Those that still run are deleted after a while; those that ended stay, for their logs."""
+    """The job has ended: as spec.cleanPodPolicy says."""
     TORCHRUN = "torchrun"
     """As WANTED, with torchrun as the launcher."""
     KEPT = "kept"
@@ -50,6 +50,8 @@ class Decision:
     """The world from now on; None: as it was."""
     restart: Restart | None = None
     """A failure that this decision answers."""
+    last_failure: LastFailure | None = None
+    """The same, in the words of who failed."""
     replayed: int = 0
     """Steps that will be trained again."""
     actions: tuple[Action, ...] = ()

@@ -126,7 +126,7 @@ class Answer:
 
 
 def answer(look: Look, failed: Restart, lost: bool, told: str) -> Answer:
-    """`told` is the failure with its last lines, for a job that ends with it."""
+    """`told` is the failure in a sentence, for a job that ends with it."""
     failing = Failing(look, failed, lost)
     rung, why = next((rung, why) for rung in reversed(RUNGS) if (why := rung.called_for(failing)))
     if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and same_failure.is_bug(look, failed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concertina.api.status import unix_seconds
-from concertina.plan import claims, commits, constants, drains, pods, restore, rounds, sizes, startup
+from concertina.plan import budget, claims, commits, constants, drains, pods, restore, rounds, sizes, startup
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods, stalled
 from concertina.plan.look import Look
@@ -61,8 +61,15 @@ def permanent_failure(look: Look) -> Decision | None:
     failure = next((failure for failure in report.failures if failure.permanent), None) if report else None
     if failure is None:
         return None
-    cause = Cause(failure.reason, failure.message, failure.replica, last_lines=failure.last_lines)
-    return Decision(Phase.FAILED, failure.reason, cause.sentence, pods=Pods.ENDED)
+    cause = Cause(
+        failure.reason,
+        failure.message,
+        failure.replica,
+        exit_code=failure.exit_code,
+        last_lines=failure.last_lines,
+    )
+    told = budget.last_failure(look, cause)
+    return Decision(Phase.FAILED, failure.reason, cause.sentence, last_failure=told, pods=Pods.ENDED)
 
 
 def deadline(look: Look) -> Decision | None:

@@ -128,7 +128,8 @@ class Look:
 
     def _death(self, pod: PodView) -> str:
         if pod.ended:
-            detail = pod.exit_message or pod.exit_reason
+            lines = [line for line in pod.exit_message.splitlines() if line.strip()]
+            detail = lines[-1].strip()[:300] if lines else pod.exit_reason
             code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
             return f"ended{code}{f' ({detail})' if detail else ''}"
         if pod.deleting:

@@ -158,6 +158,7 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "gang": gang.after(look, decision),
         "growth": growth.after(look, decision),
         "restarts": restarts,
+        "last_failure": decision.last_failure or old.last_failure,
         "avoided_nodes": nodes.remember(look, restarts.recent),
         "stragglers": stragglers.marks(look),
         "rounds": old.rounds + committed,

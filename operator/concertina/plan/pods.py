@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from concertina.plan import backoff, constants, nodes, sizes
-from concertina.plan.decision import Decision, Pods
+from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
-from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, Event, PodView
+from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, EndPod, Event, PodView
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class PodPlan:
 
 
 def plan_pods(look: Look, decision: Decision) -> PodPlan:
+    if decision.pods is Pods.ENDED:
+        return _ended(look, failed=decision.phase is Phase.FAILED)
     return POLICIES[decision.pods](look)
 
 
@@ -169,21 +171,38 @@ def _none(look: Look) -> PodPlan:
     return PodPlan(tuple(actions), packed(attempts))
 
 
-def _ended(look: Look) -> PodPlan:
-    """Those that have ended stay, for their logs; those that run are deleted, after time to read theirs."""
-    running = [pod for pod in look.observed.pods if not pod.released]
-    left = look.ended_at + constants.LINGER - look.now
-    if not running or left > 0:
-        return PodPlan((), look.status.attempts, recheck=left if running else None)
-    actions = [action for pod in running for action in delete(look, pod, "is not needed any more: the job has ended")]
-    return PodPlan(tuple(actions), look.status.attempts)
+def _ended(look: Look, failed: bool) -> PodPlan:
+    """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why."""
+    policy = look.spec.clean_pod_policy
+    if policy == "None":
+        return _kept(look)
+    actions: list[Action] = []
+    waits: list[float] = []
+    for pod in look.observed.pods:
+        if pod.released and policy != "All":
+            continue
+        ends = failed and policy != "All" and _can_be_ended(look, pod)
+        left = look.ended_at + (pod.grace + constants.END if ends else constants.LINGER) - look.now
+        if left <= 0:
+            actions += delete(look, pod, "is not needed any more: the job has ended")
+            continue
+        waits.append(left)
+        if ends and not pod.ending:
+            actions.append(EndPod(pod.name, pod.uid, f"replica {pod.name} has failed with its job"))
+    return PodPlan(tuple(actions), look.status.attempts, recheck=min(waits, default=None))
+
+
+def _can_be_ended(look: Look, pod: PodView) -> bool:
+    """It has a log worth keeping, and a node that can stop it."""
+    node = look.node(pod)
+    return pod.index >= 0 and pod.phase != "Pending" and not pod.deleting and node.ready and not node.out_of_service
 
 
 def _kept(look: Look) -> PodPlan:
     return PodPlan((), look.status.attempts)
 
 
-POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.ENDED: _ended, Pods.KEPT: _kept}
+POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.KEPT: _kept}
 
 
 def shortage(look: Look) -> str:

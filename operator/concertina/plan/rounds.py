@@ -56,6 +56,10 @@ def recover(look: Look) -> Decision | None:
     cause = broken(look)
     if cause is None:
         return None
+    return replace(_answered(look, cause), last_failure=budget.last_failure(look, cause))
+
+
+def _answered(look: Look, cause: Cause) -> Decision:
     failed = budget.restart(look, cause)
     found = ladder.answer(look, failed, cause.reason in LOST, cause.sentence) if failed else None
     if found and not found.rung:
@@ -98,6 +102,7 @@ def _failure_reported(look: Look) -> Cause | None:
             failure.message,
             "" if failure.reason in NOBODYS else failure.replica,
             counted=failure.reason in OWN_FAULT,
+            exit_code=failure.exit_code if failure.rank >= 0 else None,
             last_lines=failure.last_lines,
             error=same_failure.signature(failure),
             step=failure.step,

@@ -69,7 +69,7 @@ def is_bug(look: Look, failed: Restart) -> bool:
 
 
 def sentence(look: Look, failed: Restart, told: str) -> str:
-    """For the condition; `told` is the last failure with its last lines."""
+    """For the condition; `told` is the last failure in a sentence."""
     times = len(alike(look, failed))
     where = f"at step {failed.step}" if look.status.progress else "soon after its start"
     saved = look.status.last_checkpoint

@@ -8,6 +8,8 @@ or when a job of fixed size gets another one. What torchrun does inside, the ope
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from concertina.api.status import World, rfc3339
 from concertina.plan import backoff, budget, constants, pods, sizes, startup
 from concertina.plan.claims import Cause
@@ -35,6 +37,10 @@ def next_round(look: Look) -> Decision | None:
     cause = _over(look)
     if cause is None:
         return None
+    return replace(_answered(look, cause), last_failure=budget.last_failure(look, cause))
+
+
+def _answered(look: Look, cause: Cause) -> Decision:
     if failed := budget.exhausted(look, cause):
         return failed
     wait = backoff.next_round(look)
@@ -93,6 +99,12 @@ def plan_pods(look: Look) -> pods.PodPlan:
         if gone and pod.round == round:
             deletes += _let_go(look, pod)
         attempts[pod.index] = max(attempts.get(pod.index, 0), least)
+    deletes += [
+        action
+        for pod in look.observed.pods
+        if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
+        for action in pods.delete(look, pod, "has had two successors")
+    ]
     current = {(pod.index, pod.attempt) for pod in look.observed.pods}
     missing = [index for index in wanted if (index, attempts.get(index, 0)) not in current]
     address = f"[{store.ip}]:{store.port}" if ":" in store.ip else f"{store.ip}:{store.port}"
@@ -145,7 +157,10 @@ def _over(look: Look) -> Cause | None:
         return None  # they are about to end too
     for pod in members:
         if pod.phase == "Failed" and backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
-            return Cause("TorchrunFailed", f"torchrun gave up: {look.deaths[pod.name]}", pod.name, counted=True)
+            return Cause(
+                "TorchrunFailed", f"torchrun gave up: {look.deaths[pod.name]}", pod.name, counted=True,
+                exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
+            )  # fmt: skip
     return None
 
 

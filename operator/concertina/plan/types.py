@@ -82,6 +82,8 @@ class PodView:
     """Where its agent listens."""
     round: int = 0
     """The rendezvous that it was made for, with `launcher: torchrun`; the pod that serves its store has index -1."""
+    ending: bool = False
+    """Its node was told to end it and to let it be (EndPod)."""
 
     @property
     def ended(self) -> bool:
@@ -245,6 +247,15 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class EndPod:
+    """Its containers are stopped; the pod has failed then, and stays with its logs."""
+
+    name: str
+    uid: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """TTL after the end has passed."""
 
@@ -260,7 +271,7 @@ class Send:
     message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 
 
-Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | DeleteJob | Send
+Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | EndPod | DeleteJob | Send
 
 
 @dataclass(frozen=True)

@@ -132,3 +132,10 @@ def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
     jobs.create("a", pod={"containers": [container]}, launcher="torchrun", failurePolicy={"maxRestarts": 0})
     job = jobs.wait_true("a", "Failed")
     assert "torchrun gave up" in jobs.condition(job, "Failed")["message"]
+    failure = job["status"]["lastFailure"]
+    assert (failure["replica"], failure["exitCode"]) == ("a-0-0", 1)
+    jobs.wait_gone("pod/a-rendezvous-1")
+    (left,) = jobs.pods("a")
+    assert (left["metadata"]["name"], left["status"]["phase"]) == ("a-0-0", "Failed")
+    assert "can't open file '/nowhere.py'" in jobs.logs("a-0-0")
+    assert any("ChildFailedError" in line for line in failure["lastLines"])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 _OUTAGES = (aiohttp.ClientError, TimeoutError, Refused, ConnectionError)
 _QUIET_START = 0.25  # seconds: a pod that runs sooner is spared the status write that says it is being created
 _RETRY, _REFRESH, _SHOW_PULL_ERROR = 1.0, 60.0, 1.0  # seconds
+_DEADLINE = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
 _FORCED_GRACE = 1.0  # seconds, of a pod whose object is gone
 
 
@@ -38,6 +40,8 @@ class Pod:
         self.address = ""
         self._start_time = (pod.get("status") or {}).get("startTime") or now()
         self._deleted = False
+        self._failure = restored.failure
+        self._deadline: asyncio.TimerHandle | None = None
         self._volumes = volumes.Volumes(node.client, pod, self.folder, node.config.resources)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer = StatusWriter(node.client, pod, self._facts)
@@ -51,6 +55,7 @@ class Pod:
         """The object changed; a deletion time means that the pod has to stop."""
         self.object["metadata"] = pod["metadata"]
         self._writer.observe(pod.get("status") or {})
+        self._watch_deadline(pod["spec"].get("activeDeadlineSeconds"))
         if "deletionTimestamp" not in pod["metadata"]:
             return
         grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
@@ -58,6 +63,30 @@ class Pod:
             self._end = asyncio.create_task(self._terminate(grace))
         else:  # a second deletion may shorten the first one's grace
             asyncio.get_running_loop().call_later(grace, self._kill)
+
+    def _watch_deadline(self, seconds: int | None) -> None:
+        """spec.activeDeadlineSeconds may be set or shortened at any time."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if seconds is not None:
+            over = datetime.fromisoformat(self._start_time) + timedelta(seconds=seconds)
+            left = (over - datetime.now(UTC)).total_seconds()
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._exceed)
+
+    def _exceed(self) -> None:
+        if self._end is None and not self._work.done():
+            self._work.cancel()
+            self._work = asyncio.create_task(self._fail(self._work))
+
+    async def _fail(self, work: asyncio.Task[None]) -> None:
+        """The pod fails as a whole, and stays."""
+        await asyncio.gather(work, return_exceptions=True)
+        await asyncio.gather(*(container.stop(self._grace) for container in self.inits + self.mains))
+        for container in self.mains:
+            container.never_ran()
+        self._failure = _DEADLINE
+        await self._release()
+        self._writer.mark()
 
     def remove(self) -> asyncio.Task[None]:
         """The object is gone: clean up, by force if need be; the task ends when nothing is left."""
@@ -295,4 +324,5 @@ class Pod:
             inits=[container.state for container in self.inits],
             mains=[container.state for container in self.mains],
             deleted=self._deleted,
+            failure=self._failure,
         )

@@ -14,6 +14,8 @@ class Restored:
 
     states: dict[str, ContainerState]
     over: bool
+    failure: tuple[str, str] | None
+    """Reason and message, where it had failed as a whole."""
 
 
 def containers(pod: Object) -> Restored:
@@ -33,7 +35,8 @@ def containers(pod: Object) -> Restored:
     if not over:
         for spec in inits:  # a new sandbox runs all of its init containers again
             _again(states[spec["name"]])
-    return Restored(states, over)
+    whole = status.get("phase") == "Failed" and status.get("reason")
+    return Restored(states, over, (whole, status.get("message") or "") if whole else None)
 
 
 def _state(spec: Object, reported: Object | None, waiting: str, over: bool) -> ContainerState:
