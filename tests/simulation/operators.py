@@ -18,6 +18,8 @@ from concertina.plan.types import (
     Observed,
     Plan,
     PodView,
+    Refusal,
+    Refused,
     Send,
 )
 from concertina_agent import protocol as p
@@ -55,7 +57,8 @@ class OperatorProcess:
         self.nodes: dict[str, NodeView] = dict(cluster.nodes)
         self.contacts: dict[str, Contact] = {}
         self.absence = Absence(self.now)
-        self.secret_made, self.create_error, self.create_error_at = False, "", 0.0
+        self.secret_made = False
+        self.refused: Refused | None = None
         self._arrives = 0.0
         self._recheck = 0
         self.passes = 0
@@ -154,8 +157,7 @@ class OperatorProcess:
             agents={name: contact.view for name, contact in self.contacts.items() if name in self.pods},
             fresh_claim=f"claim-{self.world.claims}",
             secret_made=self.secret_made,
-            create_error=self.create_error,
-            create_error_at=self.create_error_at,
+            refused=self.refused,
             rivals=rivalry.seen_by(self) if rivalry else (),
         )
 
@@ -207,9 +209,9 @@ class OperatorProcess:
             try:
                 stored = self.world.cluster.create(self.name, action)
                 self.pods.setdefault(stored.name, stored)  # as the shell's reflector remembers its own writes
-                self.create_error = ""
+                self.refused = None
             except PermissionError as error:
-                self.create_error, self.create_error_at = str(error), self.now
+                self.refused = Refused(Refusal.QUOTA, str(error), self.now, self.now)
         elif isinstance(action, DeletePod):
             self.world.cluster.delete(self.name, action)
         else:

@@ -12,6 +12,7 @@ So a claim is written before any Prepare of it is sent, and a commit before any 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -165,6 +166,33 @@ class AgentView:
     save: Call | None = None
 
 
+class Refusal(enum.Enum):
+    """What must come first before the API server takes a pod that it refused."""
+
+    QUOTA = enum.auto()
+    """Room in a quota."""
+    TRANSIENT = enum.auto()
+    """Nothing: another write was in the way, or the API server still starts."""
+    PERMISSION = enum.auto()
+    """The operator's own role: for a moment after its start the API server may not know it."""
+    MISSING = enum.auto()
+    """An object that the pod names: its service account, its priority class."""
+    FOR_GOOD = enum.auto()
+    """Another template, or another policy of the cluster."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The last create of a job that the API server refused."""
+
+    kind: Refusal
+    message: str
+    """The API server's sentence."""
+    since: float
+    """When creates began to be refused so, one after the other."""
+    at: float
+
+
 @dataclass(frozen=True)
 class Observed:
     job: JobView
@@ -177,9 +205,10 @@ class Observed:
     """A random id, for the case that the plan makes a claim."""
     secret_made: bool = True
     """False until this operator has seen the job's Secret created (a 409 counts)."""
-    create_error: str = ""
-    """The API server's sentence where it refused the last pod (quota, admission); empty once one was created."""
-    create_error_at: float = 0.0
+    refused: Refused | None = None
+    """None once a pod was created, or where the spec has changed since."""
+    taken: frozenset[str] = frozenset()
+    """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
     rivals: tuple[Rival, ...] = ()
     """Other jobs that wait for room, where this one waits too."""
     uri_holder: str = ""
