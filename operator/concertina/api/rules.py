@@ -75,15 +75,13 @@ def _no_dots(*uris: str) -> bool:
 INIT_CONTAINER = "concertina-agent"
 VOLUMES = ("concertina", "concertina-identity", "concertina-shm")
 MOUNTS = ("/concertina/", "/etc/concertina/")
-VARIABLES = tuple(
-    f"CONCERTINA_{name}"
-    for name in (
-        *("JOB", "UID", "PORT", "WORKERS", "GRACE_SECONDS", "IMAGE", "TRAINER", "CHECKPOINT"),
-        *("REPLICA", "POD_IP", "NODE"),
-    )
-)
+VARIABLES = (
+    "CONCERTINA_JOB", "CONCERTINA_UID", "CONCERTINA_PORT", "CONCERTINA_WORKERS", "CONCERTINA_GRACE_SECONDS",
+    "CONCERTINA_IMAGE", "CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT", "CONCERTINA_REPLICA", "CONCERTINA_POD_IP",
+    "CONCERTINA_NODE",
+)  # fmt: skip
 PREFIX = "concertina.dev/"
-"""Of labels and annotations. All of these the operator puts into pods."""
+"""Of the labels and annotations that the operator puts into pods; the names above are of what else it puts there."""
 
 
 def _trainers(spec: JobSpec) -> list[Container]:
@@ -337,8 +335,5 @@ RULES: tuple[Rule, ...] = (
 
 def broken(spec: JobSpec, stored: bool) -> tuple[Rule, ...]:
     """The rules that a spec breaks; of one that is stored already, those with which it can't run."""
-    return tuple(
-        rule
-        for rule in RULES
-        if rule.holds is not None and not (stored and rule.tolerated) and not rule.holds(spec)
-    )  # fmt: skip
+    asked = (rule for rule in RULES if not (stored and rule.tolerated))
+    return tuple(rule for rule in asked if rule.holds is not None and not rule.holds(spec))

@@ -7,6 +7,7 @@ import base64
 import json
 import ssl
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from builders.operator import Jobs, Operator, until
+from concertina.local.api import ApiError
 from concertina.local.certificates import Authority
 from concertina.local.errors import LocalClusterError
 
@@ -225,3 +227,37 @@ def test_a_persons_own_pod_that_has_the_name_is_left_alone(jobs: Jobs) -> None:
     jobs.wait_true("a", "Complete")
     assert "deletionTimestamp" not in jobs.cluster.api.call("GET", f"{path}/a-0-0")["metadata"]
     assert [pod["metadata"]["name"] for pod in jobs.pods("a")] == ["a-0-1"]
+
+
+def test_a_job_that_is_older_than_a_rule_runs_on(jobs: Jobs) -> None:
+    """As after an upgrade: the CRD is loosened while the job is made, and strict again."""
+    at = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/template/properties/metadata"
+    rules = f"{at}/x-kubernetes-validations"
+    crd = json.loads(jobs.cluster.kubectl("get", "crd", "trainingjobs.concertina.dev", "-o", "json"))
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    strict = schema["properties"]["template"]["properties"]["metadata"]["x-kubernetes-validations"]
+
+    def patch(*changes: Object) -> None:
+        jobs.cluster.kubectl("patch", "crd", "trainingjobs.concertina.dev", "--type=json", "-p", json.dumps(changes))
+
+    command = {"containers": [{"name": "trainer", "image": IMAGE, "command": ["python3", "-uc", STAY]}]}
+    template = {"metadata": {"labels": {"concertina.dev/mine": "x"}}, "spec": command}
+
+    def stored(name: str) -> bool:
+        try:
+            jobs.create(name, template=template)
+        except ApiError:
+            return False
+        return True
+
+    patch({"op": "remove", "path": rules})
+    try:
+        until(lambda: stored("a"))  # as soon as the API server knows the loosened one
+    finally:
+        patch({"op": "add", "path": rules, "value": strict})
+    jobs.wait_training("a", 1)
+    until(lambda: not stored(f"b-{uuid.uuid4().hex[:8]}"))
+    jobs.patch("a", {"suspend": True})
+    jobs.wait_true("a", "Suspended")
+    jobs.patch("a", {"suspend": False})
+    jobs.wait_training("a", 1)
