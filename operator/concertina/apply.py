@@ -10,9 +10,19 @@ from dataclasses import dataclass
 from concertina.api.status import rfc3339
 from concertina.cluster import torchrun
 from concertina.cluster.client import Client
-from concertina.cluster.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, TestFailed
+from concertina.cluster.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceEnds,
+    NotFound,
+    TestFailed,
+)
 from concertina.cluster.events import Events
 from concertina.cluster.pod import END_POD, Images, pod_manifest, secret_manifest
+from concertina.cluster.refusals import refusal
 from concertina.cluster.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.control.authority import Authority
 from concertina.control.links import Links
@@ -168,10 +178,11 @@ class Applier:
         data = await asyncio.to_thread(_identity, key, view)
         try:
             await self.pods.create(SECRETS, view.namespace, secret_manifest(view, data))
-        except Conflict:
+        except AlreadyExists:
             pass  # made by an earlier pass; its name has the job's uid in it, so it is this job's
-        except (Forbidden, Invalid) as error:
-            self.world.create_refused(view.uid, error.message, ends=isinstance(error, NamespaceEnds))
+        except (Conflict, Forbidden, Invalid) as error:
+            self._refused(job, error, "Secret")
+            job.secret_made_at = 0.0
             raise Outdated(f"the Secret was refused: {error.message}") from error
         job.secret_made_at = time.monotonic()
 
@@ -193,11 +204,15 @@ class Applier:
         view, name = job.view, manifest["metadata"]["name"]
         try:
             stored = await self.pods.create(PODS, view.namespace, manifest, strict=True)
-        except Conflict:
+        except AlreadyExists:
             stored = await self._existing(view, name)
-        except (Forbidden, Invalid) as error:
-            self.world.create_refused(view.uid, error.message, ends=isinstance(error, NamespaceEnds))
-            decision("create refused", job.name, pod=name, message=error.message)
+            owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
+            if not any(owner["uid"] == view.uid for owner in owners):
+                decision("name taken", job.name, pod=name)
+                self.world.name_taken(view.uid, name)
+                return True
+        except (Conflict, Forbidden, Invalid) as error:
+            self._refused(job, error, name)
             return False
         self.world.created(view.uid)
         decision("pod created", job.name, pod=name)
@@ -207,15 +222,14 @@ class Applier:
     async def _existing(self, view: JobView, name: str) -> Raw:
         """The pod that has the name already: ours, where an answer was lost or our view is stale."""
         try:
-            pod = await self.client.get(PODS, view.namespace, name)
+            return await self.client.get(PODS, view.namespace, name)
         except NotFound as error:
             raise Outdated(f"pod {name} was there and is gone") from error
-        owners: Iterable[Raw] = pod["metadata"].get("ownerReferences") or ()
-        if not any(owner["uid"] == view.uid for owner in owners):
-            sentence = f'a pod named "{name}" exists that is not of this job: delete it, or wait until it has ended'
-            self.world.create_refused(view.uid, sentence)
-            raise Outdated(sentence)
-        return pod
+
+    def _refused(self, job: Job, error: Conflict | Forbidden | Invalid, what: str) -> None:
+        kind = refusal(error)
+        self.world.create_refused(job.view.uid, kind, error.message, ends=isinstance(error, NamespaceEnds))
+        decision("create refused", job.name, pod=what, kind=kind.name, message=error.message)
 
     async def _delete_pod(self, job: Job, delete: DeletePod) -> None:
         grace = 0 if delete.force else None

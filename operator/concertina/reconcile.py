@@ -13,7 +13,7 @@ from concertina.cluster.resources import TRAINING_JOBS
 from concertina.control.links import Links
 from concertina.journal import decision
 from concertina.master_keys import MasterKeys
-from concertina.plan.types import Action, Observed, Plan
+from concertina.plan.types import Action, Observed, Plan, Refusal
 from concertina.world import Job, World
 from concertina.writes import Writes
 
@@ -83,7 +83,8 @@ class Reconciler:
         again = await self._again(job, error) if isinstance(error, Outdated | ApiError) else None
         if again is None and self.world.job(uid):
             log.error("a write of job %s failed: %s", job.name, action, exc_info=error)
-            self.world.create_refused(uid, f"{type(action).__name__} failed: {type(error).__name__}: {error}")
+            words = f"{type(action).__name__} failed: {type(error).__name__}: {error}"
+            self.world.create_refused(uid, Refusal.FOR_GOOD, words)
             again = LONGEST_SECONDS
         if again is not None:
             self.changed_within(uid, again)

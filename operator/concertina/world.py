@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from concertina.cluster.resources import Raw, version_of
 from concertina.cluster.views import OwnedPod, job_view
-from concertina.plan.gang import Waiting, waiting
-from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView, Rival
+from concertina.plan.gang import Waiting, by_quota, waiting
+from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView, Refusal, Refused, Rival
 
 PROGRESS_SECONDS = 2.0
 WRITES_PER_SECOND = 20.0
@@ -31,10 +31,12 @@ class Job:
     secret: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its Secret is made, so that a group of pods makes one."""
     secret_made_at: float = 0.0
-    create_error: str = ""
-    create_error_at: float = 0.0
+    refused: Refused | None = None
+    """Why the last pod was not created."""
     ends: bool = False
     """Its namespace is being deleted; pods go first, so the job itself may not know for long."""
+    taken: set[str] = field(default_factory=set)
+    """Names that pods which are not ours were found to hold."""
     outdated: int = 0
     """Passes in a row that lost a precondition."""
     pods: dict[str, PodView] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class World:
         self._jobs: dict[str, Job] = {}
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
         """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
+        self._names: dict[tuple[str, str], dict[str, str]] = {}
+        """Pods by namespace and the name of the job that they are named after: pod's name to uid of its job."""
         self._nodes: dict[str, NodeView] = {}
         self._uris: dict[str, set[str]] = {}
         self._waiting: dict[str, Waiting] = {}
@@ -116,6 +120,8 @@ class World:
         else:
             before, before_uri = job.view, job.uri
             job.view, job.version, job.status = view, version, status
+            if view.generation != before.generation:
+                job.refused = None  # what it asks for now has not been tried
             self._move(uid, before_uri, job.uri)
             if view == before:
                 return
@@ -131,6 +137,7 @@ class World:
                 self._orphans[uid, job.view.namespace] = job.pods
 
     def hear_pod(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
+        self._hear_name(old, new)
         for pod in (old, new):
             if pod is not None and pod.job_uid:
                 pods = self._pods_of(pod)
@@ -145,6 +152,17 @@ class World:
                     self._orphans.pop((pod.job_uid, pod.namespace), None)
         if old is not None and new is None:
             self._room_in(old.namespace)
+
+    def _hear_name(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
+        pod = new or old
+        assert pod is not None
+        key = pod.namespace, pod.view.name.rsplit("-", 2)[0]
+        if new is not None:
+            self._names.setdefault(key, {})[new.view.name] = new.job_uid
+        elif names := self._names.get(key):
+            names.pop(pod.view.name, None)
+            if not names:
+                del self._names[key]
 
     def hear_node(self, old: NodeView | None, new: NodeView | None) -> None:
         node = new or old
@@ -172,8 +190,8 @@ class World:
             agents=self._agents(uid),
             fresh_claim=secrets.token_hex(8),
             secret_made=job.secret_made_at > 0,
-            create_error=job.create_error,
-            create_error_at=job.create_error_at,
+            refused=job.refused,
+            taken=self._taken(job),
             rivals=self._rivals(uid),
             uri_holder=self._holder(uid, job),
             master_keys=self._master_keys,
@@ -187,16 +205,24 @@ class World:
             if any(pod.uid not in job.pods for pod in observed.pods):
                 self._changed(uid)
 
-    def create_refused(self, uid: str, sentence: str, ends: bool = False) -> None:
-        """`ends`: for good, as the job's namespace is being deleted."""
+    def create_refused(self, uid: str, kind: Refusal, sentence: str, ends: bool = False) -> None:
+        """`ends`: as the job's namespace is being deleted."""
         if job := self._jobs.get(uid):
-            job.create_error, job.create_error_at, job.ends = sentence, time.time(), job.ends or ends
+            now, before = time.time(), job.refused
+            since = before.since if before and before.kind is kind else now
+            job.refused, job.ends = Refused(kind, sentence[:1000], since, now), job.ends or ends
             self._stale.add(uid)
+            self._changed(uid)
+
+    def name_taken(self, uid: str, name: str) -> None:
+        """By a pod of which the watch does not tell: a person's own, or one that is too new."""
+        if job := self._jobs.get(uid):
+            job.taken.add(name)
             self._changed(uid)
 
     def created(self, uid: str) -> None:
         if job := self._jobs.get(uid):
-            job.create_error, job.create_error_at = "", 0.0
+            job.refused = None
 
     def _rivals(self, uid: str) -> tuple[Rival, ...]:
         self._stale.add(uid)
@@ -209,7 +235,7 @@ class World:
     def _look_for_room(self, uid: str) -> None:
         """Whether that job waits for room; where that is news, those who hold room in vain, or none, look again."""
         job, before = self._jobs.get(uid), self._waiting.pop(uid, None)
-        now = waiting(job.seen, job.pods.values(), bool(job.create_error)) if job else None
+        now = waiting(job.seen, job.pods.values(), by_quota(job.refused)) if job else None
         if now is not None:
             self._waiting[uid] = now
         if (now and now.rival) == (before and before.rival):
@@ -219,11 +245,15 @@ class World:
                 self._changed(name)
 
     def _room_in(self, namespace: str) -> None:
-        """A pod that is gone may free the quota, or the name, that another one was refused for."""
+        """A pod that is gone may free the quota that another one was refused for."""
         for uid, job in self._jobs.items():
-            if job.create_error and job.view.namespace == namespace:
+            if by_quota(job.refused) and job.view.namespace == namespace:
                 self.created(uid)
                 self._changed(uid)
+
+    def _taken(self, job: Job) -> frozenset[str]:
+        names = self._names.get((job.view.namespace, job.view.name), {})
+        return frozenset(job.taken).union(name for name, uid in names.items() if uid != job.view.uid)
 
     def _owner(self, pod: OwnedPod) -> Job | None:
         """Its job, where that is known. A pod of another namespace may name a job's uid, but is none of its pods."""

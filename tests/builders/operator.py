@@ -182,7 +182,7 @@ class Jobs:
 
     def pods(self, name: str) -> list[Object]:
         pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]
-        owned = (pod for pod in pods if pod["metadata"]["labels"].get("concertina.dev/job") == name)
+        owned = (pod for pod in pods if pod["metadata"].get("labels", {}).get("concertina.dev/job") == name)
         return sorted(owned, key=lambda pod: pod["metadata"]["name"])
 
     def describe(self, name: str) -> str:

@@ -69,6 +69,10 @@ def mixture(weight: int) -> dict[str, Any]:
     return {"mixture": [{"uri": "s3://demo/data", "weight": weight}]}
 
 
+def mount(path: str) -> dict[str, str]:
+    return {"name": "v", "mountPath": path}
+
+
 ALL_REFUSED = [
     ("unknown field", JOB, [("spec.elastic.minReplica", 1)], 'unknown field "spec.elastic.minReplica"'),
     ("unknown trainer field", JOB, [("spec.trainer.epochs", 3)], 'unknown field "spec.trainer.epochs"'),
@@ -136,6 +140,33 @@ ALL_REFUSED = [
         "must be s3://bucket/folder, gs://bucket/folder",
     ),
     ("relative uri", JOB, [("spec.checkpoint.uri", "file://run")], "must be s3://bucket/folder, gs://bucket/folder"),
+    *(
+        (f"dots in {field}", JOB, [(f"spec.{field}", uri)], "has . or .. as a part of its path")
+        for field, uri in [
+            ("checkpoint.uri", "file:///../../etc"),
+            ("checkpoint.uri", "file:///a/%2e%2E/etc"),
+            ("checkpoint.resumeFrom", "s3://demo/./run"),
+            ("checkpoint.initFrom", "file:///weights/.."),
+            ("trainer.data.uri", "/data/../etc"),
+            ("trainer.data", {"mixture": [{"uri": "s3://demo/../data", "weight": 1}]}),
+        ]
+    ),
+    *(
+        ("name of ours", JOB, [(f"spec.template.{field}", value)], message)
+        for field, value, message in [
+            ("spec.initContainers", [{"name": "concertina-agent"}], "is the operator's own init container"),
+            ("spec.volumes", [{"name": "concertina-identity"}], "are the operator's own volumes"),
+            ("spec.containers.0.volumeMounts", [mount("/concertina/")], "mounts volumes of its own"),
+            ("spec.containers.0.volumeMounts", [mount("/etc/concertina/x")], "mounts volumes of its own"),
+            ("spec.containers.0.env", [{"name": "CONCERTINA_UID"}], "are set by the operator"),
+            ("metadata", {"labels": {"concertina.dev/job-uid": "x"}}, "are the operator's own: remove them"),
+            ("metadata", {"annotations": {"concertina.dev/avoids": "x"}}, "are the operator's own: remove them"),
+        ]
+    ),
+    *(
+        ("restartPolicy", JOB, [("spec.template.spec.restartPolicy", policy)], "must be OnFailure or Never")
+        for policy in ("Always", "Sometimes")
+    ),
     ("long name", JOB, [("metadata.name", LONG)], "metadata.name is longer than 50 characters"),
 ]
 
@@ -157,6 +188,43 @@ def test_two_containers_of_one_name(cluster: LocalCluster) -> None:
     assert "spec.template.spec.containers[1]: Duplicate value" in refusal(cluster, "default", twice)
     with pytest.raises(SpecError, match="named trainer"):
         parse_spec(twice)
+
+
+TWICE = {
+    "spec.template.spec.initContainers": [{"name": "a", "image": "x"}] * 2,
+    "spec.template.spec.volumes": [{"name": "v"}] * 2,
+    f"{CONTAINER}.volumeMounts": [mount("/data")] * 2,
+}
+
+
+@pytest.mark.parametrize("field", TWICE)
+def test_two_of_one_name(cluster: LocalCluster, field: str) -> None:
+    """As a pod with them would be: the models leave that to Kubernetes."""
+    assert "[1]: Duplicate value" in refusal(cluster, "default", changed(JOB, (field, TWICE[field])))
+
+
+def test_names_that_are_much_like_ours_are_the_users(cluster: LocalCluster) -> None:
+    job = changed(
+        JOB,
+        ("spec.template.metadata", {"labels": {"concertina.dev": "x", "app.kubernetes.io/managed-by": "Helm"}}),
+        ("spec.template.spec.volumes", [{"name": "concertina-data", "emptyDir": {}}]),
+        ("spec.template.spec.initContainers", [{"name": "agent", "image": "x"}]),
+        (f"{CONTAINER}.volumeMounts", [mount("/concertina-data"), mount("/dev/shm"), mount("/etc/concert")]),
+        (f"{CONTAINER}.env", [{"name": "CONCERTINA_PYTHON", "value": "/usr/bin/python3"}]),
+        ("spec.checkpoint.uri", "file:///a/.b/..c/d."),
+    )
+    stored = json.loads(apply(cluster, "default", job, "--dry-run=server", "-o", "json"))
+    assert stored["spec"]["template"] == job["spec"]["template"]
+    assert parse_spec(stored) == parse_spec(job)
+
+
+def test_lists_of_the_template_that_are_null_are_absent(cluster: LocalCluster) -> None:
+    """As templates of Helm leave them, and as a pod takes them."""
+    job = copy.deepcopy(JOB)
+    job["spec"]["template"]["spec"] |= {"volumes": None, "initContainers": None, "restartPolicy": None}
+    job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] = None
+    stored = json.loads(apply(cluster, "default", job, "--dry-run=server", "-o", "json"))
+    assert parse_spec(stored) == parse_spec(JOB)
 
 
 FIXED = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from concertina.api.status import Condition, JobProgress, JobStatus, World, rfc3339
 from concertina.local.cluster import LocalCluster
@@ -116,6 +117,39 @@ def test_what_goes_wrong_is_one_sentence_and_exit_1(cli: Cli, tmp_path: Path) ->
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr
         assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("launcher", ["agent", "torchrun"])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"nodeSelectorr": {"a": "b"}}, 'unknown field "spec.nodeSelectorr"'),
+        ({"activeDeadlineSeconds": -1}, "spec.activeDeadlineSeconds: Invalid value: -1"),
+    ],
+    ids=["a typo", "a value"],
+)
+def test_a_template_that_makes_no_pod_is_refused_before_it_is_applied(
+    cli: Cli, launcher: str, wrong: dict[str, Any], sentence: str
+) -> None:
+    job = yaml.safe_load((ROOT / "examples" / "own-command.yaml").read_text())
+    job["spec"] |= {"launcher": launcher}
+    name = job["metadata"]["name"]
+    cli("run", "-", "--detach", stdin=json.dumps(job))
+    before = cli.kubectl("get", "tj", name, "-o", "jsonpath={.metadata.generation}")
+    job["spec"]["suspend"] = True
+    assert cli("run", "-", "--detach", stdin=json.dumps(job)).returncode == 0
+    job["spec"]["template"]["spec"] |= wrong
+    done = cli("run", "-", "--detach", stdin=json.dumps(job))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert sentence in done.stderr
+    assert cli.kubectl("get", "tj", name, "-o", "jsonpath={.metadata.generation}") == str(int(before) + 1)
+    assert cli.kubectl("get", "pods", "-o", "name") == ""
+
+
+def test_what_a_policy_says_to_the_caller_does_not_stop_it(cli: Cli) -> None:
+    """The operator may be treated otherwise."""
+    cli.kubectl("label", "ns", cli.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    assert "is applied" in cli("run", str(DEMO), "--detach").stdout
 
 
 @pytest.mark.parametrize(("end", "code"), [("Complete", 0), ("Failed", 1)])

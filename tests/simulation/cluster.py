@@ -99,8 +99,7 @@ class Cluster:
 
     @property
     def restarts_in_place(self) -> bool:
-        spec = self.spec.template.spec.model_extra or {}
-        return spec.get("restartPolicy") == "OnFailure"
+        return self.spec.template.spec.restart_policy == "OnFailure"
 
     # --- the API
 

@@ -12,6 +12,7 @@ from concertina.plan.types import (
     Action,
     AgentView,
     Call,
+    ConnectionRefusal,
     CreatePod,
     DeletePod,
     JobView,
@@ -20,6 +21,7 @@ from concertina.plan.types import (
     Plan,
     PodView,
     Refusal,
+    Refused,
     Send,
 )
 from concertina_agent import protocol as p
@@ -59,7 +61,8 @@ class OperatorProcess:
         self.absence = Absence(self.now)
         self.writes: list[Action] = []
         """Under way beside the passes."""
-        self.secret_made, self.create_error, self.create_error_at = False, "", 0.0
+        self.secret_made = False
+        self.refused: Refused | None = None
         self._arrives = 0.0
         self._recheck = 0
         self.passes = 0
@@ -158,8 +161,7 @@ class OperatorProcess:
             agents={name: contact.view for name, contact in self.contacts.items() if name in self.pods},
             fresh_claim=f"claim-{self.world.claims}",
             secret_made=self.secret_made,
-            create_error=self.create_error,
-            create_error_at=self.create_error_at,
+            refused=self.refused,
             rivals=rivalry.seen_by(self) if rivalry else (),
         )
 
@@ -219,9 +221,9 @@ class OperatorProcess:
             try:
                 stored = self.world.cluster.create(self.name, action)
                 self.pods.setdefault(stored.name, stored)  # as the shell's reflector remembers its own writes
-                self.create_error = ""
+                self.refused = None
             except PermissionError as error:
-                self.create_error, self.create_error_at = str(error), self.now
+                self.refused = Refused(Refusal.QUOTA, str(error), self.now, self.now)
         elif isinstance(action, DeletePod):
             self.world.cluster.delete(self.name, action)
         else:
@@ -328,7 +330,7 @@ class OperatorProcess:
             process.tell_operator(self)
         else:
             if near:
-                contact.view = changed(contact.view, refusal=Refusal.NOT_LISTENING)
+                contact.view = changed(contact.view, refusal=ConnectionRefusal.NOT_LISTENING)
                 self.trigger()
             self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)
 

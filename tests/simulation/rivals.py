@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concertina.api.status import JobStatus
-from concertina.plan.gang import Waiting, waiting
+from concertina.plan.gang import Waiting, by_quota, waiting
 from concertina.plan.types import Rival
 from simulation.clock import Clock, Violation
 from simulation.network import Network
@@ -62,7 +62,7 @@ class Rivalry:
         return tuple(place.rival for number, place in line.items() if place and number != mine and line[mine])
 
     def _wait(self, operator: OperatorProcess) -> Waiting | None:
-        return waiting(operator.job_view, operator.pods.values(), bool(operator.create_error))
+        return waiting(operator.job_view, operator.pods.values(), by_quota(operator.refused))
 
     def status_written(self, world: World, old: JobStatus, new: JobStatus) -> None:
         """Nobody gives way to nobody: who goes first keeps what it has, for its turn at least."""

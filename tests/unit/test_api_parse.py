@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from concertina.api.parse import SpecError, parse_spec
+from concertina.api.parse import SpecError, parse_spec, parse_stored
 
 JOB: dict[str, Any] = {
     "spec": {
@@ -131,3 +131,25 @@ def test_workers_and_valid_sizes(
     job["spec"] |= {"workersPerReplica": per_replica, "parallelism": parallelism}
     spec = parse_spec(job)
     assert (spec.workers, spec.replica_step) == (workers, replica_step)
+
+
+OURS = [
+    ("template.spec.volumes", [{"name": "concertina"}]),
+    ("template.spec.initContainers", [{"name": "concertina-agent"}]),
+    ("template.spec.restartPolicy", "Always"),
+    (f"{CONTAINER}.volumeMounts", [{"name": "v", "mountPath": "/concertina"}]),
+    (f"{CONTAINER}.env", [{"name": "CONCERTINA_UID", "value": "x"}]),
+    ("template.metadata.labels", {"concertina.dev/job": "x"}),
+    ("checkpoint.uri", "file:///../../etc"),
+    ("trainer.data.uri", "/data/../etc"),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), OURS, ids=[path for path, _ in OURS])
+def test_what_is_refused_at_apply_does_not_end_a_job_that_is_stored_already(path: str, value: Any) -> None:
+    job = changed(path, value)
+    assert len(problems(job)) == 1
+    spec, ignored = parse_stored(job)
+    assert (spec.template.manifest(), ignored) == (job["spec"]["template"], ())
+    with pytest.raises(SpecError, match="larger than replicas"):
+        parse_stored({"spec": {**job["spec"], "replicas": 1}})

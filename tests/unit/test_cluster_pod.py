@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from builders.manifests import UID, container, environment, job, made
+from concertina.api import rules
 from concertina.cluster.pod import secret_manifest, secret_name
 from concertina.cluster.views import job_view
 from concertina.plan.types import CreatePod
@@ -204,3 +205,15 @@ def test_bad_nodes_are_kept_off_by_a_rule_and_a_wish_beside_the_templates_own() 
     plain = made(job(OWN), CreatePod(1, 2, never_nodes=("n2",)))
     terms = plain["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert terms == {"nodeSelectorTerms": [{"matchFields": rule[:1]}]}
+
+
+def test_what_is_put_into_pods_is_what_templates_must_not_have() -> None:
+    pod = made(job(BUNDLED))
+    trainer, (installer,) = container(pod), pod["spec"]["initContainers"]
+    assert {name for name in environment(pod) if name.startswith("CONCERTINA_")} == set(rules.VARIABLES)
+    assert installer["name"] == rules.INIT_CONTAINER
+    assert {volume["name"] for volume in pod["spec"]["volumes"]} == set(rules.VOLUMES)
+    mounts = {f"{mount['mountPath']}/" for mount in trainer["volumeMounts"]}
+    assert mounts - {"/dev/shm/"} == set(rules.MOUNTS), "a template may bring its own /dev/shm"
+    foreign = {"app.kubernetes.io/managed-by"}
+    assert all(label.startswith(rules.PREFIX) for label in pod["metadata"]["labels"].keys() - foreign)

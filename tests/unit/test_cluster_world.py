@@ -8,8 +8,9 @@ from typing import Any
 
 from concertina.apply import claim_tests
 from concertina.cluster.errors import NamespaceEnds, from_status
+from concertina.cluster.refusals import refusal
 from concertina.cluster.views import OwnedPod
-from concertina.plan.types import NodeView, PodView
+from concertina.plan.types import NodeView, PodView, Refusal, Refused
 from concertina.world import World
 
 
@@ -132,12 +133,12 @@ def test_a_pod_that_is_gone_makes_room_for_one_that_was_refused() -> None:
     known = Known()
     known.world.hear_job(job("a", 1))
     known.world.hear_pod(None, pod("of-another-job", "b"))
-    known.world.create_refused("a", "exceeded quota")
+    known.world.create_refused("a", Refusal.QUOTA, "exceeded quota")
     known.heard()
-    assert known.world.observe("a").create_error == "exceeded quota"  # type: ignore[union-attr]
+    assert known.world.observe("a").refused.message == "exceeded quota"  # type: ignore[union-attr]
     known.world.hear_pod(pod("of-another-job", "b"), None)
     assert known.heard() == ["a"]
-    assert known.world.observe("a").create_error == ""  # type: ignore[union-attr]
+    assert known.world.observe("a").refused is None  # type: ignore[union-attr]
 
 
 def test_a_node_concerns_the_jobs_that_have_pods_on_it() -> None:
@@ -265,9 +266,56 @@ def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
     assert [rival.uid for rival in seen.rivals] == ["a"]
     status = {"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "it ends"}]}}
     refused = from_status(403, json.dumps(status).encode())
-    known.world.create_refused("a", refused.message, ends=isinstance(refused, NamespaceEnds))
+    known.world.create_refused("a", refusal(refused), refused.message, ends=isinstance(refused, NamespaceEnds))
     seen, gone = known.world.observe("b"), known.world.observe("a")
     assert seen is not None
     assert seen.rivals == ()
     assert gone is not None
     assert gone.job.deleting
+
+
+def test_names_of_pods_that_are_anothers_are_known() -> None:
+    known = Known()
+    before = pod("job-new-0-0", "old")
+    known.world.hear_pod(None, before)
+    known.world.hear_pod(None, replace(pod("job-new-1-0", "old"), namespace="elsewhere"))
+    known.world.hear_job(job("new", 1))
+    known.world.hear_pod(None, pod("job-new-2-0", "new"))
+    known.world.hear_pod(None, pod("job-newer-0-0", "newer"))
+
+    def taken() -> set[str]:
+        observed = known.world.observe("new")
+        assert observed is not None
+        return set(observed.taken)
+
+    assert taken() == {"job-new-0-0"}
+    known.heard()
+    known.world.name_taken("new", "job-new-5-0")
+    assert known.heard() == ["new"], "another is to be found"
+    assert taken() == {"job-new-0-0", "job-new-5-0"}
+    known.world.hear_pod(before, None)
+    assert taken() == {"job-new-5-0"}
+
+
+def test_what_was_refused_is_tried_again_when_the_spec_has_changed() -> None:
+    known = Known()
+    known.world.hear_job(job("a", 1))
+
+    def refused() -> Refused | None:
+        observed = known.world.observe("a")
+        assert observed is not None
+        return observed.refused
+
+    known.world.create_refused("a", Refusal.FOR_GOOD, "no")
+    first = refused()
+    assert first
+    known.world.create_refused("a", Refusal.FOR_GOOD, "no")
+    again = refused()
+    assert again
+    assert again.since == first.since
+    known.world.hear_pod(pod("other", "b"), None)
+    assert refused(), "that makes room in a quota and mends nothing else"
+    changed = job("a", 2)
+    changed["metadata"]["generation"] = 2
+    known.world.hear_job(changed)
+    assert refused() is None

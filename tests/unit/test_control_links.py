@@ -16,7 +16,7 @@ from concertina.control import calls as calls_module
 from concertina.control import links as links_module
 from concertina.control.authority import Authority
 from concertina.control.links import Links
-from concertina.plan.types import Refusal
+from concertina.plan.types import ConnectionRefusal
 from concertina_agent import protocol
 
 LIMIT = 20.0  # only to give up
@@ -174,7 +174,7 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
         await until(lambda: not view().connected)
         assert view().lost_at > 0
         assert view().report is not None
-        await until(lambda: view().refusal is Refusal.NOT_LISTENING)
+        await until(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING)
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
             await until(lambda: view().connected)
             assert view().lost_at == 0
@@ -197,14 +197,14 @@ def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_p
         view = lambda: links.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path, master=b"n" * 32) as address:
             links.watch(UID, {"r0": address})
-            await until(lambda: view().refusal is Refusal.OTHER_KEY)
+            await until(lambda: view().refusal is ConnectionRefusal.OTHER_KEY)
             assert view().alive
             assert not view().connected
             now += 1.0
             await asyncio.sleep(0.5)  # tries again and again
             assert len(heard.changes) == 1
             assert view().lost_at == 0
-        await until(lambda: view().refusal is Refusal.NOT_LISTENING)
+        await until(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING)
         assert view().lost_at == 1001.0, "it lived up to then"
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
             await until(lambda: view().connected)

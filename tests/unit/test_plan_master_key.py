@@ -9,7 +9,7 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.plan import plan
-from concertina.plan.types import AgentView, CreatePod, DeletePod, Observed, Plan, Refusal
+from concertina.plan.types import AgentView, ConnectionRefusal, CreatePod, DeletePod, Observed, Plan
 from concertina_agent import protocol
 
 KEYS = ("active", "older")
@@ -30,7 +30,7 @@ def with_key(seen: Observed, key: str) -> Observed:
 def test_a_lead_that_knows_another_key_is_not_lost(after: float) -> None:
     """As an operator finds it after its restart: it has heard of no member."""
     seen = jobs.running(jobs.spec())
-    lead = AgentView(wanted_at=T0 + 20, refusal=Refusal.OTHER_KEY)
+    lead = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.OTHER_KEY)
     made = plan(replace(seen, agents={"demo-0-0": lead}), T0 + 20 + after)
     assert made.actions == ()
     assert made.status.world == seen.job.status.world
@@ -41,7 +41,7 @@ def test_a_lead_that_knows_another_key_is_not_lost(after: float) -> None:
 
 def test_a_lead_that_no_longer_listens_is_lost_whatever_key_it_knew() -> None:
     seen = jobs.running(jobs.spec())
-    lead = AgentView(wanted_at=T0 + 20, refusal=Refusal.NOT_LISTENING)
+    lead = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.NOT_LISTENING)
     made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 30)
     assert jobs.sends(made, protocol.Prepare)
 
@@ -49,7 +49,7 @@ def test_a_lead_that_no_longer_listens_is_lost_whatever_key_it_knew() -> None:
 def test_a_replica_outside_of_the_round_that_knows_another_key_stays_and_the_round_goes_on() -> None:
     seen = jobs.running(jobs.spec(replicas=4))
     late = jobs.pod(3)
-    agents = {**seen.agents, late.name: AgentView(wanted_at=T0, refusal=Refusal.OTHER_KEY)}
+    agents = {**seen.agents, late.name: AgentView(wanted_at=T0, refusal=ConnectionRefusal.OTHER_KEY)}
     seen = replace(seen, pods=(*seen.pods, late), agents=agents)
     made = plan(seen, T0 + 1000)
     assert not [action for action in made.actions if isinstance(action, CreatePod | DeletePod)]

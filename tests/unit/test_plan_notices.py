@@ -10,7 +10,7 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan, Refusal
+from concertina.plan.types import ConnectionRefusal, CreatePod, DeletePod, NodeView, Observed, Plan
 from concertina_agent import protocol
 
 TAINT = "aws-node-termination-handler/spot-itn"
@@ -118,7 +118,7 @@ def test_who_was_told_to_stop_has_a_notice_until_its_pod_has_ended(who: str) -> 
     index = int(who.split("-")[1])
     successor = jobs.pod(index, 1, created=T0 + 20)
     seen = replace(jobs.then(seen, made), pods=(*seen.pods, successor))
-    seen = lead(seen, connected=False, lost_at=T0 + 20.1, refusal=Refusal.NOT_LISTENING)
+    seen = lead(seen, connected=False, lost_at=T0 + 20.1, refusal=ConnectionRefusal.NOT_LISTENING)
     made = plan(seen, T0 + 20.2)
     assert made.status.world.claim
     assert made.status.world.claim.round == 2

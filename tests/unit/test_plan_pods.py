@@ -11,7 +11,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import AvoidedNode, JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan
+from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan, Refusal, Refused
 
 
 def creates(made: Plan) -> list[tuple[int, int]]:
@@ -95,7 +95,7 @@ def test_a_replica_outside_of_the_round_that_can_not_be_reached_is_replaced(
 def test_a_quota_is_waited_for() -> None:
     sentence = 'pods "demo-2-0" is forbidden: exceeded quota: small'
     pods = (jobs.pod(0), jobs.pod(1))
-    seen = jobs.observed(jobs.job(jobs.spec()), pods, create_error=sentence, create_error_at=T0 + 1)
+    seen = jobs.observed(jobs.job(jobs.spec()), pods, refused=Refused(Refusal.QUOTA, sentence, T0, T0 + 1))
     made = plan(seen, T0 + 2)
     assert creates(made) == []
     assert made.recheck_after is not None
@@ -252,3 +252,15 @@ def test_a_member_that_ended_while_the_next_round_waits_is_one_failure() -> None
     answered = plan(jobs.then(seen, waits), T0 + 11.1)
     assert (answered.status.world.claim.round, answered.status.restarts.total) == (2, 3)
     assert answered.status.restarts.in_window == 1
+
+
+def test_names_that_other_pods_hold_are_passed_over() -> None:
+    """Of the job that had the name before: its pods may be there for as long as their node is away."""
+    taken = frozenset({"demo-0-0", "demo-0-1", "demo-2-0", "demo-7-0"})
+    seen = jobs.observed(jobs.job(jobs.spec()), taken=taken)
+    made = plan(seen, T0)
+    assert creates(made) == [(0, 2), (1, 0), (2, 1)]
+    assert made.status.attempts == (2, 0, 1), "in the status before any of them is made"
+    pods = (jobs.pod(0, 2), jobs.pod(1), jobs.pod(2, 1, phase="Failed", exit_code=1))
+    made = plan(jobs.then(seen, made, pods=pods, taken=taken | {"demo-2-2"}), T0 + 1)
+    assert creates(made) == [(2, 3)]

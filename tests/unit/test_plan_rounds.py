@@ -11,7 +11,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
-from concertina.plan.types import Call, CreatePod, Observed, Plan, Refusal
+from concertina.plan.types import Call, ConnectionRefusal, CreatePod, Observed, Plan
 from concertina_agent import protocol
 
 
@@ -125,7 +125,7 @@ def prepares(made: Plan) -> list[str]:
     ("lead", "others", "after", "asked"),
     [
         (
-            {"connected": False, "lost_at": T0 + 20, "refusal": Refusal.NOT_LISTENING},
+            {"connected": False, "lost_at": T0 + 20, "refusal": ConnectionRefusal.NOT_LISTENING},
             True,
             0.01,
             ["demo-1-0", "demo-2-0"],
@@ -269,7 +269,7 @@ def test_a_lead_that_leaves_after_a_drain_is_no_failure() -> None:
         jobs.running(jobs.spec()),
         report=jobs.lead_report(state="drained"),
         connected=False,
-        refusal=Refusal.NOT_LISTENING,
+        refusal=ConnectionRefusal.NOT_LISTENING,
     )
     made = plan(seen, T0 + 20)
     assert prepares(made) == ["demo-1-0", "demo-2-0"]

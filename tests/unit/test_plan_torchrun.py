@@ -136,3 +136,19 @@ def test_suspending_deletes_all_and_resuming_makes_a_store_again() -> None:
     assert len(of(made, DeletePod)) == 4
     gone = jobs.then(seen, plan(jobs.then(suspended, made, pods=()), T0 + 6), pods=())
     assert of(plan(replace(gone, job=replace(gone.job, spec=spec())), T0 + 7), CreateRendezvous)
+
+
+def test_names_that_other_pods_hold_are_passed_over() -> None:
+    """The store's is known from its first try alone where the watch doesn't tell of it."""
+    seen = jobs.observed(jobs.job(spec()), taken=frozenset({"demo-rendezvous-1"}))
+    made = plan(seen, T0)
+    assert made.status.world.round == 2
+    seen = jobs.then(seen, made, taken=frozenset({"demo-rendezvous-2", "demo-rendezvous-3", "demo-1-0"}))
+    made = plan(seen, T0 + 1)
+    assert made.status.world.round == 4
+    assert made.status.restarts.total == 0
+    made = plan(jobs.then(seen, made), T0 + 2)
+    assert list(made.actions) == [CreateRendezvous(4)]
+    here = store(name="demo-rendezvous-4", round=4)
+    made = plan(jobs.then(seen, made, pods=(here,)), T0 + 3)
+    assert [(each.index, each.attempt) for each in of(made, CreatePod)] == [(0, 0), (1, 1), (2, 0)]

@@ -27,31 +27,36 @@ class SpecError(ValueError):
 
 def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
     """The spec of a TrainingJob manifest; raises SpecError."""
+    return _parsed(manifest, stored=False)
+
+
+def _parsed(manifest: Mapping[str, Any], stored: bool) -> JobSpec:
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     try:
-        return _checked(manifest["spec"])
+        return _checked(manifest["spec"], stored)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False)) from error
 
 
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
     """As parse_spec, but without the fields that this version does not know, whose paths are returned as well: the API
-    server stores those that its CRD has, and a newer one has more, with defaults of its own. Raises SpecError."""
+    server stores those that its CRD has, and a newer one has more, with defaults of its own. Nor does it ask for rules
+    that jobs may be older than. Raises SpecError."""
     try:
-        return parse_spec(manifest), ()
+        return _parsed(manifest, stored=True), ()
     except SpecError:
         known, unknown = _without_unknown(manifest)
         if not unknown:
             raise
-        return parse_spec(known), unknown
+        return _parsed(known, stored=True), unknown
 
 
 def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """A manifest without the fields that are not ours, and their paths."""
     known = copy.deepcopy(dict(manifest))
     try:
-        _checked(known.get("spec"))
+        _checked(known.get("spec"), stored=True)
     except ValidationError as error:
         strange = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
         for location in strange:
@@ -66,11 +71,11 @@ def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tu
     return known, ()
 
 
-def _checked(raw: Any) -> JobSpec:
+def _checked(raw: Any, stored: bool) -> JobSpec:
     """Raises ValidationError, and SpecError where fields that are each right don't go together."""
     # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
     spec = JobSpec.model_validate_json(json.dumps(raw), strict=True)
-    if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec)):
+    if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec, stored)):
         raise SpecError(problems)
     return spec
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from concertina.api.spec import JobSpec
+from concertina.api import TRAINER
+from concertina.api.spec import Container, JobSpec
 from concertina_trainer.config import BALANCED_BITWISE, BALANCED_BUCKETS, MOST_FIXED_MICROBATCHES
 
 
@@ -24,6 +25,8 @@ class Rule:
     field: str | None = None
     """Path, below `at`, of the field to name in the refusal."""
     holds: Callable[[JobSpec], bool] | None = None
+    tolerated: bool = False
+    """In a job that was stored before the rule was there, which runs on as it did."""
 
     def validation(self) -> dict[str, Any]:
         """The rule as it stands in the CRD."""
@@ -58,6 +61,45 @@ def _command(spec: JobSpec) -> bool:
 
 def _stored(uri: str) -> bool:
     return not uri or re.search(STORED, uri) is not None
+
+
+DOTS = "(^|/)([.]|%2[eE]){1,2}(/|$)"
+"""Parts of a path that name another folder than it seems."""
+NO_DOTS = "has . or .. as a part of its path: write the path of the folder itself"
+
+
+def _no_dots(*uris: str) -> bool:
+    return not any(re.search(DOTS, uri) for uri in uris)
+
+
+INIT_CONTAINER = "concertina-agent"
+VOLUMES = ("concertina", "concertina-identity", "concertina-shm")
+MOUNTS = ("/concertina/", "/etc/concertina/")
+VARIABLES = (
+    "CONCERTINA_JOB", "CONCERTINA_UID", "CONCERTINA_PORT", "CONCERTINA_WORKERS", "CONCERTINA_GRACE_SECONDS",
+    "CONCERTINA_IMAGE", "CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT", "CONCERTINA_REPLICA", "CONCERTINA_POD_IP",
+    "CONCERTINA_NODE",
+)  # fmt: skip
+PREFIX = "concertina.dev/"
+"""Of the labels and annotations that the operator puts into pods; the names above are of what else it puts there."""
+
+
+def _trainers(spec: JobSpec) -> list[Container]:
+    return [container for container in spec.template.spec.containers if container.name == TRAINER]
+
+
+def _no_mount_of_ours(spec: JobSpec) -> bool:
+    mounts = [mount.mount_path for container in _trainers(spec) for mount in container.volume_mounts]
+    return not any(f"{path}/".startswith(MOUNTS) for path in mounts)
+
+
+def _no_variable_of_ours(spec: JobSpec) -> bool:
+    return not any(variable.name in VARIABLES for container in _trainers(spec) for variable in container.env)
+
+
+def _no_key_of_ours(spec: JobSpec) -> bool:
+    metadata = spec.template.metadata
+    return not any(key.startswith(PREFIX) for key in (*(metadata.labels or ()), *(metadata.annotations or ())))
 
 
 def _while_suspended(field: str, *, optional: bool) -> Rule:
@@ -213,6 +255,75 @@ RULES: tuple[Rule, ...] = (
         message="resumeFrom goes on from a whole state, initFrom begins anew with its weights: remove one of them",
         holds=lambda spec: not (spec.checkpoint and spec.checkpoint.resume_from and spec.checkpoint.init_from),
     ),
+    *(
+        Rule(
+            at=f".spec.checkpoint.{name}",
+            cel=f"!self.matches('{DOTS}')",
+            message=NO_DOTS,
+            holds=holds,
+            tolerated=True,
+        )
+        for name, holds in {
+            "uri": lambda spec: spec.checkpoint is None or _no_dots(spec.checkpoint.uri),
+            "resumeFrom": lambda spec: spec.checkpoint is None or _no_dots(spec.checkpoint.resume_from),
+            "initFrom": lambda spec: spec.checkpoint is None or _no_dots(spec.checkpoint.init_from),
+        }.items()
+    ),
+    Rule(
+        at=".spec.trainer.data",
+        cel=f"(!has(self.uri) || !self.uri.matches('{DOTS}')) && "
+        f"(!has(self.mixture) || self.mixture.all(m, !m.uri.matches('{DOTS}')))",
+        message=f"a uri {NO_DOTS}",
+        holds=lambda spec: spec.trainer is None or _no_dots(*(source.uri for source in spec.trainer.data.sources)),
+        tolerated=True,
+    ),
+    Rule(
+        at=".spec.template.spec.initContainers",
+        cel=f"self.all(c, c.name != '{INIT_CONTAINER}')",
+        message=f"{INIT_CONTAINER} is the operator's own init container: give yours another name",
+        holds=lambda spec: all(each.name != INIT_CONTAINER for each in spec.template.spec.init_containers),
+        tolerated=True,
+    ),
+    Rule(
+        at=".spec.template.spec.volumes",
+        cel=f"self.all(v, !(v.name in {list(VOLUMES)}))",
+        message=f"{', '.join(VOLUMES)} are the operator's own volumes: give yours another name",
+        holds=lambda spec: all(each.name not in VOLUMES for each in spec.template.spec.volumes),
+        tolerated=True,
+    ),
+    Rule(
+        at=".spec.template.spec.restartPolicy",
+        cel="self in ['OnFailure', 'Never']",
+        message="must be OnFailure or Never: with Always, workers that have ended well would be started again",
+        holds=lambda spec: spec.template.spec.restart_policy in (None, "OnFailure", "Never"),
+        tolerated=True,
+    ),
+    Rule(
+        at=".spec.template.spec.containers",
+        cel=f"self.all(c, c.name != '{TRAINER}' || !has(c.volumeMounts) || c.volumeMounts.all(m, "
+        + " && ".join(f"!(m.mountPath + '/').startsWith('{path}')" for path in MOUNTS)
+        + "))",
+        message="the operator mounts volumes of its own at /concertina and /etc/concertina: choose another mountPath",
+        holds=_no_mount_of_ours,
+        tolerated=True,
+    ),
+    Rule(
+        at=".spec.template.spec.containers",
+        cel=f"self.all(c, c.name != '{TRAINER}' || !has(c.env) || c.env.all(e, !(e.name in {list(VARIABLES)})))",
+        message=f"{', '.join(VARIABLES)} are set by the operator: remove them from env",
+        holds=_no_variable_of_ours,
+        tolerated=True,
+    ),
+    Rule(
+        at=".spec.template.metadata",
+        cel=" && ".join(
+            f"(!has(self.{keys}) || self.{keys}.all(key, !key.startsWith('{PREFIX}')))"
+            for keys in ("labels", "annotations")
+        ),
+        message=f"labels and annotations that begin with {PREFIX} are the operator's own: remove them",
+        holds=_no_key_of_ours,
+        tolerated=True,
+    ),
     _while_suspended("template", optional=False),
     _while_suspended("trainer", optional=True),
     _while_suspended("checkpoint", optional=True),
@@ -222,6 +333,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def broken(spec: JobSpec) -> tuple[Rule, ...]:
-    """The rules that a spec breaks."""
-    return tuple(rule for rule in RULES if rule.holds is not None and not rule.holds(spec))
+def broken(spec: JobSpec, stored: bool) -> tuple[Rule, ...]:
+    """The rules that a spec breaks; of one that is stored already, those with which it can't run."""
+    asked = (rule for rule in RULES if not (stored and rule.tolerated))
+    return tuple(rule for rule in asked if rule.holds is not None and not rule.holds(spec))

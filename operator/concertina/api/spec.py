@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from concertina.api import TRAINER
 from concertina.api.model import Model, Verbatim
@@ -19,11 +19,28 @@ Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Fie
 Argument = Annotated[str, Field(max_length=131072)]
 
 
+def keyed(field: str) -> dict[str, JsonValue]:
+    """A list of which no two entries have the same value in that field, as in Kubernetes' own pods."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+
+
 class EnvVar(Verbatim):
     """An environment variable."""
 
     name: str = Field(min_length=1, max_length=1024, description="Name of the variable.")
     value: str | None = Field(default=None, max_length=131072, description="Its value; numbers stand in quotes.")
+
+
+class Named(Verbatim):
+    """An entry of a list whose entries have names: an init container, a volume."""
+
+    name: str = Field(min_length=1, max_length=63, description="Its name.")
+
+
+class VolumeMount(Verbatim):
+    """Where a container sees a volume."""
+
+    mount_path: str = Field(alias="mountPath", min_length=1, max_length=1024, description="Path in the container.")
 
 
 class Container(Verbatim):
@@ -38,6 +55,13 @@ class Container(Verbatim):
     )
     args: tuple[Argument, ...] = Field(default=(), max_length=256, description="Arguments to the command.")
     env: tuple[EnvVar, ...] = Field(default=(), max_length=1024, description="Environment variables.")
+    volume_mounts: tuple[VolumeMount, ...] = Field(
+        default=(),
+        alias="volumeMounts",
+        max_length=256,
+        description="Where the container sees volumes.",
+        json_schema_extra=keyed("mountPath"),
+    )
 
 
 class PodSpec(Verbatim):
@@ -47,7 +71,23 @@ class PodSpec(Verbatim):
         min_length=1,
         max_length=32,
         description="Containers of each pod; one must be named 'trainer'.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=keyed("name"),
+    )
+    init_containers: tuple[Named, ...] = Field(
+        default=(),
+        alias="initContainers",
+        max_length=32,
+        description="Containers that end, or are sidecars that have started, before the others start.",
+        json_schema_extra=keyed("name"),
+    )
+    volumes: tuple[Named, ...] = Field(
+        default=(), max_length=256, description="Volumes of the pods.", json_schema_extra=keyed("name")
+    )
+    restart_policy: str | None = Field(
+        default=None,
+        alias="restartPolicy",
+        max_length=63,
+        description="OnFailure or Never. Absent: OnFailure, and Never with launcher torchrun.",
     )
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from concertina.api import API_VERSION, KIND
 from concertina.cli import show
 from concertina.cli.connection import Complaint, Target
+from concertina.cli.dry_run import try_pod
 from concertina.cli.follow import follow_job
 from concertina.cluster.resources import TRAINING_JOBS, Raw
 
@@ -45,6 +46,7 @@ async def run(target: Target, file: Path, detach: bool) -> int:
     async with target.connect() as (client, namespace):
         namespace = target.namespace or job["metadata"].get("namespace") or namespace
         name = job["metadata"]["name"]
+        await try_pod(client, namespace, name, job)
         made = await client.apply(TRAINING_JOBS, namespace, name, job)
         console.print(f"TrainingJob {namespace}/{name} is applied, generation {made['metadata']['generation']}.")
         if detach:

@@ -30,6 +30,8 @@ _LONGEST = _BACKOFF[-1]
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 
+DRY_RUN = {"dryRun": "All"}
+
 
 class Client:
     """Requests to one API server; an async context manager."""
@@ -72,9 +74,11 @@ class Client:
                 return items, str(page["metadata"]["resourceVersion"])
             params["continue"] = page["metadata"]["continue"]
 
-    async def create(self, resource: Resource, namespace: str | None, body: Raw, strict: bool = False) -> Raw:
-        """`strict`: an unknown or doubled field is an error, as with kubectl."""
-        params = {"fieldValidation": "Strict"} if strict else {}
+    async def create(
+        self, resource: Resource, namespace: str | None, body: Raw, strict: bool = False, dry_run: bool = False
+    ) -> Raw:
+        """`strict`: an unknown or doubled field is an error, as with kubectl. `dry_run`: nothing is stored."""
+        params = ({"fieldValidation": "Strict"} if strict else {}) | (DRY_RUN if dry_run else {})
         return await self._json("POST", resource.path(namespace), params=params, body=body)
 
     async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
@@ -98,9 +102,10 @@ class Client:
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", path, params=params, body=patch, content=_PATCHES[type(patch)])
 
-    async def apply(self, resource: Resource, namespace: str, name: str, body: Raw) -> Raw:
+    async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
         """Server-side apply of what a person wrote: as `kubectl apply --server-side --force-conflicts`."""
         params = {"fieldManager": "concertina", "force": "true", "fieldValidation": "Strict"}
+        params |= DRY_RUN if dry_run else {}
         path = resource.path(namespace, name)
         return await self._json("PATCH", path, params=params, body=body, content="application/apply-patch+yaml")
 

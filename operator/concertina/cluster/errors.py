@@ -34,7 +34,11 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """The name is taken, or a precondition (uid, resourceVersion) does not hold."""
+    """A precondition (uid, resourceVersion) does not hold, or another write was in the way."""
+
+
+class AlreadyExists(Conflict):
+    """The name is taken. (A quota answers 409 too, where two writes meet.)"""
 
 
 class Gone(ApiError):
@@ -84,4 +88,6 @@ def from_status(status: int, body: bytes) -> ApiError:
         kind = (
             TestFailed  # all other refusals of an object name its kind; this one says only that "the request" is wrong
         )
+    if status == 409 and reason == "AlreadyExists":
+        kind = AlreadyExists
     return kind(status, reason, message, causes)

@@ -9,6 +9,7 @@ from concertina.api.spec import JobSpec
 from concertina.cluster import pod_needs
 from concertina.cluster.resources import Raw
 from concertina.plan.memory import share
+from concertina.plan.pods import pod_name
 from concertina.plan.types import CreatePod, JobView
 
 TRAINER_CONTAINER = TRAINER
@@ -39,10 +40,6 @@ PYTHON = "CONCERTINA_PYTHON"
 @dataclass(frozen=True)
 class Images:
     agent: str
-
-
-def pod_name(job: str, index: int, attempt: int) -> str:
-    return f"{job}-{index}-{attempt}"
 
 
 def secret_name(job: JobView) -> str:

@@ -14,12 +14,13 @@ from concertina.cluster.pod import (
     keeping_off,
     labels,
     owner,
-    pod_name,
     python,
     spread,
 )
 from concertina.cluster.resources import Raw
 from concertina.plan import sizes
+from concertina.plan.pods import pod_name
+from concertina.plan.torchrun import rendezvous_name
 from concertina.plan.types import CreatePod, CreateRendezvous, JobView
 from concertina_agent import protocol
 
@@ -50,10 +51,6 @@ KEPT_FIELDS = (
 PATHS = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Of the members' variables, for the store's: torch may lie in a volume instead of the image."""
 SMALL = {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
-
-
-def rendezvous_name(job: str, round: int) -> str:
-    return f"{job}-rendezvous-{round}"
 
 
 def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -> Raw:

@@ -14,7 +14,7 @@ from concertina.control.absence import TICK_SECONDS, Absence, discounted
 from concertina.control.authority import Authority
 from concertina.control.calls import CallError, Identity, Request, call
 from concertina.control.streams import follow
-from concertina.plan.types import AgentView, Call, Refusal
+from concertina.plan.types import AgentView, Call, ConnectionRefusal
 from concertina_agent import protocol
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class Links:
             if link.view != before:
                 self._changed(uid, _matters(before, link.view))
 
-        def lost(sentence: str, refusal: Refusal | None) -> None:
+        def lost(sentence: str, refusal: ConnectionRefusal | None) -> None:
             before = link.view
             after = dataclasses.replace(before, connected=False, refusal=refusal)
             lost_at = self._clock() if before.alive and not after.alive else before.lost_at

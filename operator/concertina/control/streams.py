@@ -9,13 +9,13 @@ import ssl
 from collections.abc import Callable
 
 from concertina.control.calls import CallError, Identity, connection, receive
-from concertina.plan.types import Refusal
+from concertina.plan.types import ConnectionRefusal
 from concertina_agent import protocol
 
 log = logging.getLogger(__name__)
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 Heard = Callable[[protocol.Report], None]
-Lost = Callable[[str, Refusal | None], None]
+Lost = Callable[[str, ConnectionRefusal | None], None]
 """Called with a sentence, and how the host turned the stream away, where it is there."""
 
 
@@ -35,7 +35,7 @@ async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> 
         failures += 1
 
 
-async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, Refusal | None]:
+async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, ConnectionRefusal | None]:
     """One stream from its start to its end; what is to be told to `lost`."""
     try:
         async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
@@ -50,10 +50,10 @@ async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, 
     except TimeoutError:
         return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s", None
     except ConnectionRefusedError:
-        return f"nobody listens at {address}", Refusal.NOT_LISTENING
+        return f"nobody listens at {address}", ConnectionRefusal.NOT_LISTENING
     except ssl.SSLCertVerificationError as error:
         # Where the agents' certificate is of our CA, so is the CA that they check ours by: both are in one Secret.
-        return f"{address} has another master key: {error}", Refusal.OTHER_KEY
+        return f"{address} has another master key: {error}", ConnectionRefusal.OTHER_KEY
     except (OSError, ssl.SSLError) as error:
         return f"{address} can't be reached: {error}", None
     except CallError as error:

@@ -16,7 +16,7 @@ from concertina.api.status import Gang, rfc3339, unix_seconds
 from concertina.plan import claims, rounds, sizes
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
-from concertina.plan.types import Event, JobView, PodView, Rival
+from concertina.plan.types import Event, JobView, PodView, Refusal, Refused, Rival
 
 PATIENCE = 20.0
 """Seconds for which room is held in vain by who isn't first in line; doubled after each release, three times."""
@@ -60,6 +60,11 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
         aside=gang.until is not None,
     )
     return Waiting(rival, held, max((pod.created for pod in alive), default=job.created), gang.since is not None)
+
+
+def by_quota(refused: Refused | None) -> bool:
+    """Other refusals no other job can end by giving way."""
+    return refused is not None and refused.kind is Refusal.QUOTA
 
 
 def release(look: Look) -> Decision | None:
@@ -113,7 +118,7 @@ def after(look: Look, decision: Decision) -> Gang:
 
 def _mine(look: Look) -> Waiting | None:
     observed = look.observed
-    return waiting(observed.job, observed.pods, bool(observed.create_error)) if observed.rivals else None
+    return waiting(observed.job, observed.pods, by_quota(observed.refused)) if observed.rivals else None
 
 
 def _ahead(look: Look, mine: Waiting) -> Rival | None:

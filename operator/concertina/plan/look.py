@@ -10,7 +10,7 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
 from concertina.plan import constants, notices, sizes
 from concertina.plan.cached import cached
-from concertina.plan.types import AgentView, Call, NodeView, Observed, PodView, Refusal
+from concertina.plan.types import AgentView, Call, ConnectionRefusal, NodeView, Observed, PodView
 from concertina_agent import protocol
 
 UNKNOWN_AGENT = AgentView()
@@ -241,7 +241,7 @@ class Look:
         if pod is None or pod.uid != self.lead.uid or pod.ended:
             return "has ended"
         view = self.agent(self.lead.replica)
-        refused = view.refusal is Refusal.NOT_LISTENING
+        refused = view.refusal is ConnectionRefusal.NOT_LISTENING
         if view.alive or not (refused or self.lead_in_doubt):
             return ""
         if refused or pod.deleting or not self.node(pod).ready:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from concertina.plan import rounds
 from concertina.plan.decision import Decision, Pods
 from concertina.plan.look import Look
-from concertina.plan.types import Refusal
+from concertina.plan.types import ConnectionRefusal
 
 MISMATCH = "MasterKeyMismatch"
 REMEDY = (
@@ -39,7 +39,7 @@ def missing(look: Look) -> Decision | None:
 
 def told(look: Look, decision: Decision) -> Decision:
     """A decision with what is to be said of live replicas whose certificates come from another key."""
-    names = [name for name in look.live if look.agent(name).refusal is Refusal.OTHER_KEY]
+    names = [name for name in look.live if look.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

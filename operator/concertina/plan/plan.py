@@ -28,6 +28,7 @@ from concertina.plan import (
     master_key,
     memory,
     nodes,
+    refusals,
     rollback,
     rounds,
     saves,
@@ -90,6 +91,8 @@ def plan(observed: Observed, now: float) -> Plan:
     decision = next(decision for policy in policies if (decision := policy(look)))
     decision = master_key.told(look, stragglers.told(look, hangs.reported(look, decision)))
     pods = torchrun.plan_pods(look) if decision.pods is Pods.TORCHRUN else plan_pods(look, decision)
+    if pods.missing:
+        decision = refusals.told(look, decision)
     status = _status(look, decision, pods)
     waits = (decision.recheck, pods.recheck, look.time_left, growth.left(look), gang.left(look))
     rechecks = [wait for wait in waits if wait]

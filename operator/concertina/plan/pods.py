@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from concertina.plan import backoff, constants, nodes, sizes
+from concertina.plan import backoff, constants, nodes, refusals, sizes
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
 from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, EndPod, Event, PodView
+
+
+def pod_name(job: str, index: int, attempt: int) -> str:
+    return f"{job}-{index}-{attempt}"
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class PodPlan:
     """The dead pods that get a successor in this pass."""
     events: tuple[Event, ...] = ()
     recheck: float | None = None
+    missing: bool = False
+    """Whether pods are wanted that are not there."""
 
 
 def plan_pods(look: Look, decision: Decision) -> PodPlan:
@@ -42,7 +48,7 @@ def _wanted(look: Look) -> PodPlan:
     replaced = tuple(pod for pod in dead if _attempt(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(look, missing, attempts)
     events = tuple(replaced_event(look, pod) for pod in replaced)
-    return PodPlan((*creates, *_deletes(look, wanted, attempts)), attempts, replaced, events, recheck)
+    return PodPlan((*creates, *_deletes(look, wanted, attempts)), attempts, replaced, events, recheck, bool(missing))
 
 
 def replaced_event(look: Look, pod: PodView) -> Event:
@@ -83,7 +89,17 @@ def _bumped(look: Look, wanted: frozenset[int]) -> tuple[int, ...]:
         if pod.index in wanted:
             least = pod.attempt + 1 if _goes(look, pod) else pod.attempt
             attempts[pod.index] = max(attempts.get(pod.index, 0), least)
+    pass_over_taken(look, attempts, wanted)
     return packed(attempts)
+
+
+def pass_over_taken(look: Look, attempts: dict[int, int], wanted: Iterable[int]) -> None:
+    """Names that other pods hold are not waited for: those of a job that was deleted may stay as long as their node
+    is away."""
+    if look.observed.taken:
+        for index in wanted:
+            while pod_name(look.observed.job.name, index, attempts.get(index, 0)) in look.observed.taken:
+                attempts[index] = attempts.get(index, 0) + 1
 
 
 def packed(attempts: Mapping[int, int]) -> tuple[int, ...]:
@@ -95,13 +111,15 @@ def packed(attempts: Mapping[int, int]) -> tuple[int, ...]:
 def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not missing:
         return (), None
-    if (wait := create_wait(look)) > 0:
+    if (wait := refusals.left(look)) > 0:
         return (), wait
     held = backoff.next_pods(look)
     due = set(missing) - held.keys()
     recheck = min([constants.CREATE_RETRY, *(held[index].left for index in missing if index in held)])
     if not due:
         return (), recheck
+    if look.observed.refused:
+        due = {min(due)}
     never = nodes.forbidden(look)
     avoid = tuple(sorted((_ending(look) | set(nodes.avoided(look))) - set(never)))
     secret: tuple[Action, ...] = () if look.observed.secret_made else (CreateSecret(),)
@@ -112,12 +130,6 @@ def _creates(look: Look, missing: list[int], attempts: tuple[int, ...]) -> tuple
         if index in due
     )
     return (*secret, *creates), recheck
-
-
-def create_wait(look: Look) -> float:
-    """Seconds until pods may be created again, after the API server refused one."""
-    observed = look.observed
-    return observed.create_error_at + constants.CREATE_RETRY - look.now if observed.create_error else 0.0
 
 
 def _ending(look: Look) -> set[str]:
@@ -210,8 +222,8 @@ def shortage(look: Look) -> str:
     ready = min(len(look.ready), sizes.most(look.spec))
     reasons = [f"{pod.name}: {waiting(look, pod)}" for name, pod in look.live.items() if name not in look.ready]
     reasons = [held.sentence for held in backoff.next_pods(look).values()] + reasons
-    if look.observed.create_error:
-        reasons.insert(0, look.observed.create_error)
+    if look.observed.refused:
+        reasons.insert(0, look.observed.refused.message)
     text = f"{ready} of {sizes.most(look.spec)} replicas are ready"
     if ready < sizes.least(look.spec):
         text += f", {sizes.least(look.spec)} are needed"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from concertina.api.status import World, rfc3339
-from concertina.plan import backoff, budget, constants, pods, sizes, startup
+from concertina.plan import backoff, budget, constants, pods, refusals, sizes, startup
 from concertina.plan.claims import Cause
 from concertina.plan.decision import Decision, Phase, Pods
 from concertina.plan.look import Look
@@ -19,6 +19,10 @@ from concertina.plan.types import Action, CreatePod, CreateRendezvous, Event, Po
 
 SIGNALLED = 128
 """Exit codes from here on are those of a process that was killed: of torchrun, not by it."""
+
+
+def rendezvous_name(job: str, round: int) -> str:
+    return f"{job}-rendezvous-{round}"
 
 
 def succeeded(look: Look) -> Decision | None:
@@ -34,6 +38,8 @@ def next_round(look: Look) -> Decision | None:
     """A new rendezvous, where there is none or the last one is over."""
     if not look.world.round:
         return _begun(look, Cause("FirstRound", "the first rendezvous", planned=True))
+    if rendezvous_name(look.observed.job.name, look.world.round) in look.observed.taken:
+        return _begun(look, Cause("NameTaken", "another pod has the name of the rendezvous", planned=True))
     cause = _over(look)
     if cause is None:
         return None
@@ -65,8 +71,8 @@ def running(look: Look) -> Decision:
             stalled=stuck.stalled, stalled_message=stuck.stalled_message, pods=Pods.TORCHRUN,
         )  # fmt: skip
     reasons = [pods.waiting(look, pod) for pod in look.live.values() if pod.phase != "Running"]
-    why = [look.observed.create_error, *(sorted(set(reasons))[:3])]
-    message = "; ".join([f"{text}, {least} are needed", *filter(None, why)])
+    refused = [look.observed.refused.message] if look.observed.refused else []
+    message = "; ".join([f"{text}, {least} are needed", *refused, *(sorted(set(reasons))[:3])])
     return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.TORCHRUN, recheck=constants.CREATE_RETRY)
 
 
@@ -82,7 +88,7 @@ def plan_pods(look: Look) -> pods.PodPlan:
     store = _store(look)
     if store is None:
         creates, wait = _allowed(look, (CreateRendezvous(round),))
-        return pods.PodPlan((*deletes, *creates), look.status.attempts, recheck=wait)
+        return pods.PodPlan((*deletes, *creates), look.status.attempts, recheck=wait, missing=True)
     wanted = range(sizes.most(look.spec))
     ending = any(pod.phase == "Succeeded" for pod in _members(look))
     attempts = dict(enumerate(look.status.attempts))
@@ -105,6 +111,7 @@ def plan_pods(look: Look) -> pods.PodPlan:
         if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
         for action in pods.delete(look, pod, "has had two successors")
     ]
+    pods.pass_over_taken(look, attempts, wanted)
     current = {(pod.index, pod.attempt) for pod in look.observed.pods}
     missing = [index for index in wanted if (index, attempts.get(index, 0)) not in current]
     address = f"[{store.ip}]:{store.port}" if ":" in store.ip else f"{store.ip}:{store.port}"
@@ -113,7 +120,7 @@ def plan_pods(look: Look) -> pods.PodPlan:
         told = tuple(CreatePod(i, attempts.get(i, 0), rendezvous=address, round=round) for i in missing)
     creates, wait = _allowed(look, told)
     events = tuple(pods.replaced_event(look, pod) for pod in replaced)
-    return pods.PodPlan((*deletes, *creates), pods.packed(attempts), tuple(replaced), events, wait)
+    return pods.PodPlan((*deletes, *creates), pods.packed(attempts), tuple(replaced), events, wait, bool(missing))
 
 
 def _let_go(look: Look, pod: PodView) -> list[Action]:
@@ -124,8 +131,10 @@ def _let_go(look: Look, pod: PodView) -> list[Action]:
 def _allowed(look: Look, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not creates:
         return (), None
-    wait = pods.create_wait(look)
-    return ((), wait) if wait > 0 else (creates, constants.CREATE_RETRY)
+    wait = refusals.left(look)
+    if wait > 0:
+        return (), wait
+    return creates[:1] if look.observed.refused else creates, constants.CREATE_RETRY
 
 
 def _members(look: Look) -> list[PodView]:
@@ -166,8 +175,11 @@ def _over(look: Look) -> Cause | None:
 
 def _begun(look: Look, cause: Cause) -> Decision:
     fixed = look.spec.elastic is None
+    round = look.world.round + 1
+    while rendezvous_name(look.observed.job.name, round) in look.observed.taken:
+        round += 1
     world = World(
-        round=look.world.round + 1, replicas=sizes.most(look.spec) if fixed else 0, since=rfc3339(look.now)
+        round=round, replicas=sizes.most(look.spec) if fixed else 0, since=rfc3339(look.now)
     )  # fmt: skip
     first = not look.world.round
     phase = Phase.STARTING if first else Phase.RECOVERING

@@ -146,7 +146,7 @@ class Call:
     """Of a Save."""
 
 
-class Refusal(enum.Enum):
+class ConnectionRefusal(enum.Enum):
     """What a host that is there makes of an attempt to open a stream."""
 
     NOT_LISTENING = enum.auto()
@@ -166,7 +166,7 @@ class AgentView:
     """When this operator first wanted the stream; stays as it is while the stream is wanted."""
     lost_at: float = 0.0
     """When an open stream last broke or fell silent; 0 if it never did, or is open again."""
-    refusal: Refusal | None = None
+    refusal: ConnectionRefusal | None = None
     """How the last attempt to open the stream was turned away; None where it was not, or where nobody answered."""
     ready_at: float = 0.0
     """When a report of this agent instance first said ready; 0 until then."""
@@ -181,7 +181,34 @@ class AgentView:
     @property
     def alive(self) -> bool:
         """Whether it answers, if only to say that it knows another operator."""
-        return self.connected or self.refusal is Refusal.OTHER_KEY
+        return self.connected or self.refusal is ConnectionRefusal.OTHER_KEY
+
+
+class Refusal(enum.Enum):
+    """What must come first before the API server takes a pod that it refused."""
+
+    QUOTA = enum.auto()
+    """Room in a quota."""
+    TRANSIENT = enum.auto()
+    """Nothing: another write was in the way, or the API server still starts."""
+    PERMISSION = enum.auto()
+    """The operator's own role: for a moment after its start the API server may not know it."""
+    MISSING = enum.auto()
+    """An object that the pod names: its service account, its priority class."""
+    FOR_GOOD = enum.auto()
+    """Another template, or another policy of the cluster."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The last create of a job that the API server refused."""
+
+    kind: Refusal
+    message: str
+    """The API server's sentence."""
+    since: float
+    """When creates began to be refused so, one after the other."""
+    at: float
 
 
 @dataclass(frozen=True)
@@ -196,9 +223,10 @@ class Observed:
     """A random id, for the case that the plan makes a claim."""
     secret_made: bool = True
     """False until this operator has seen the job's Secret created (a 409 counts)."""
-    create_error: str = ""
-    """The API server's sentence where it refused the last pod (quota, admission); empty once one was created."""
-    create_error_at: float = 0.0
+    refused: Refused | None = None
+    """None once a pod was created, or where the spec has changed since."""
+    taken: frozenset[str] = frozenset()
+    """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
     rivals: tuple[Rival, ...] = ()
     """Other jobs that wait for room, where this one waits too."""
     uri_holder: str = ""

@@ -75,14 +75,6 @@ def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
     jobs.wait_true("a", "Complete")
 
 
-def test_a_pod_that_admission_refuses(jobs: Jobs) -> None:
-    """The template's pod is checked strictly: what Kubernetes does not know is an error, not dropped in silence."""
-    jobs.create("a", SAY, pod={"nodeSelectorr": {"a": "b"}})
-    job = jobs.wait("a", lambda job: "nodeSelectorr" in jobs.condition(job, "Ready").get("message", ""))
-    assert jobs.pods("a") == []
-    assert jobs.condition(job, "Failed")["status"] == "False"
-
-
 def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
     """An admission webhook that is broken, as it is while its own pod is down."""
     webhook = {
@@ -111,18 +103,6 @@ def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
     finally:
         jobs.cluster.api.call("DELETE", f"{path}/{jobs.namespace}")
     jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
-
-
-def test_a_foreign_pod_that_has_the_name(jobs: Jobs) -> None:
-    foreign = {
-        "metadata": {"name": "a-0-0"},
-        "spec": {"containers": [{"name": "x", "image": "concertina/trainer:test", "command": ["sleep", "3600"]}]},
-    }
-    jobs.cluster.api.call("POST", f"/api/v1/namespaces/{jobs.namespace}/pods", foreign)
-    jobs.create("a", SAY)
-    jobs.wait("a", lambda job: 'a pod named "a-0-0" exists' in jobs.condition(job, "Ready").get("message", ""))
-    jobs.cluster.kubectl("delete", "pod", "a-0-0", "-n", jobs.namespace, "--grace-period=0", "--force")
-    jobs.wait_true("a", "Complete")
 
 
 def test_a_manifest_that_got_past_an_older_crd(jobs: Jobs) -> None:

@@ -1,0 +1,33 @@
+"""The pod that a job would become, tried before the job is applied: what is wrong with its template is told at once."""
+
+from __future__ import annotations
+
+from concertina.cli.connection import Complaint
+from concertina.cluster import torchrun
+from concertina.cluster.client import Client
+from concertina.cluster.errors import ApiError
+from concertina.cluster.pod import Images, pod_manifest
+from concertina.cluster.resources import PODS, TRAINING_JOBS, Raw
+from concertina.cluster.views import job_view
+from concertina.plan.types import CreatePod
+
+ANY_AGENT = Images("concertina/agent")
+"""Which one it will be the operator knows; the API server does not look."""
+
+
+async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
+    """Raises Complaint where no operator could make the pod, and what applying the job itself would."""
+    view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))
+    if view.spec is None:
+        return  # the operator will say how
+    if view.spec.launcher == "torchrun":
+        pod = torchrun.member_manifest(view, view.spec, CreatePod(0, 0, rendezvous="localhost:29400", round=1))
+    else:
+        pod = pod_manifest(view, view.spec, CreatePod(0, 0), ANY_AGENT)
+    pod["metadata"]["generateName"] = pod["metadata"].pop("name") + "-"  # that of a job applied again is taken
+    try:
+        await client.create(PODS, namespace, pod, strict=True, dry_run=True)
+    except ApiError as error:
+        # Quotas, policies and permissions may treat the operator otherwise than whoever calls this.
+        if error.message.startswith("Pod "):
+            raise Complaint(f"the pods of this job would be refused. The API server says: {error.message}") from error

@@ -1,0 +1,158 @@
+"""Pods that the API server refuses: a person is told of what no time can mend, and one pod is tried at a time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.cluster.errors import Conflict, Forbidden, Invalid, from_status
+from concertina.cluster.refusals import refusal
+from concertina.plan.plan import plan
+from concertina.plan.types import CreatePod, CreateRendezvous, Observed, Plan, Refusal, Refused
+
+TYPO = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.nodeSelectorr"'
+WAITS = (Refusal.QUOTA, Refusal.TRANSIENT, Refusal.PERMISSION)
+
+
+def refused(kind: Refusal = Refusal.FOR_GOOD, since: float = T0, at: float = T0) -> Refused:
+    return Refused(kind, TYPO, since, at)
+
+
+def started(made: Plan) -> list[tuple[int, int]]:
+    return [(action.index, action.attempt) for action in made.actions if isinstance(action, CreatePod)]
+
+
+def condition(made: Plan, type: str) -> tuple[str, str]:
+    found = made.status.condition(type)
+    assert found is not None
+    return found.status, found.reason
+
+
+def first_pass(refused: Refused, **fields: Any) -> Plan:
+    return plan(jobs.observed(jobs.job(jobs.spec(**fields)), refused=refused), refused.at + 0.1)
+
+
+def test_a_job_whose_pods_are_refused_for_good_is_stalled_in_the_servers_words() -> None:
+    made = first_pass(refused())
+    assert condition(made, "Stalled") == ("True", "PodRefused")
+    assert condition(made, "Ready") == ("False", "Stalled")
+    stalled = made.status.condition("Stalled")
+    assert stalled is not None
+    assert TYPO in stalled.message
+    assert "spec.suspend" in stalled.message
+    assert [event.reason for event in made.events] == ["PodRefused"]
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_what_time_mends_is_waited_for(kind: Refusal) -> None:
+    made = first_pass(refused(kind, at=T0 + 600))
+    assert condition(made, "Stalled")[0] == "False"
+    assert condition(made, "Ready") == ("False", "Waiting")
+
+
+def test_what_is_missing_may_be_made_along_with_the_job() -> None:
+    assert condition(first_pass(refused(Refusal.MISSING)), "Stalled")[0] == "False"
+    assert condition(first_pass(refused(Refusal.MISSING, at=T0 + 5)), "Stalled") == ("True", "PodRefused")
+
+
+def test_only_one_pod_is_tried_while_they_are_refused() -> None:
+    for kind in Refusal:
+        seen = jobs.observed(jobs.job(jobs.spec()), refused=refused(kind))
+        assert started(plan(seen, T0 + 5)) == [(0, 0)]
+    assert started(plan(jobs.observed(jobs.job(jobs.spec())), T0)) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_what_is_refused_for_good_is_tried_ever_more_rarely() -> None:
+    """As the shell does: the job is planned again when the plan says so, and each try is refused."""
+    now, tries = T0, [T0]
+    while now < T0 + 3600:
+        made = plan(jobs.observed(jobs.job(jobs.spec()), refused=refused(at=tries[-1])), now)
+        if started(made):
+            tries.append(now)
+        now += made.recheck_after or 0.0
+    pauses = [after - before for before, after in itertools.pairwise(tries)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (5.0, 300.0)
+    assert len(pauses) < 25
+
+
+def training(kind: Refusal = Refusal.FOR_GOOD) -> Observed:
+    """Two replicas train, and the pod of the third is refused."""
+    seen = jobs.running(jobs.spec(replicas=2), count=2)
+    return replace(seen, job=replace(seen.job, spec=jobs.spec()), refused=refused(kind, at=T0 + 20))
+
+
+def test_a_job_that_trains_goes_on_and_a_person_is_told_once() -> None:
+    made = plan(training(), T0 + 21)
+    assert condition(made, "Ready") == ("True", "Training")
+    assert condition(made, "Stalled") == ("True", "PodRefused")
+    assert [event.reason for event in made.events] == ["PodRefused"]
+    again = plan(jobs.then(training(), made), T0 + 22)
+    assert condition(again, "Stalled") == ("True", "PodRefused")
+    assert again.events == ()
+    assert condition(plan(training(Refusal.QUOTA), T0 + 21), "Stalled")[0] == "False"
+
+
+def test_a_refusal_of_a_pod_that_is_no_longer_wanted_is_past() -> None:
+    seen = replace(jobs.running(jobs.spec()), refused=refused(at=T0 + 20))
+    assert condition(plan(seen, T0 + 21), "Stalled")[0] == "False"
+
+
+def test_torchruns_pods_are_refused_alike() -> None:
+    seen = jobs.observed(jobs.job(jobs.command_spec(launcher="torchrun")))
+    seen = jobs.then(seen, plan(seen, T0), refused=refused())
+    made = plan(seen, T0 + 1)
+    assert condition(made, "Stalled") == ("True", "PodRefused")
+    assert made.actions == ()
+    assert [type(action) for action in plan(seen, T0 + 5).actions] == [CreateRendezvous]
+    store = jobs.pod(-1, 1, name="demo-rendezvous-1", round=1)
+    assert started(plan(replace(seen, pods=(store,)), T0 + 5)) == [(0, 0)]
+
+
+SA = 'pods "a-0-0" is forbidden: error looking up service account n/trainer: serviceaccount "trainer" not found'
+QUOTA = 'pods "a-0-0" is forbidden: exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1'
+SENTENCES = [
+    (403, "Forbidden", QUOTA, Refusal.QUOTA),
+    (403, "Forbidden", 'pods "a-0-0" is forbidden: status unknown for quota: few, resources: pods', Refusal.QUOTA),
+    (
+        403,
+        "Forbidden",
+        'pods "a-0-0" is forbidden: failed quota: q: must specify limits.cpu for: trainer',
+        Refusal.FOR_GOOD,
+    ),
+    (
+        409,
+        "Conflict",
+        'Operation cannot be fulfilled on resourcequotas "few": the object has been modified',
+        Refusal.TRANSIENT,
+    ),
+    (403, "Forbidden", 'pods "a-0-0" is forbidden: not yet ready to handle request', Refusal.TRANSIENT),
+    (
+        403,
+        "Forbidden",
+        'pods is forbidden: User "u" cannot create resource "pods" in API group "" in the namespace "n"',
+        Refusal.PERMISSION,
+    ),
+    (403, "Forbidden", SA, Refusal.MISSING),
+    (403, "Forbidden", 'pods "a-0-0" is forbidden: no PriorityClass with name high was found', Refusal.MISSING),
+    (403, "Forbidden", 'pods "a-0-0" is forbidden: violates PodSecurity "restricted:latest": x', Refusal.FOR_GOOD),
+    (403, "Forbidden", 'admission webhook "w" denied the request: no', Refusal.FOR_GOOD),
+    (422, "Invalid", "pods \"a-0-0\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no", Refusal.FOR_GOOD),
+    (422, "Invalid", 'Pod "a-0-0" is invalid: spec.volumes[1].name: Duplicate value: "v"', Refusal.FOR_GOOD),
+    (400, "BadRequest", TYPO, Refusal.FOR_GOOD),
+]
+
+
+@pytest.mark.parametrize(("status", "reason", "message", "kind"), SENTENCES)
+def test_the_api_servers_sentences(status: int, reason: str, message: str, kind: Refusal) -> None:
+    error = from_status(
+        status, json.dumps({"reason": reason, "message": message, "details": {"kind": "pods"}}).encode()
+    )
+    assert isinstance(error, Conflict | Forbidden | Invalid)
+    assert refusal(error) is kind
