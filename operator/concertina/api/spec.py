@@ -14,6 +14,9 @@ from concertina_trainer.config import TrainerConfig
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""
 
+MOST_REPLICAS, MOST_SPARES = 256, 64
+"""Every agent pings every other, and every Prepare names all: what was shown to work, until that fans out."""
+
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=256)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Field(max_length=256)]
 Argument = Annotated[str, Field(max_length=131072)]
@@ -116,7 +119,7 @@ class Elastic(Model):
     min_replicas: int | None = Field(
         default=None,
         ge=1,
-        le=10000,
+        le=MOST_REPLICAS,
         description="Fewest replicas that the job goes on with; below, it waits for replacements. Absent: all of them.",
     )
     grow_after_seconds: int = Field(
@@ -128,7 +131,7 @@ class Elastic(Model):
     spares: int = Field(
         default=0,
         ge=0,
-        le=1000,
+        le=MOST_SPARES,
         description="Replicas beyond spec.replicas that stand by, warm and without a rank: one takes the place of a "
         "member that is lost, at once. They take room and quota like any other replica.",
     )
@@ -258,7 +261,7 @@ class JobSpec(Model):
         description="Stop after the current step, save, and release the pods; false goes on from there.",
     )
     replicas: int = Field(
-        default=1, ge=1, le=10000, description="Most replicas (pods) wanted. To stop a job, set suspend instead of 0."
+        default=1, ge=1, le=MOST_REPLICAS, description="Most replicas (pods) wanted. To stop a job, set suspend instead of 0."
     )
     elastic: Elastic | None = Field(
         default=None, description="Lets the job go on with fewer replicas. Absent: it runs with all replicas or waits."
