@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -198,3 +199,28 @@ def test_of_a_status_that_is_half_wrong_the_world_is_kept() -> None:
     view = job_view({**JOB, "status": {"rounds": "many", "world": world}})
     assert view.status.world.claim is not None
     assert view.status.world.claim.round == 4
+
+
+def test_what_a_node_offers() -> None:
+    status = {"allocatable": {"cpu": "7910m", "memory": "16Gi", "pods": "110"}}
+    view = node_view({"metadata": {"name": "n"}, "status": status})
+    assert view.allocatable == {"cpu": Decimal("7.91"), "memory": 16 * 2**30, "pods": 110}
+    assert node_view({"metadata": {"name": "n"}}).allocatable == {}
+
+
+def test_what_a_pod_requests() -> None:
+    def view(*containers: dict[str, Any]) -> dict[str, Decimal]:
+        each = [{"name": "x", "resources": {"requests": requests}} for requests in containers]
+        return dict(pod_view({**pod({}), "spec": {"containers": each}}).view.requests)
+
+    assert view({"cpu": "100m", "nvidia.com/gpu": "2"}) == {"pods": 1, "cpu": Decimal("0.1"), "nvidia.com/gpu": 2}
+    assert view({"cpu": "100m"}, {"cpu": "1", "memory": "1k"}) == {"pods": 1, "cpu": Decimal("1.1"), "memory": 1000}
+    assert view({}) == {"pods": 1}
+
+
+def test_a_pod_that_no_node_would_take() -> None:
+    message = "0/1 nodes are available: 1 node(s) were unschedulable."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    assert pod_view(pod({"conditions": [condition]})).view.excluded
+    assert not pod_view(pod({"conditions": [{**condition, "status": "True"}]})).view.excluded
+    assert not pod_view(pod({"conditions": [{**condition, "reason": "SchedulerError"}]})).view.excluded

@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Gang, JobStatus, rfc3339
+from concertina.api.status import Gang, JobStatus, World, rfc3339
 from concertina.plan import gang
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, JobView, Observed, Plan, PodView, Rival
+from concertina.plan.types import CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView, Rival
 
 FIXED = jobs.spec(elastic=None)
-OLDER = Rival("team/older", "uid-0", 0, trained=False, created=T0 - 1, aside=False)
-YOUNGER = Rival("team/younger", "uid-2", 0, trained=False, created=T0 + 1, aside=False)
+OLDER = Rival("default", "older", "uid-0", 0, trained=False, created=T0 - 1, aside=False)
+YOUNGER = Rival("default", "younger", "uid-2", 0, trained=False, created=T0 + 1, aside=False)
+FOREIGN = replace(YOUNGER, namespace="team")
+TURNS = JobStatus(gang=Gang(turn=rfc3339(T0)))
+"""Of a job that is first in line since T0."""
 
 
 def short(held: int = 2, status: JobStatus | None = None, spec: Any = FIXED, **fields: Any) -> Observed:
@@ -71,7 +74,7 @@ def ready(made: Plan) -> tuple[str, str]:
     ],
 )
 def test_who_releases_its_room(rivals: tuple[Rival, ...], held: int, after: float, releases: bool) -> None:
-    made = plan(short(held, rivals=rivals), T0 + after)
+    made = plan(short(held, TURNS, rivals=rivals), T0 + after)
     assert (made.status.gang.since is not None) == releases
     assert deleted(made) == (3 if releases else 0)
     if not releases and rivals and held:
@@ -83,10 +86,101 @@ def test_why_it_releases_and_when_it_tries_again_is_said() -> None:
     reason, message = ready(made)
     assert reason == "Waiting"
     assert "only 2 of the 3 replicas needed found room" in message
-    assert "releases them for team/older, which goes first (it is the older one)" in message
+    assert "releases them for default/older, which goes first (it is the older one)" in message
     assert [event.reason for event in made.events] == ["GivesWay"]
-    made = plan(short(rivals=(YOUNGER,)), T0 + 120)
+    made = plan(short(status=TURNS, rivals=(YOUNGER,)), T0 + 120)
     assert f"go first until {rfc3339(T0 + 240)}" in ready(made)[1]
+
+
+@pytest.mark.parametrize(
+    ("rival", "reason"),
+    [
+        (replace(FOREIGN, created=T0 - 1), "it is the older one"),
+        (replace(FOREIGN, priority=7), "it has a higher priority"),
+        (replace(FOREIGN, trained=True), "it has trained already"),
+    ],
+)
+def test_jobs_of_other_namespaces_are_not_named(rival: Rival, reason: str) -> None:
+    made = plan(short(rivals=(rival,)), T0 + 20)
+    assert f"releases them for a job of another namespace, which goes first ({reason})" in ready(made)[1]
+    told = made.status.model_dump_json() + " ".join(event.message for event in made.events)
+    assert rival.name not in told
+    assert rival.namespace not in told
+
+
+def test_its_turn_begins_when_it_is_first_and_ends_where_another_one_is() -> None:
+    made = plan(short(rivals=(YOUNGER,)), T0 + 500)
+    assert made.status.gang == Gang(turn=rfc3339(T0 + 500))
+    assert made.recheck_after is not None
+    assert plan(short(status=made.status, rivals=(YOUNGER,)), T0 + 619).status.gang.since is None
+    assert plan(short(status=made.status, rivals=(YOUNGER,)), T0 + 620).status.gang.since is not None
+    assert plan(short(0, made.status, rivals=(OLDER,)), T0 + 620).status.gang == Gang()
+
+
+def test_who_is_first_and_holds_nothing_has_its_turn_and_goes_on_asking() -> None:
+    """The others don't wait for it any more, but room that is found by chance is its own."""
+    made = plan(short(0, TURNS, rivals=(YOUNGER,)), T0 + 120)
+    assert deleted(made) == 0
+    assert (made.status.gang.since, made.status.gang.until) == (None, rfc3339(T0 + 240))
+    seen = short(0, made.status, rivals=(YOUNGER,))
+    mine = gang.waiting(seen.job, seen.pods, False)
+    assert mine is not None
+    assert mine.rival.aside
+    assert plan(seen, T0 + 239).status.gang == made.status.gang
+    again = plan(seen, T0 + 240).status
+    assert again.gang == Gang(releases=1), "it stands in line again"
+    again = plan(short(0, again, rivals=(YOUNGER,)), T0 + 240).status
+    again = plan(short(0, again, rivals=(YOUNGER,)), T0 + 360).status
+    assert again.gang.until == rfc3339(T0 + 600), "twice as long"
+
+
+def test_who_lets_others_go_first_does_not_keep_what_it_finds_meanwhile() -> None:
+    aside = JobStatus(gang=Gang(releases=1, until=rfc3339(T0 + 240)))
+    made = plan(short(2, aside, rivals=(YOUNGER,)), T0 + 40)
+    assert deleted(made) == 3
+    assert made.status.gang.until == rfc3339(T0 + 240)
+
+
+@pytest.mark.parametrize(
+    ("hindrance", "rivals", "after", "until"),
+    [
+        (Hindrance.TOO_LARGE, (YOUNGER,), 19.0, None),
+        (Hindrance.TOO_LARGE, (YOUNGER,), 20.0, 140.0),
+        (Hindrance.EXCLUDED, (FOREIGN,), 20.0, 140.0),
+        (Hindrance.BEYOND_QUOTA, (YOUNGER,), 20.0, 140.0),
+        (Hindrance.QUOTA, (FOREIGN,), 20.0, 140.0),
+        (Hindrance.QUOTA, (YOUNGER,), 119.0, None),
+        (Hindrance.QUOTA, (YOUNGER,), 120.0, 240.0),
+        (Hindrance.QUOTA, (YOUNGER, FOREIGN), 20.0, 140.0),
+        (Hindrance.TOO_LARGE, (replace(YOUNGER, aside=True),), 500.0, None),
+        (Hindrance.TOO_LARGE, (), 500.0, None),
+    ],
+)
+def test_what_more_room_would_not_complete_is_soon_released(
+    hindrance: Hindrance, rivals: tuple[Rival, ...], after: float, until: float | None
+) -> None:
+    made = plan(short(2, TURNS, rivals=rivals, hindrance=hindrance), T0 + after)
+    assert made.status.gang.until == (rfc3339(T0 + until) if until else None)
+    assert deleted(made) == (3 if until else 0)
+    if until:
+        assert f"more room would not help: {hindrance.value}" in ready(made)[1]
+
+
+@pytest.mark.parametrize("hindrance", list(Hindrance))
+def test_nothing_is_released_by_who_holds_nothing_and_can_not_start(hindrance: Hindrance) -> None:
+    made = plan(short(0, TURNS, rivals=(FOREIGN,), hindrance=hindrance), T0 + 500)
+    assert made.status.gang == Gang()
+    assert deleted(made) == 0
+
+
+def test_a_torchrun_job_has_its_turn_too() -> None:
+    status = TURNS.model_copy(update={"world": World(round=1)})
+    seen = short(2, status, jobs.command_spec(launcher="torchrun", elastic=None), rivals=(YOUNGER,))
+    seen = replace(seen, pods=tuple(replace(pod, round=1) for pod in seen.pods))
+    assert plan(seen, T0 + 119).status.gang.since is None
+    made = plan(seen, T0 + 120)
+    assert made.status.gang.until == rfc3339(T0 + 240)
+    assert deleted(made) == 3
 
 
 def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observed:
@@ -104,6 +198,7 @@ def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observ
         (T0 + 60, (YOUNGER,), T0 + 59, False),
         (T0 + 60, (YOUNGER,), T0 + 60, True),
         (T0 + 60, (), T0 + 1, True),
+        (T0 + 60, (replace(YOUNGER, aside=True),), T0 + 1, True),
     ],
 )
 def test_when_it_tries_again(until: float | None, rivals: tuple[Rival, ...], now: float, tries: bool) -> None:
