@@ -244,6 +244,8 @@ class Toy:
 
     view: JobView
     priority: int
+    nowhere: bool = False
+    """No room is right for it, and nobody can tell."""
     pods: dict[int, PodView] = field(default_factory=dict)
     done_at: float | None = None
     released: list[float] = field(default_factory=list)
@@ -257,10 +259,10 @@ RUNS = 60.0
 HOURS = 12 * 3600.0
 
 
-def toy(number: int, need: int, priority: int, created: float) -> Toy:
+def toy(number: int, need: int, priority: int, created: float, nowhere: bool = False) -> Toy:
     spec = jobs.spec(replicas=need, elastic=None)
     view = replace(jobs.job(spec), name=f"job-{number}", uid=f"uid-{number}", created=created)
-    return Toy(view, priority)
+    return Toy(view, priority, nowhere)
 
 
 def waiting(job: Toy) -> gang.Waiting | None:
@@ -293,14 +295,15 @@ def schedule(all: list[Toy], capacity: int, random: Any) -> None:
     pending = [(job, index) for job in all for index, pod in job.pods.items() if not pod.node]
     random.shuffle(pending)
     for job, index in pending:
-        found = {"node": "somewhere", "waiting": ""} if free > 0 else {"waiting": "Unschedulable"}
+        fits = free > 0 and not job.nowhere
+        found = {"node": "somewhere", "waiting": ""} if fits else {"waiting": "Unschedulable"}
         job.pods[index] = replace(job.pods[index], **found)
-        free -= 1
+        free -= fits
 
 
 def run(all: list[Toy], capacity: int, random: Any) -> float:
     """Until every job that fits has ended; returns when."""
-    now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity]
+    now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity and not job.nowhere]
     while any(job.view.status.completion_time is None for job in feasible):
         assert now < T0 + HOURS, [(job.view.name, job.view.status.gang, job.held) for job in all]
         before = [(job.view, dict(job.pods)) for job in all]
@@ -328,11 +331,14 @@ def _live(all: list[Toy], job: Toy, now: float) -> float:
 @settings(max_examples=60, deadline=None)
 @given(
     capacity=st.integers(1, 6),
-    needs=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 1), st.integers(0, 50)), min_size=1, max_size=5),
+    needs=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(0, 1), st.integers(0, 50), st.booleans()), min_size=1, max_size=5
+    ),
     random=st.randoms(use_true_random=False),
 )
 def test_every_job_that_fits_runs_whatever_else_waits(capacity: int, needs: Any, random: Any) -> None:
-    run([toy(number, *need) for number, need in enumerate((n, p, T0 + c) for n, p, c in needs)], capacity, random)
+    all = [toy(number, need, priority, T0 + age, no) for number, (need, priority, age, no) in enumerate(needs)]
+    run(all, capacity, random)
 
 
 @settings(max_examples=60, deadline=None)
