@@ -17,6 +17,7 @@ from builders.operator import Jobs
 from builders.pods import Pods, condition
 from concertina.cluster.views import pod_view
 from concertina.local.cluster import LocalCluster
+from concertina.plan.gang import PATIENCE
 from concertina.plan.types import PodView
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -113,7 +114,7 @@ def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
 
 def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
     """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
-    All are in other namespaces, and ahead of a job that needs four GPUs and finds one."""
+    All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""
     one, two, three = jobs.cluster.nodes()
     pods.create("holder", STAY, {"resources": {"limits": {"nvidia.com/gpu": 1}}}, nodeName=three)
     nowhere, huge, refused = elsewhere
@@ -127,14 +128,18 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     huge.wait("alien", lambda _: placed(huge, "alien") == 4)
     refused.wait("alien", lambda job: "exceeded quota: none" in jobs.condition(job, "Ready").get("message", ""))
     time.sleep(1.1)  # as above
-    jobs.create("small", replicas=4, pod=on(one, two, three))
+    jobs.create("able", replicas=6, pod=on(one, two, three))
     told: list[Object] = []
 
-    def complete(job: Object) -> bool:
+    def tell(job: Object) -> bool:
         told.append(job.get("status", {}))
-        return jobs.condition(job, "Complete").get("status") == "True"
+        return True
 
-    done = jobs.wait("small", complete)
+    jobs.wait("able", lambda job: tell(job) and placed(jobs, "able") == 5)
+    began = time.monotonic()
+    jobs.wait("able", lambda job: tell(job) and time.monotonic() - began > PATIENCE)
+    pods.delete("holder", gracePeriodSeconds=0)
+    done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
     assert done["status"]["rounds"] == 1
     assert not any(status["gang"]["releases"] for status in told if status)
     assert "alien" not in json.dumps(told)
