@@ -230,6 +230,13 @@ def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, rele
     seen = replace(seen, rivals=(replace(OLDER, trained=True),))
     made = plan(seen, T0 + 1000)
     assert (made.status.gang.since is not None) == releases
+    if not releases:  # but it does not go first for ever
+        first = JobStatus.model_validate({**dict(seen.job.status), "gang": Gang(turn=rfc3339(T0 + 900))})
+        seen = replace(seen, job=replace(seen.job, status=first), rivals=(YOUNGER,))
+        assert plan(seen, T0 + 1019).status.gang.until is None
+        made = plan(seen, T0 + 1020)
+        assert made.status.gang.until == rfc3339(T0 + 1140)
+        assert deleted(made) == 0
     if releases:
         assert made.status.world.members == ()
         assert made.status.world.claim.round == 2, "the old round could go on"

@@ -4,9 +4,9 @@ A job waits for room when it has fewer placed pods than its least size and the r
 in line: by the priority of their pods, then those that have trained already, then the older one, then uid. Who holds
 room in vain and isn't first releases it after PATIENCE, and stays away until nobody waits ahead of it. Who is first in
 line keeps what it has; only if it can't start within TURN it lets the others go first for a set time, twice as long at
-each time that follows: so every job that fits has its turn, whatever is ahead of it. (Who holds nothing then goes on
-asking for room meanwhile; just nobody waits for it.) Nobody releases anything while nobody else waits. What was
-released, and how often, stands in status.gang.
+each time that follows: so every job that fits has its turn, whatever is ahead of it. (Who holds nothing, or must not
+release it, goes on asking for room meanwhile; just nobody waits for it.) Nobody releases anything while nobody else
+waits. What was released, and how often, stands in status.gang.
 
 Nobody waits for a job that room would not help (`room`): it stands in no line, or, where a quota is used up, only in
 that of its namespace. What it holds in vain it releases to those that it is in no line with, for a set time."""
@@ -84,7 +84,7 @@ def release(look: Look) -> Decision | None:
         return None
     if look.status.gang.since is not None:
         return _away(look, look.status.gang) if _stays_away(look, mine) else None
-    if not mine.held or not _is_due(look, mine):
+    if not _may_release(look, mine) or not _is_due(look, mine):
         return None
     made = _made(look, mine).model_copy(update={"since": rfc3339(round(look.now, 3))})
     return replace(
@@ -115,7 +115,7 @@ def after(look: Look, decision: Decision) -> Gang:
         return Gang(releases=old.releases, priority=old.priority)
     if mine is None or not _is_first(look, mine):
         return old.model_copy(update={"turn": None}) if old.turn else old
-    if not mine.held and _is_due(look, mine):
+    if _is_due(look, mine):
         return _made(look, mine)
     return old if old.turn else old.model_copy(update={"turn": rfc3339(round(look.now, 3))})
 
@@ -154,15 +154,15 @@ def _stays_away(look: Look, mine: Waiting) -> bool:
 def _due(look: Look, mine: Waiting) -> float | None:
     """When it lets others go first if nothing changes; None where it needn't."""
     others = [rival for rival in look.observed.rivals if not rival.aside]
-    if not others or not _may_release(look):
+    if not others:
         return None
-    due = []
+    due, releases = [], _may_release(look, mine)
     if _is_first(look, mine):
         turn = look.status.gang.turn
         due.append((unix_seconds(turn) if turn else look.now) + TURN)
-    elif mine.held and _ahead(look, mine):
+    elif releases and _ahead(look, mine):
         due.append(mine.since + PATIENCE * 2.0 ** min(look.status.gang.releases, 3))
-    if mine.held and not all(mine.needs_room_in(rival.namespace) for rival in others):
+    if releases and not all(mine.needs_room_in(rival.namespace) for rival in others):
         # Who has trained may have lost a node that comes back: that is worth a while.
         due.append(mine.since + (TURN if mine.rival.trained else PATIENCE))
     return min(due, default=None)
@@ -173,8 +173,10 @@ def _is_due(look: Look, mine: Waiting) -> bool:
     return due is not None and due <= look.now
 
 
-def _may_release(look: Look) -> bool:
-    """No state is lost that nothing else holds."""
+def _may_release(look: Look, mine: Waiting) -> bool:
+    """It holds something, and no state is lost that nothing else holds."""
+    if not mine.held:
+        return False
     if look.members and look.spec.bundled and look.spec.checkpoint is None:
         return False
     return not (look.committed and rounds.broken(look) is None)
@@ -194,7 +196,7 @@ def _why(look: Look, mine: Waiting, first: Rival | None, until: str | None) -> s
     had = f"only {mine.held} of the {mine.least} replicas needed found room"
     if until:
         why = f", and more room would not help: {mine.hindrance.value}" if mine.hindrance else ""
-        does = "releases them, and lets" if mine.held else "lets"
+        does = "releases them, and lets" if _may_release(look, mine) else "lets"
         return f"{had}{why}; {does} other jobs that wait go first until {until}"
     assert first is not None
     reason = (
