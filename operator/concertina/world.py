@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from concertina.cluster.resources import Raw, version_of
+from concertina.cluster.room import fits_quota
 from concertina.cluster.views import OwnedPod, job_view
 from concertina.plan.gang import Waiting, by_quota, waiting
+from concertina.plan.room import hindrance
 from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView, Refusal, Refused, Rival
 
 PROGRESS_SECONDS = 2.0
@@ -175,6 +177,10 @@ class World:
         for uid, job in self._jobs.items():
             if any(pod.node == name for pod in job.pods.values()):
                 self._changed(uid)
+        if _room(old) != _room(new):  # which job is too large may be news
+            for uid in self._waiting:
+                self._stale.add(uid)
+                self._changed(uid)
 
     # --- one look --------------------------------------------------------------------------------------------------
 
@@ -183,6 +189,7 @@ class World:
         job = self._jobs.get(uid)
         if job is None:
             return None
+        rivals, waits = self._rivals(uid), self._waiting.get(uid)
         return Observed(
             job=job.seen,
             pods=tuple(sorted([*job.pods.values(), *job.unseen_ends], key=lambda pod: (pod.index, pod.attempt))),
@@ -192,7 +199,8 @@ class World:
             secret_made=job.secret_made_at > 0,
             refused=job.refused,
             taken=self._taken(job),
-            rivals=self._rivals(uid),
+            rivals=rivals,
+            hindrance=waits.hindrance if waits else None,
             uri_holder=self._holder(uid, job),
             master_keys=self._master_keys,
             progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
@@ -228,17 +236,24 @@ class World:
         self._stale.add(uid)
         while self._stale:
             self._look_for_room(self._stale.pop())
-        if uid not in self._waiting:
+        mine = self._waiting.get(uid)
+        if mine is None:
             return ()
-        return tuple(other.rival for name, other in self._waiting.items() if name != uid)
+        return tuple(
+            other.rival
+            for name, other in self._waiting.items()
+            if name != uid and other.needs_room_in(mine.rival.namespace)
+        )
 
     def _look_for_room(self, uid: str) -> None:
         """Whether that job waits for room; where that is news, those who hold room in vain, or none, look again."""
         job, before = self._jobs.get(uid), self._waiting.pop(uid, None)
         now = waiting(job.seen, job.pods.values(), by_quota(job.refused)) if job else None
-        if now is not None:
-            self._waiting[uid] = now
-        if (now and now.rival) == (before and before.rival):
+        if job is not None and now is not None:
+            quota = fits_quota(job.refused.message) if job.refused else None
+            found = hindrance(now.least, job.pods.values(), self._nodes, quota)
+            now = self._waiting[uid] = dataclasses.replace(now, hindrance=found)
+        if (now and (now.rival, now.hindrance)) == (before and (before.rival, before.hindrance)):
             return
         for name, other in self._waiting.items():
             if name != uid and (other.held or other.away):
@@ -285,3 +300,8 @@ class World:
                 self._changed(rival)
             if not self._uris[uri]:
                 del self._uris[uri]
+
+
+def _room(node: NodeView | None) -> tuple[object, ...]:
+    """What a node says of how much could run there."""
+    return (node.ready, node.cordoned, node.allocatable) if node else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from concertina.api.spec import JobSpec
@@ -69,13 +70,20 @@ class Cluster:
         self.world, self.clock = world, world.clock
         self.spec, self.status, self.generation = spec, JobStatus(), 1
         self.pods: dict[str, PodView] = {}
-        self.nodes = {f"node-{i}": NodeView(f"node-{i}", ready=True, zone=f"zone-{i % 2}") for i in range(nodes)}
+        room = {"pods": Decimal(1)} if world.rivalry else {}
+        self.nodes = {
+            f"node-{i}": NodeView(f"node-{i}", ready=True, zone=f"zone-{i % 2}", allocatable=room) for i in range(nodes)
+        }
         self.hosted: dict[str, SimPod] = {}
         """By pod name, as long as the pod exists."""
         self.priority = 0
         """Of its pods."""
         self.down_until = 0.0
         self.quota_until = 0.0
+        self.quota: int | None = None
+        """So many pods at most, for ever."""
+        self.excluded = False
+        """No node is what its pods ask for."""
         self.listeners: list[Callable[[str], None]] = []
         self.deletes: list[str] = []
         self.no_image_until: dict[str, float] = {}
@@ -128,15 +136,20 @@ class Cluster:
     def create(self, who: str, action: CreatePod) -> PodView:
         """The pod, as the API server answers; that of this name where there is one."""
         self._reachable(who)
-        if self.clock.now < self.quota_until:
-            raise PermissionError('pods is forbidden: exceeded quota: "small"')
         name = f"job-{action.index}-{action.attempt}"
+        if self.clock.now < self.quota_until or (self.quota is not None and len(self.pods) >= self.quota):
+            limit = f"pods={self.spec.replicas if self.quota is None else self.quota}"
+            raise PermissionError(
+                f'pods "{name}" is forbidden: exceeded quota: small, requested: pods=1, used: {limit}, limited: {limit}'
+            )
         if name in self.pods:
             return self.pods[name]  # 409 with our uid is success
         self.world.invariants.creating(action)
         self._uids += 1
         pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
-        pod = changed(pod, avoids=action.never_nodes, grace=GRACE, priority=self.priority)
+        pod = changed(
+            pod, avoids=action.never_nodes, grace=GRACE, priority=self.priority, requests={"pods": Decimal(1)}
+        )
         self.hosted[name] = SimPod(name, pod.uid)
         self.world.tell(f"{who} creates {name}")
         self._put(pod)
@@ -201,10 +214,11 @@ class Cluster:
         if pod is None or pod.uid != uid or pod.deleting:
             return
         nodes = [node.name for node in self.nodes.values() if self._takes_pods(node)]
-        nodes = [node for node in nodes if node not in action.never_nodes]
+        nodes = [node for node in nodes if node not in action.never_nodes and not self.excluded]
         free = [node for node in nodes if node not in action.avoid_nodes and not self._taken(node)] or nodes
         if not free:
-            self._put(changed(pod, waiting="Unschedulable", waiting_message="no node is free"))
+            waits = {"waiting": "Unschedulable", "waiting_message": "no node is free", "excluded": self.excluded}
+            self._put(changed(pod, **waits))
             self.clock.after(1.0, self._schedule, uid, name, action)
             return
         node = self.clock.random.choice(free)

@@ -154,6 +154,7 @@ class OperatorProcess:
         self._discount_absence()
         self.world.claims += 1
         rivalry = self.world.rivalry
+        rivals = rivalry.seen_by(self) if rivalry else ()
         return Observed(
             job=self.job_view,
             pods=tuple(sorted(self.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
@@ -162,14 +163,16 @@ class OperatorProcess:
             fresh_claim=f"claim-{self.world.claims}",
             secret_made=self.secret_made,
             refused=self.refused,
-            rivals=rivalry.seen_by(self) if rivalry else (),
+            rivals=rivals,
+            hindrance=rivalry.hindrance(self) if rivals and rivalry else None,
         )
 
     @property
     def job_view(self) -> JobView:
         world = self.world
-        created = 1000.0 + (world.rivalry.worlds.index(world) if world.rivalry else 0)
-        return JobView(world.name, "default", world.uid, self.generation, created, False, self.spec, "", self.status)
+        number = world.rivalry.worlds.index(world) if world.rivalry else 0
+        namespace, created = f"team-{number % 2}", 1000.0 + number
+        return JobView(world.name, namespace, world.uid, self.generation, created, False, self.spec, "", self.status)
 
     def _write(self, observed: Observed, made: Plan) -> None:
         if not self.alive:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from random import Random
+
 from concertina.api.status import JobStatus
+from concertina.cluster.room import fits_quota
+from concertina.plan import room, sizes
 from concertina.plan.gang import Waiting, by_quota, waiting
-from concertina.plan.types import Rival
+from concertina.plan.types import Hindrance, Rival
 from simulation.clock import Clock, Violation
 from simulation.network import Network
 from simulation.operators import OperatorProcess
@@ -19,7 +24,8 @@ FAULTS = ("kill_worker", "kill_agent", "restart_agent", "delete_pod", "quota", "
 
 
 class Rivalry:
-    """A node has room for one pod. No two of the jobs fit at once."""
+    """A node has room for one pod. No two of the jobs fit at once. In every fourth seed one more job, which would go
+    first, can never start: no node is what it asks for, it is too large, or a quota is too small for it."""
 
     def __init__(self, seed: int, faults: bool = True) -> None:
         self.clock = Clock(seed)
@@ -29,7 +35,9 @@ class Rivalry:
         self.worlds: list[World] = []
         self._ahead: dict[int, float] = {}
         """Number of a job -> when another was last seen to wait that comes first."""
-        self._waiting: dict[int, Rival | None] = {}
+        self._beside: dict[int, float] = {}
+        """The same of any other that waits in line."""
+        self._waiting: dict[int, tuple[Rival, Hindrance | None] | None] = {}
         for _ in range(random.choice((2, 2, 3))):
             strikes = sorted(random.uniform(0.0, SPAN) for _ in range(random.randint(0, 3))) if faults else ()
             schedule = tuple(Strike(at, random.choice(FAULTS), random.getrandbits(32)) for at in strikes)
@@ -37,6 +45,21 @@ class Rivalry:
             world.cluster.priority = random.choice((0, 0, 10))
             self.worlds.append(world)
             world.start_operator()
+        self.able = len(self.worlds)
+        """So many of the jobs can start: the first ones."""
+        if seed % 4 == 1:
+            self._add_one_that_can_not_start(Random(f"impossible of {seed}"), seed)
+
+    def _add_one_that_can_not_start(self, random: Random, seed: int) -> None:
+        world = World(seed, schedule=(), rivalry=self)
+        cluster, why = world.cluster, random.choice((Hindrance.EXCLUDED, Hindrance.TOO_LARGE, Hindrance.BEYOND_QUOTA))
+        world.replicas = self.nodes + (random.randint(1, 2) if why is Hindrance.TOO_LARGE else 0)
+        cluster.spec = cluster.spec.model_copy(update={"replicas": world.replicas, "elastic": None})
+        cluster.excluded = why is Hindrance.EXCLUDED
+        cluster.quota = random.randint(0, world.replicas - 1) if why is Hindrance.BEYOND_QUOTA else None
+        cluster.priority = 20
+        self.worlds.append(world)
+        world.start_operator()
 
     def replicas(self) -> int:
         return self.clock.random.randint(self.nodes // 2 + 1, self.nodes)
@@ -53,24 +76,43 @@ class Rivalry:
         line = {number: self._wait(world.operators[-1]) for number, world in enumerate(self.worlds) if world.operators}
         line[mine] = self._wait(operator)
         for number, place in line.items():
-            rival = place.rival if place else None
+            rival = (place.rival, place.hindrance) if place else None
             if self._waiting.get(number) != rival:
                 self._waiting[number] = rival
                 for other, waits in line.items():
                     if other != number and waits and (waits.held or waits.away):
                         self.worlds[other].operators[-1].trigger()
-        return tuple(place.rival for number, place in line.items() if place and number != mine and line[mine])
+        namespace = operator.job_view.namespace
+        return tuple(
+            place.rival
+            for number, place in line.items()
+            if place and number != mine and line[mine] and place.needs_room_in(namespace)
+        )
+
+    def hindrance(self, operator: OperatorProcess) -> Hindrance | None:
+        least, refused = sizes.least(operator.job_view.spec), operator.refused
+        quota = fits_quota(refused.message) if refused else None
+        return room.hindrance(least, operator.pods.values(), operator.nodes, quota)
 
     def _wait(self, operator: OperatorProcess) -> Waiting | None:
-        return waiting(operator.job_view, operator.pods.values(), by_quota(operator.refused))
+        found = waiting(operator.job_view, operator.pods.values(), by_quota(operator.refused))
+        return dataclasses.replace(found, hindrance=self.hindrance(operator)) if found else None
 
     def status_written(self, world: World, old: JobStatus, new: JobStatus) -> None:
-        """Nobody gives way to nobody: who goes first keeps what it has, for its turn at least."""
+        """Nobody gives way to nobody: who goes first keeps what it has, for its turn at least; and nobody waits for
+        what can never start."""
         number, now = self.worlds.index(world), self.clock.now
-        for other, rival in self._waiting.items():
-            if other != number and rival and not rival.aside and self._first(rival, other, number, old):
+        for other, waits in self._waiting.items():
+            if other == number or not waits or waits[0].aside or other >= self.able:
+                continue
+            self._beside[number] = now
+            if self._first(waits[0], other, number, old):
                 self._ahead[number] = now
-        if new.gang.since and not old.gang.since and not new.gang.until and self._ahead.get(number, 0.0) < now - LAG:
+        if not new.gang.since or old.gang.since or number >= self.able:
+            return
+        if self._beside.get(number, 0.0) < now - LAG:
+            raise Violation(f"{world.name} gives way, and nobody else can start: {new.gang.message}")
+        if not new.gang.until and self._ahead.get(number, 0.0) < now - LAG:
             raise Violation(f"{world.name} gives way, and nobody is ahead of it: {new.gang.message}")
 
     def _first(self, rival: Rival, other: int, number: int, status: JobStatus) -> bool:
@@ -82,10 +124,11 @@ class Rivalry:
 
     def run(self) -> None:
         """Raises Violation."""
-        if not self.clock.run(1000.0 + LIMIT, lambda: all(world.over() for world in self.worlds)):
-            late = [f"{world.name}: {world.status.condition('Running')}" for world in self.worlds if not world.over()]
+        able = self.worlds[: self.able]
+        if not self.clock.run(1000.0 + LIMIT, lambda: all(world.over() for world in able)):
+            late = [f"{world.name}: {world.status.condition('Running')}" for world in able if not world.over()]
             raise Violation(f"not complete after {LIMIT:.0f} s: {late}")
-        for world in self.worlds:
+        for world in able:
             world.check()
 
     def story(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -258,3 +259,28 @@ def test_of_a_newer_versions_status_all_is_kept_that_can_be_read() -> None:
 @pytest.mark.parametrize("status", [{"conditions": "x"}, {"world": 7, "rounds": 2}, {"world": {"members": [{}, {}]}}])
 def test_a_status_of_another_shape_is_read_as_far_as_it_goes(status: dict[str, Any]) -> None:
     assert job_view({**JOB, "status": status}).status.rounds == status.get("rounds", 0)
+
+
+def test_what_a_node_offers() -> None:
+    status = {"allocatable": {"cpu": "7910m", "memory": "16Gi", "pods": "110"}}
+    view = node_view({"metadata": {"name": "n"}, "status": status})
+    assert view.allocatable == {"cpu": Decimal("7.91"), "memory": 16 * 2**30, "pods": 110}
+    assert node_view({"metadata": {"name": "n"}}).allocatable == {}
+
+
+def test_what_a_pod_requests() -> None:
+    def view(*containers: dict[str, Any]) -> dict[str, Decimal]:
+        each = [{"name": "x", "resources": {"requests": requests}} for requests in containers]
+        return dict(pod_view({**pod({}), "spec": {"containers": each}}).view.requests)
+
+    assert view({"cpu": "100m", "nvidia.com/gpu": "2"}) == {"pods": 1, "cpu": Decimal("0.1"), "nvidia.com/gpu": 2}
+    assert view({"cpu": "100m"}, {"cpu": "1", "memory": "1k"}) == {"pods": 1, "cpu": Decimal("1.1"), "memory": 1000}
+    assert view({}) == {"pods": 1}
+
+
+def test_a_pod_that_no_node_would_take() -> None:
+    message = "0/1 nodes are available: 1 node(s) were unschedulable."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    assert pod_view(pod({"conditions": [condition]})).view.excluded
+    assert not pod_view(pod({"conditions": [{**condition, "status": "True"}]})).view.excluded
+    assert not pod_view(pod({"conditions": [{**condition, "reason": "SchedulerError"}]})).view.excluded

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from concertina.apply import claim_tests
 from concertina.cluster.errors import NamespaceEnds, from_status
 from concertina.cluster.refusals import refusal
 from concertina.cluster.views import OwnedPod
-from concertina.plan.types import NodeView, PodView, Refusal, Refused
+from concertina.plan.types import Hindrance, NodeView, PodView, Refusal, Refused
 from concertina.world import World
 
 
@@ -24,7 +25,7 @@ class Known:
         return names
 
 
-def job(uid: str, version: int, uri: str = "", created: int = 0, **status: Any) -> dict[str, Any]:
+def job(uid: str, version: int, uri: str = "", created: int = 0, namespace: str = "n", **status: Any) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["x"]}]}},
     }
@@ -32,7 +33,7 @@ def job(uid: str, version: int, uri: str = "", created: int = 0, **status: Any) 
         spec["checkpoint"] = {"uri": uri}
     metadata = {
         "name": f"job-{uid}",
-        "namespace": "n",
+        "namespace": namespace,
         "uid": uid,
         "generation": 1,
         "resourceVersion": str(version),
@@ -319,3 +320,53 @@ def test_what_was_refused_is_tried_again_when_the_spec_has_changed() -> None:
     changed["metadata"]["generation"] = 2
     known.world.hear_job(changed)
     assert refused() is None
+
+
+def refuse(known: Known, uid: str, limited: int) -> None:
+    quota = f"exceeded quota: few, requested: pods=1, used: pods={limited}, limited: pods={limited}"
+    known.world.create_refused(uid, Refusal.QUOTA, f'pods "{uid}-0-0" is forbidden: {quota}')
+
+
+def rivals(known: Known, uid: str) -> list[str]:
+    observed = known.world.observe(uid)
+    assert observed is not None
+    return sorted(rival.uid for rival in observed.rivals)
+
+
+def test_nobody_waits_for_a_job_that_room_would_not_help() -> None:
+    known = Known()
+    for uid, namespace in (("a", "n"), ("near", "n"), ("far", "m")):
+        known.world.hear_job(job(uid, 1, namespace=namespace))
+        known.world.hear_pod(None, unplaced(f"{uid}-0", uid))
+    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["a", "near"])
+    refuse(known, "a", limited=1)
+    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["near"])
+    assert rivals(known, "a") == ["far", "near"]
+    assert known.world.observe("a").hindrance is Hindrance.QUOTA  # type: ignore[union-attr]
+    refuse(known, "a", limited=0)
+    assert (rivals(known, "near"), rivals(known, "far")) == (["far"], ["near"])
+    known.world.created("a")
+    excluded = unplaced("a-0", "a")
+    excluded = replace(excluded, view=replace(excluded.view, excluded=True))
+    known.world.hear_pod(unplaced("a-0", "a"), excluded)
+    assert (rivals(known, "near"), rivals(known, "far")) == (["far"], ["near"])
+    known.world.hear_pod(excluded, unplaced("a-0", "a"))
+    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["a", "near"])
+
+
+def test_a_node_that_comes_or_goes_changes_who_is_too_large() -> None:
+    known = Known()
+    node = NodeView("x", ready=True, allocatable={"pods": Decimal(1)})
+    for uid in ("a", "b"):
+        known.world.hear_job(job(uid, 1))
+        waits = unplaced(f"{uid}-0", uid)
+        requests = {"pods": Decimal(2 if uid == "a" else 1)}
+        known.world.hear_pod(None, replace(waits, view=replace(waits.view, requests=requests)))
+    known.world.hear_node(None, node)
+    assert rivals(known, "b") == []
+    known.heard()
+    known.world.hear_node(node, replace(node, allocatable={"pods": Decimal(2)}))
+    assert known.heard() == ["a", "b"]
+    assert rivals(known, "b") == ["a"]
+    known.world.hear_node(node, replace(node, allocatable={"pods": Decimal(2)}, cordoned=True))
+    assert rivals(known, "b") == []

@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Gang, JobStatus, rfc3339
+from concertina.api.status import Gang, JobStatus, World, rfc3339
 from concertina.plan import gang
 from concertina.plan.decision import Decision, Phase
 from concertina.plan.look import Look
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, JobView, Observed, Plan, PodView, Rival
+from concertina.plan.types import CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView, Rival
 
 FIXED = jobs.spec(elastic=None)
-OLDER = Rival("team/older", "uid-0", 0, trained=False, created=T0 - 1, aside=False)
-YOUNGER = Rival("team/younger", "uid-2", 0, trained=False, created=T0 + 1, aside=False)
+OLDER = Rival("default", "older", "uid-0", 0, trained=False, created=T0 - 1, aside=False)
+YOUNGER = Rival("default", "younger", "uid-2", 0, trained=False, created=T0 + 1, aside=False)
+FOREIGN = replace(YOUNGER, namespace="team")
+TURNS = JobStatus(gang=Gang(turn=rfc3339(T0)))
+"""Of a job that is first in line since T0."""
 
 
 def short(held: int = 2, status: JobStatus | None = None, spec: Any = FIXED, **fields: Any) -> Observed:
@@ -71,7 +74,7 @@ def ready(made: Plan) -> tuple[str, str]:
     ],
 )
 def test_who_releases_its_room(rivals: tuple[Rival, ...], held: int, after: float, releases: bool) -> None:
-    made = plan(short(held, rivals=rivals), T0 + after)
+    made = plan(short(held, TURNS, rivals=rivals), T0 + after)
     assert (made.status.gang.since is not None) == releases
     assert deleted(made) == (3 if releases else 0)
     if not releases and rivals and held:
@@ -83,10 +86,101 @@ def test_why_it_releases_and_when_it_tries_again_is_said() -> None:
     reason, message = ready(made)
     assert reason == "Waiting"
     assert "only 2 of the 3 replicas needed found room" in message
-    assert "releases them for team/older, which goes first (it is the older one)" in message
+    assert "releases them for default/older, which goes first (it is the older one)" in message
     assert [event.reason for event in made.events] == ["GivesWay"]
-    made = plan(short(rivals=(YOUNGER,)), T0 + 120)
+    made = plan(short(status=TURNS, rivals=(YOUNGER,)), T0 + 120)
     assert f"go first until {rfc3339(T0 + 240)}" in ready(made)[1]
+
+
+@pytest.mark.parametrize(
+    ("rival", "reason"),
+    [
+        (replace(FOREIGN, created=T0 - 1), "it is the older one"),
+        (replace(FOREIGN, priority=7), "it has a higher priority"),
+        (replace(FOREIGN, trained=True), "it has trained already"),
+    ],
+)
+def test_jobs_of_other_namespaces_are_not_named(rival: Rival, reason: str) -> None:
+    made = plan(short(rivals=(rival,)), T0 + 20)
+    assert f"releases them for a job of another namespace, which goes first ({reason})" in ready(made)[1]
+    told = made.status.model_dump_json() + " ".join(event.message for event in made.events)
+    assert rival.name not in told
+    assert rival.namespace not in told
+
+
+def test_its_turn_begins_when_it_is_first_and_ends_where_another_one_is() -> None:
+    made = plan(short(rivals=(YOUNGER,)), T0 + 500)
+    assert made.status.gang == Gang(turn=rfc3339(T0 + 500))
+    assert made.recheck_after is not None
+    assert plan(short(status=made.status, rivals=(YOUNGER,)), T0 + 619).status.gang.since is None
+    assert plan(short(status=made.status, rivals=(YOUNGER,)), T0 + 620).status.gang.since is not None
+    assert plan(short(0, made.status, rivals=(OLDER,)), T0 + 620).status.gang == Gang()
+
+
+def test_who_is_first_and_holds_nothing_has_its_turn_and_goes_on_asking() -> None:
+    """The others don't wait for it any more, but room that is found by chance is its own."""
+    made = plan(short(0, TURNS, rivals=(YOUNGER,)), T0 + 120)
+    assert deleted(made) == 0
+    assert (made.status.gang.since, made.status.gang.until) == (None, rfc3339(T0 + 240))
+    seen = short(0, made.status, rivals=(YOUNGER,))
+    mine = gang.waiting(seen.job, seen.pods, False)
+    assert mine is not None
+    assert mine.rival.aside
+    assert plan(seen, T0 + 239).status.gang == made.status.gang
+    again = plan(seen, T0 + 240).status
+    assert again.gang == Gang(releases=1), "it stands in line again"
+    again = plan(short(0, again, rivals=(YOUNGER,)), T0 + 240).status
+    again = plan(short(0, again, rivals=(YOUNGER,)), T0 + 360).status
+    assert again.gang.until == rfc3339(T0 + 600), "twice as long"
+
+
+def test_who_lets_others_go_first_does_not_keep_what_it_finds_meanwhile() -> None:
+    aside = JobStatus(gang=Gang(releases=1, until=rfc3339(T0 + 240)))
+    made = plan(short(2, aside, rivals=(YOUNGER,)), T0 + 40)
+    assert deleted(made) == 3
+    assert made.status.gang.until == rfc3339(T0 + 240)
+
+
+@pytest.mark.parametrize(
+    ("hindrance", "rivals", "after", "until"),
+    [
+        (Hindrance.TOO_LARGE, (YOUNGER,), 19.0, None),
+        (Hindrance.TOO_LARGE, (YOUNGER,), 20.0, 140.0),
+        (Hindrance.EXCLUDED, (FOREIGN,), 20.0, 140.0),
+        (Hindrance.BEYOND_QUOTA, (YOUNGER,), 20.0, 140.0),
+        (Hindrance.QUOTA, (FOREIGN,), 20.0, 140.0),
+        (Hindrance.QUOTA, (YOUNGER,), 119.0, None),
+        (Hindrance.QUOTA, (YOUNGER,), 120.0, 240.0),
+        (Hindrance.QUOTA, (YOUNGER, FOREIGN), 20.0, 140.0),
+        (Hindrance.TOO_LARGE, (replace(YOUNGER, aside=True),), 500.0, None),
+        (Hindrance.TOO_LARGE, (), 500.0, None),
+    ],
+)
+def test_what_more_room_would_not_complete_is_soon_released(
+    hindrance: Hindrance, rivals: tuple[Rival, ...], after: float, until: float | None
+) -> None:
+    made = plan(short(2, TURNS, rivals=rivals, hindrance=hindrance), T0 + after)
+    assert made.status.gang.until == (rfc3339(T0 + until) if until else None)
+    assert deleted(made) == (3 if until else 0)
+    if until:
+        assert f"more room would not help: {hindrance.value}" in ready(made)[1]
+
+
+@pytest.mark.parametrize("hindrance", list(Hindrance))
+def test_nothing_is_released_by_who_holds_nothing_and_can_not_start(hindrance: Hindrance) -> None:
+    made = plan(short(0, TURNS, rivals=(FOREIGN,), hindrance=hindrance), T0 + 500)
+    assert made.status.gang == Gang()
+    assert deleted(made) == 0
+
+
+def test_a_torchrun_job_has_its_turn_too() -> None:
+    status = TURNS.model_copy(update={"world": World(round=1)})
+    seen = short(2, status, jobs.command_spec(launcher="torchrun", elastic=None), rivals=(YOUNGER,))
+    seen = replace(seen, pods=tuple(replace(pod, round=1) for pod in seen.pods))
+    assert plan(seen, T0 + 119).status.gang.since is None
+    made = plan(seen, T0 + 120)
+    assert made.status.gang.until == rfc3339(T0 + 240)
+    assert deleted(made) == 3
 
 
 def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observed:
@@ -104,6 +198,7 @@ def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observ
         (T0 + 60, (YOUNGER,), T0 + 59, False),
         (T0 + 60, (YOUNGER,), T0 + 60, True),
         (T0 + 60, (), T0 + 1, True),
+        (T0 + 60, (replace(YOUNGER, aside=True),), T0 + 1, True),
     ],
 )
 def test_when_it_tries_again(until: float | None, rivals: tuple[Rival, ...], now: float, tries: bool) -> None:
@@ -135,6 +230,13 @@ def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, rele
     seen = replace(seen, rivals=(replace(OLDER, trained=True),))
     made = plan(seen, T0 + 1000)
     assert (made.status.gang.since is not None) == releases
+    if not releases:  # but it does not go first for ever
+        first = JobStatus.model_validate({**dict(seen.job.status), "gang": Gang(turn=rfc3339(T0 + 900))})
+        seen = replace(seen, job=replace(seen.job, status=first), rivals=(YOUNGER,))
+        assert plan(seen, T0 + 1019).status.gang.until is None
+        made = plan(seen, T0 + 1020)
+        assert made.status.gang.until == rfc3339(T0 + 1140)
+        assert deleted(made) == 0
     if releases:
         assert made.status.world.members == ()
         assert made.status.world.claim.round == 2, "the old round could go on"
@@ -149,6 +251,8 @@ class Toy:
 
     view: JobView
     priority: int
+    nowhere: bool = False
+    """No room is right for it, and nobody can tell."""
     pods: dict[int, PodView] = field(default_factory=dict)
     done_at: float | None = None
     released: list[float] = field(default_factory=list)
@@ -162,10 +266,10 @@ RUNS = 60.0
 HOURS = 12 * 3600.0
 
 
-def toy(number: int, need: int, priority: int, created: float) -> Toy:
+def toy(number: int, need: int, priority: int, created: float, nowhere: bool = False) -> Toy:
     spec = jobs.spec(replicas=need, elastic=None)
     view = replace(jobs.job(spec), name=f"job-{number}", uid=f"uid-{number}", created=created)
-    return Toy(view, priority)
+    return Toy(view, priority, nowhere)
 
 
 def waiting(job: Toy) -> gang.Waiting | None:
@@ -198,14 +302,15 @@ def schedule(all: list[Toy], capacity: int, random: Any) -> None:
     pending = [(job, index) for job in all for index, pod in job.pods.items() if not pod.node]
     random.shuffle(pending)
     for job, index in pending:
-        found = {"node": "somewhere", "waiting": ""} if free > 0 else {"waiting": "Unschedulable"}
+        fits = free > 0 and not job.nowhere
+        found = {"node": "somewhere", "waiting": ""} if fits else {"waiting": "Unschedulable"}
         job.pods[index] = replace(job.pods[index], **found)
-        free -= 1
+        free -= fits
 
 
 def run(all: list[Toy], capacity: int, random: Any) -> float:
     """Until every job that fits has ended; returns when."""
-    now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity]
+    now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity and not job.nowhere]
     while any(job.view.status.completion_time is None for job in feasible):
         assert now < T0 + HOURS, [(job.view.name, job.view.status.gang, job.held) for job in all]
         before = [(job.view, dict(job.pods)) for job in all]
@@ -233,11 +338,14 @@ def _live(all: list[Toy], job: Toy, now: float) -> float:
 @settings(max_examples=60, deadline=None)
 @given(
     capacity=st.integers(1, 6),
-    needs=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 1), st.integers(0, 50)), min_size=1, max_size=5),
+    needs=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(0, 1), st.integers(0, 50), st.booleans()), min_size=1, max_size=5
+    ),
     random=st.randoms(use_true_random=False),
 )
 def test_every_job_that_fits_runs_whatever_else_waits(capacity: int, needs: Any, random: Any) -> None:
-    run([toy(number, *need) for number, need in enumerate((n, p, T0 + c) for n, p, c in needs)], capacity, random)
+    all = [toy(number, need, priority, T0 + age, no) for number, (need, priority, age, no) in enumerate(needs)]
+    run(all, capacity, random)
 
 
 @settings(max_examples=60, deadline=None)

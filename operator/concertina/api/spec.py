@@ -261,7 +261,10 @@ class JobSpec(Model):
         description="Stop after the current step, save, and release the pods; false goes on from there.",
     )
     replicas: int = Field(
-        default=1, ge=1, le=MOST_REPLICAS, description="Most replicas (pods) wanted. To stop a job, set suspend instead of 0."
+        default=1,
+        ge=1,
+        le=MOST_REPLICAS,
+        description="Most replicas (pods) wanted. To stop a job, set suspend instead of 0.",
     )
     elastic: Elastic | None = Field(
         default=None, description="Lets the job go on with fewer replicas. Absent: it runs with all replicas or waits."

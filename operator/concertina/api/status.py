@@ -298,11 +298,14 @@ class Growth(Observed):
 
 
 class Gang(Observed):
-    """Room that the job released because it could not start with it, while other jobs waited."""
+    """How it lets others go first that wait for room too, because it could not start."""
 
     releases: Count = Field(default=0, description="How often in a row.")
     since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
-    until: Timestamp | None = Field(default=None, description="When it tries again. Absent: once nobody is ahead.")
+    until: Timestamp | None = Field(
+        default=None, description="Until when the others go first. Absent: while somebody is ahead."
+    )
+    turn: Timestamp | None = Field(default=None, description="Since when it is first among those that wait.")
     priority: int = Field(default=0, description="Priority of its pods.")
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.pod import AVOIDS, END_POD, TRAINER_CONTAINER
 from concertina.cluster.pod_needs import PORT_NAME
 from concertina.cluster.resources import Raw
+from concertina.cluster.room import amounts, excluded
 from concertina.cluster.torchrun import ROUND
 from concertina.plan.types import JobView, NodeView, PodView
 from concertina_agent.protocol import PORT
@@ -76,6 +78,8 @@ def pod_view(obj: Raw) -> OwnedPod:
         port=_port(spec),
         round=_number(labels.get(ROUND)),
         ending=END_POD.items() <= spec.items(),
+        requests=_requests(spec),
+        excluded=waiting == "Unschedulable" and excluded(waiting_message),
         **_restarts(status),
     )
     return OwnedPod(owner, metadata["namespace"], view)
@@ -85,7 +89,8 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
     """`notice_taints`: those that announce a node's end, as key or key=value."""
     spec = obj.get("spec") or {}
     taints = spec.get("taints") or ()
-    conditions = (obj.get("status") or {}).get("conditions") or ()
+    status: Raw = obj.get("status") or {}
+    conditions = status.get("conditions") or ()
     ready: Raw = next((condition for condition in conditions if condition["type"] == "Ready"), {})
     is_ready = ready.get("status") == "True"
     return NodeView(
@@ -96,6 +101,7 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
         zone=(obj["metadata"].get("labels") or {}).get(_ZONE, ""),
+        allocatable=amounts(status.get("allocatable") or {}),
     )
 
 
@@ -226,6 +232,18 @@ def _trainer(status: Raw) -> Raw:
 def _port(spec: Raw) -> int:
     declared = (port for container in spec.get("containers") or () for port in container.get("ports") or ())
     return next((port["containerPort"] for port in declared if port.get("name") == PORT_NAME), PORT)
+
+
+def _requests(spec: Raw) -> Mapping[str, Decimal]:
+    """Of all containers together, those that run before them aside. The API server has filled in what limits imply."""
+    each = [(container.get("resources") or {}).get("requests") or {} for container in spec.get("containers") or ()]
+    if len(each) == 1:
+        return amounts({"pods": 1, **each[0]})
+    total = {"pods": Decimal(1)}
+    for requests in map(amounts, each):
+        for name, amount in requests.items():
+            total[name] = total.get(name, Decimal(0)) + amount
+    return total
 
 
 def _restarts(status: Raw) -> Raw:

@@ -85,7 +85,10 @@ def uri_in_use(look: Look) -> Decision | None:
     if not holder or look.spec.suspend:
         return None
     uri = look.spec.checkpoint.uri if look.spec.checkpoint else ""
-    message = f"checkpoint.uri {uri} belongs to the older job {holder}: give this job another one, or delete that job"
+    whose, do = "an older job of another namespace", "give this job another one"
+    if holder.startswith(f"{look.observed.job.namespace}/"):
+        whose, do = f"the older job {holder}", f"{do}, or delete that job"
+    message = f"checkpoint.uri {uri} belongs to {whose}: {do}"
     return stalled("CheckpointURIInUse", message, Pods.NONE)
 
 

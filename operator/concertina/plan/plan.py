@@ -74,6 +74,7 @@ TORCHRUN: tuple[Policy, ...] = (
     lifecycle.no_size,
     lifecycle.suspend,
     startup.refused,
+    gang.release,
     torchrun.next_round,
     torchrun.running,
 )

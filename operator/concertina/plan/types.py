@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
@@ -84,6 +85,10 @@ class PodView:
     """The rendezvous that it was made for, with `launcher: torchrun`; the pod that serves its store has index -1."""
     ending: bool = False
     """Its node was told to end it and to let it be (EndPod)."""
+    requests: Mapping[str, Decimal] = field(default_factory=dict)
+    """Of its containers by resource, and 1 of `pods`; empty where that is not known."""
+    excluded: bool = False
+    """The scheduler says that no node would take it, even if nothing else ran there."""
 
     @property
     def ended(self) -> bool:
@@ -100,8 +105,8 @@ class PodView:
 class Rival:
     """Another job that waits for room to start in."""
 
-    job: str
-    """namespace/name"""
+    namespace: str
+    name: str
     uid: str
     priority: int
     """Of its pods."""
@@ -117,6 +122,16 @@ class Rival:
         return (-self.priority, not self.trained, self.created, self.uid)
 
 
+class Hindrance(enum.Enum):
+    """What keeps a job that waits for room from starting though others made room, in words."""
+
+    EXCLUDED = "no node would take its pods, even if nothing else ran there"
+    TOO_LARGE = "all nodes together could not hold as many of its pods as it needs, even if nothing else ran there"
+    BEYOND_QUOTA = "a quota of its namespace is too small for as many of its pods as it needs"
+    QUOTA = "a quota of its namespace is used up"
+    """Jobs of its own namespace could make room in that."""
+
+
 @dataclass(frozen=True)
 class NodeView:
     name: str
@@ -128,6 +143,8 @@ class NodeView:
     cordoned: bool = False
     zone: str = ""
     """Empty where its label does not say."""
+    allocatable: Mapping[str, Decimal] = field(default_factory=dict)
+    """By resource, `pods` among them; empty where it does not say."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +244,10 @@ class Observed:
     """None once a pod was created, or where the spec has changed since."""
     taken: frozenset[str] = frozenset()
     """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
+    hindrance: Hindrance | None = None
+    """Where it waits for room: what keeps it from starting however much there is."""
     rivals: tuple[Rival, ...] = ()
-    """Other jobs that wait for room, where this one waits too."""
+    """Other jobs that wait for room, where this one waits too: those that room of it could help."""
     uri_holder: str = ""
     """namespace/name of an older live job with the same checkpoint.uri."""
     master_keys: tuple[str, ...] = ()

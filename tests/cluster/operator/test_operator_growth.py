@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ import pytest
 
 from builders import metrics
 from builders.operator import Jobs
-from builders.pods import Pods
+from builders.pods import Pods, condition
+from concertina.cluster.views import pod_view
+from concertina.local.cluster import LocalCluster
+from concertina.plan.gang import PATIENCE
+from concertina.plan.types import PodView
 
 pytestmark = pytest.mark.usefixtures("operator")
 STAY = "import time; time.sleep(3600)"
@@ -84,6 +90,91 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
     pods.delete("holder", gracePeriodSeconds=0)
     jobs.wait_true("younger", "Complete")
     assert jobs.get("older")["status"]["restarts"]["total"] == 0
+
+
+@pytest.fixture
+def elsewhere(cluster: LocalCluster, namespace: str) -> Iterator[list[Jobs]]:
+    """Three other namespaces."""
+    names = [f"{namespace}-{number}" for number in range(3)]
+    for name in names:
+        cluster.create_namespace(name)
+    yield [Jobs(cluster, name) for name in names]
+    cluster.kubectl("delete", "namespace", *names, "--wait=false")
+
+
+@pytest.fixture
+def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
+    """A priority class that goes first and drives nobody out."""
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    made = {"metadata": {"name": namespace}, "value": 1000, "preemptionPolicy": "Never"}
+    cluster.api.call("POST", path, made)
+    yield namespace
+    cluster.api.call("DELETE", f"{path}/{namespace}")
+
+
+def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
+    """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
+    All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""
+    one, two, three = jobs.cluster.nodes()
+    pods.create("holder", STAY, {"resources": {"limits": {"nvidia.com/gpu": 1}}}, nodeName=three)
+    nowhere, huge, refused = elsewhere
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    refused.cluster.api.call("POST", f"/api/v1/namespaces/{refused.namespace}/resourcequotas", quota)
+    status = "--for=jsonpath={.status.hard.pods}=0"
+    refused.cluster.kubectl("wait", "quota/none", "-n", refused.namespace, status, "--timeout=60s")
+    nowhere.create("alien", SHORT, replicas=2, pod={"nodeSelector": {"no": "node"}, "priorityClassName": urgent})
+    refused.create("alien", SHORT, replicas=2, pod={"priorityClassName": urgent})
+    huge.create("alien", replicas=7, pod=on(one, two))
+    huge.wait("alien", lambda _: placed(huge, "alien") == 4)
+    refused.wait("alien", lambda job: "exceeded quota: none" in jobs.condition(job, "Ready").get("message", ""))
+    time.sleep(1.1)  # as above
+    jobs.create("able", replicas=6, pod=on(one, two, three))
+    told: list[Object] = []
+
+    def tell(job: Object) -> bool:
+        told.append(job.get("status", {}))
+        return True
+
+    jobs.wait("able", lambda job: tell(job) and placed(jobs, "able") == 5)
+    began = time.monotonic()
+    jobs.wait("able", lambda job: tell(job) and time.monotonic() - began > PATIENCE)
+    pods.delete("holder", gracePeriodSeconds=0)
+    done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
+    assert done["status"]["rounds"] == 1
+    assert not any(status["gang"]["releases"] for status in told if status)
+    assert "alien" not in json.dumps(told)
+    message = huge.events("alien", "GivesWay")[0]["message"]
+    assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
+    for each in elsewhere:
+        assert jobs.namespace not in json.dumps(each.get("alien")["status"])
+
+
+def test_what_the_scheduler_says_of_pods_that_no_node_would_take(cluster: LocalCluster, pods: Pods) -> None:
+    one, _, _ = cluster.nodes()
+    here = {"kubernetes.io/hostname": one}
+
+    def gpus(number: int) -> Object:
+        return {"resources": {"limits": {"nvidia.com/gpu": number}}}
+
+    pods.create("holder", STAY, gpus(2), nodeName=one)
+    pods.create("no-node", STAY, nodeSelector={"no": "node"})
+    pods.create("larger-than-a-node", STAY, gpus(3))
+    pods.create("larger-than-its-node", STAY, gpus(3), nodeSelector=here)
+    pods.create("behind-another", STAY, gpus(2), nodeSelector=here)
+
+    def view(name: str) -> PodView:
+        return pod_view(pods.wait(name, lambda pod: condition(pod, "PodScheduled") == "False")).view
+
+    names = ("no-node", "larger-than-a-node", "larger-than-its-node", "behind-another")
+    seen = {name: view(name) for name in names}
+    cluster.kubectl("taint", "node", one, "concertina.dev/test=x:NoSchedule")
+    try:
+        pods.create("tainted", STAY, nodeSelector=here)
+        seen["tainted"] = view("tainted")
+    finally:
+        cluster.kubectl("taint", "node", one, "concertina.dev/test-")
+    told = {name: view.waiting_message for name, view in seen.items()}
+    assert {name for name, view in seen.items() if not view.excluded} == {"behind-another"}, told
 
 
 def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""What the scheduler and a quota say where they refuse a pod, as far as it tells whether room would help. Pure.
+
+The wording is that of kube-scheduler (FitError and the plugins' reasons) and of the API server's ResourceQuota, as of
+1.36 and some versions before. What reads otherwise says nothing."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+
+_NODES = re.compile(r"0/(\d+) nodes are available: (.+?)\.(?: |$)")
+_WHOLE_NODES = re.compile(
+    r"preemption: 0/(?P<nodes>\d+) nodes are available: (?P=nodes) Preemption is not helpful for scheduling\."
+)
+_WHATEVER_RUNS = re.compile(
+    r"node\(s\) (didn't match Pod's node affinity/selector|didn't match scheduler-enforced node affinity"
+    r"|didn't satisfy plugin\(s\) \[NodeAffinity\]|didn't match the requested node name"
+    r"|had untolerated taint(\(s\)| \{.*\})|were unschedulable)"
+)
+"""Reasons that stay when others leave the node."""
+_RESOURCES = re.compile(r"Insufficient \S+|Too many pods")
+_QUOTA = re.compile(r'pods "[^"]*" is forbidden: exceeded quota: [^,]+, requested: (\S+), used: \S+, limited: (\S+)')
+
+
+def excluded(message: str) -> bool:
+    """Whether no node would take the pod though nothing else ran there; of the condition PodScheduled.
+
+    That preemption would not help says this of resources alone (the pod asks for more than there is on the whole node):
+    it is also said of devices that another pod has claimed."""
+    found = _NODES.match(message)
+    if found is None:
+        return False
+    reasons = [reason.partition(" ")[2] for reason in re.split(r", (?=\d+ )", found[2])]
+    others = [reason for reason in reasons if not _WHATEVER_RUNS.fullmatch(reason)]
+    return not others or (
+        all(_RESOURCES.fullmatch(reason) for reason in others) and _WHOLE_NODES.search(message) is not None
+    )
+
+
+def fits_quota(message: str) -> int | None:
+    """How many pods like the refused one the exceeded quota allows if nobody else uses it; None where none is named."""
+    found = _QUOTA.search(message)
+    if found is None:
+        return None
+    try:
+        requested, limited = (amounts(dict(pair.split("=") for pair in text.split(","))) for text in found.groups())
+        return min(int(limited[name] // requested[name]) for name in requested)
+    except (KeyError, ValueError, ArithmeticError):
+        return None  # a webhook's words, perhaps
+
+
+def amounts(quantities: Mapping[str, object]) -> Mapping[str, Decimal]:
+    """Of resources. One object for equal ones: pods of a job and nodes of a kind say the same again and again."""
+    return _amounts(tuple((name, str(quantity)) for name, quantity in quantities.items()))
+
+
+@functools.lru_cache(maxsize=8192)
+def _amounts(quantities: tuple[tuple[str, str], ...]) -> Mapping[str, Decimal]:
+    from kubernetes.utils.quantity import parse_quantity  # 1 s of imports, as in `access`
+
+    return {name: parse_quantity(quantity) for name, quantity in quantities}  # type: ignore[no-untyped-call]
