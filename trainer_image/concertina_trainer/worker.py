@@ -174,7 +174,7 @@ def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, ch
     digests = Digests(every, built.model, built.state.tensors, world.rank, world.size, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
-        evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter)
+        evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter, saving)
     return Run(
         config, world, built.model, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
         evaluation,
