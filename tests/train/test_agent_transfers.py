@@ -10,6 +10,7 @@ import time
 import zlib
 
 import pytest
+from endless import State
 from replicas import GIVE_UP, UID, write_identity
 
 from concertina.control.authority import Authority
@@ -22,6 +23,7 @@ from concertina_agent.shard_wire import PREFACE
 from concertina_agent.shards import Damaged, commit, fill
 from concertina_agent.snapshots import Snapshots
 from concertina_agent.wire import Dialer
+from concertina_trainer.state import snapshot
 
 ID = p.SnapshotId(1, 5, "digest", 1)
 DATA = os.urandom((3 << 20) + 1)
@@ -144,6 +146,45 @@ def test_a_holder_whose_shard_is_damaged_sees_it_too_and_offers_it_no_more(tmp_p
         assert holder.snapshots.find(ID, 0) is None
         with pytest.raises(Damaged, match="is not held here"):
             await peers.fetch(ID, 0)
+        await holder.server.close()
+
+    run(body)
+
+
+def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(tmp_path, identity):
+    """The peer does not keep up: step 0 is complete there, 1 on its way, 2 committed. A drain waits for none of it."""
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        state = State(4 << 20)  # 32 MiB: more than connections take up
+        worker = snapshot.Snapshots(holder.snapshots.round_folder(1) / "shard-0", state)
+        taken = []
+        for step in range(2):
+            taken.append(worker.take(state.at(step)))
+            holder.snapshots.committed(taken[-1].path)
+        worker.complete = 0
+        peers, copies, _ = mine(tmp_path, identity)
+        dialer = Dialer(tls.client_context(identity), UID)
+        with contextlib.closing(await dialer.for_shards(holder.address)) as slow:
+            await slow.send(p.Pull(UID, 0, None, 1, 0))
+            header = await slow.receive()
+            assert header.id == taken[1].id
+            for step in (2, 3):
+                taken.append(worker.take(state.at(step)))
+                holder.snapshots.committed(taken[-1].path)
+            assert taken[3].path == taken[1].path
+            with pytest.raises(Damaged, match="did not arrive whole"):
+                await slow.take(tmp_path / "slow", header)
+            with contextlib.suppress(OSError):
+                assert await slow.receive() is None, "the holder has seen it too"
+        kept = holder.snapshots.find(taken[3].id, 0)
+        assert kept is not None
+        kept.verify()
+        peers.copy_from(e.CopyFrom(1, p.Member("holder", "i", holder.address, 0, 1), (0,)))
+        while e.PeerCopied(taken[3].id, 0) not in holder.heard:
+            await asyncio.sleep(0.01)
+        copies.find(taken[3].id, 0).verify()
+        peers.stop()
         await holder.server.close()
 
     run(body)

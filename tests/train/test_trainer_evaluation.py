@@ -9,6 +9,7 @@ import states
 import torch
 import torch.nn.functional as F
 
+from concertina_agent.worker_channel import Done
 from concertina_trainer.config import DataConfig, TrainerConfig
 from concertina_trainer.data.build import build
 from concertina_trainer.data.reader import Reader
@@ -55,6 +56,30 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
     assert node.Job(folder / "without", parent, without).run(2).losses == outcome.losses
     phases = [told.phase for told in outcome.progress]
     assert phases.index("evaluating") == phases.index("training") + 4
+
+
+@pytest.mark.parametrize("steps", [STEPS, 4], ids=["between steps", "after the last"])
+def test_a_drain_leaves_an_evaluation_and_who_goes_on_makes_up_for_it(folder, parent, evaluated, steps):
+    """Twice: the second time by a round that has not done a step."""
+    config = {**evaluated, "steps": steps}
+    plain = node.Job(folder / "plain", parent, config).run(2)
+    job = node.Job(folder / "drained", parent, config)
+    usual, job.worker = job.worker, "drained_evaluation:main"
+    script = node.Script(drain_when=lambda outcome: outcome.progress[-1].phase == "evaluating")
+    restore, losses = node.FRESH, {}
+    for _ in range(2):
+        left = job.run(2, restore, script)
+        assert evaluations(left) == {}
+        assert left.done == dict.fromkeys((0, 1), Done("drained", 4)), left.output
+        assert "step 4: the evaluation is left for a drain, after 1 of 3 batches" in left.output
+        losses |= left.losses
+        restore = job.newest()
+        assert (restore.id.round, restore.step) == (job.number, 4)
+    job.worker = usual
+    end = job.run(2, restore)
+    assert evaluations(end) == evaluations(plain)
+    assert losses | end.losses == plain.losses
+    assert end.done == plain.done == dict.fromkeys((0, 1), Done("complete", steps))
 
 
 def test_bitwise_it_is_the_same_bits_in_every_world(folder, parent, evaluated):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import zlib
 from pathlib import Path
@@ -9,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from concertina_agent import protocol as p
-from concertina_agent.shards import Damaged, Shard, commit, fill
+from concertina_agent.shards import Damaged, Shard, commit, fill, forget
 from concertina_agent.snapshots import Snapshots
 
 ID = p.SnapshotId(round=1, step=5, layout="digest", shards=1)
 DATA = bytes(range(256)) * 4
 
 
-def held(volume: Path) -> Shard:
+def held(volume: Path, id: p.SnapshotId = ID, data: bytes = DATA) -> Shard:
     path = volume / "snapshots" / "round-1" / "shard-0" / "slot-0"
-    header = p.ShardHeader(ID, 0, len(DATA), zlib.crc32(DATA))
-    fill(path, header, io.BytesIO(DATA).readinto)
+    header = p.ShardHeader(id, 0, len(data), zlib.crc32(data))
+    fill(path, header, io.BytesIO(data).readinto)
     return commit(path, header)
 
 
@@ -33,3 +34,16 @@ def test_a_damaged_shard_is_found_when_it_is_read_and_not_offered_again(tmp_path
     snapshots.discard(shard)
     assert snapshots.scan() == ()
     assert snapshots.find(ID, 0) is None
+
+
+def test_what_has_taken_the_place_of_a_shard_that_was_read_too_late_stays(tmp_path: Path) -> None:
+    before, snapshots = held(tmp_path), Snapshots(tmp_path)
+    after = held(tmp_path, dataclasses.replace(ID, step=7), DATA[::-1])
+    snapshots.committed(after.path)
+    with pytest.raises(Damaged, match="crc32"):
+        before.verify()
+    snapshots.discard(before)
+    assert snapshots.find(after.id, 0) == snapshots.newest(1, 0, after_step=5) == after
+    forget(after.path)
+    snapshots.discard(after)
+    assert snapshots.newest(1, 0, after_step=5) is None, "it is being written over: nobody is to be sent there"

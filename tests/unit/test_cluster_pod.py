@@ -46,7 +46,11 @@ def test_a_command_of_ones_own_runs_under_the_agent() -> None:
 def test_the_bundled_trainer_gets_its_configuration_and_memory() -> None:
     pod = made(job(BUNDLED))
     assert container(pod)["command"] == ["python3", "/concertina/agent.pyz", "run", "--bundled"]
-    assert json.loads(environment(pod)["CONCERTINA_TRAINER"])["steps"] == 10
+    said = json.loads(environment(pod)["CONCERTINA_TRAINER"])
+    assert said["steps"] == 10
+    assert set(said["optimizer"]).isdisjoint({"minLearningRate", "minLearningRateFactor", "warmupSteps"}), (
+        "a trainer's image that is older than the operator has not all of these"
+    )
     assert json.loads(environment(pod)["CONCERTINA_CHECKPOINT"])["uri"] == "s3://bucket/run"
     assert container(pod)["envFrom"] == [{"secretRef": {"name": "s3"}}]
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}

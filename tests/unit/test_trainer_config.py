@@ -60,6 +60,14 @@ def test_the_digest_is_of_what_decides_the_numbers():
     assert len({TrainerConfig.model_validate(one).digest() for one in bitwise}) == 2
 
 
+def test_a_run_that_began_when_rates_had_other_defaults_is_the_same_run():
+    """As its API server has stored it, and the digest that version gave it."""
+    stored = {"learningRate": 3e-4, "minLearningRate": 3e-5, "warmupSteps": 100}
+    assert TrainerConfig.model_validate({**DATA, "optimizer": stored}).digest() == "a63fbbd797f214ce"
+    said = {**stored, "minLearningRateFactor": 0.5}
+    assert TrainerConfig.model_validate({**DATA, "optimizer": said}).digest() != "a63fbbd797f214ce"
+
+
 def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():
     found = CheckpointConfig.model_validate({"uri": "s3://b/x", "everySteps": 5, "secretName": "s3"})
     assert (found.every_steps, found.every_seconds, found.keep) == (5, None, 3)

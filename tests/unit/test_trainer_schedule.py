@@ -19,6 +19,42 @@ def test_warm_up_then_a_cosine_to_the_minimum_at_the_last_step(step, rate):
     assert learning_rate(step, 15, CONFIG) == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        ({}, 1e-6),
+        ({"minLearningRateFactor": 0.0}, 0.0),
+        ({"minLearningRateFactor": 1.0}, 1e-5),
+        ({"minLearningRate": 2e-6}, 2e-6),
+        ({"minLearningRate": 3e-5}, 3e-5),
+        ({"minLearningRate": 3e-5, "minLearningRateFactor": 0.5}, 5e-6),
+    ],
+)
+def test_the_last_rate_is_a_part_of_the_highest_unless_a_number_is_said(said, last):
+    config = OptimizerConfig.model_validate({"learningRate": 1e-5, **said})
+    rates = [learning_rate(step, 200, config) for step in range(200)]
+    assert rates[-1] == pytest.approx(last)
+    assert max(rates) == pytest.approx(max(last, 1e-5)), "nothing but a number that somebody has set is above it"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said", "warmup"), [(5000, {}, 100), (60, {}, 6), (9, {}, 0), (60, {"warmupSteps": 100}, 100)]
+)
+def test_a_short_run_has_a_short_warm_up_unless_a_number_is_said(steps, said, warmup):
+    config = OptimizerConfig.model_validate(said)
+    rates = [learning_rate(step, steps, config) for step in range(steps)]
+    assert rates.index(max(rates)) == min(max(0, warmup - 1), steps - 1)
+
+
+def test_rates_that_defaults_of_old_have_made_odd_are_told_of():
+    old = {"minLearningRate": 3e-5, "warmupSteps": 100}
+    assert OptimizerConfig.model_validate(old).doubts(1000) == OptimizerConfig().doubts(2) == []
+    (rate,) = OptimizerConfig.model_validate({**old, "learningRate": 1e-5}).doubts(1000)
+    assert "minLearningRate (3e-05) is above learningRate (1e-05)" in rate
+    (warmup,) = OptimizerConfig.model_validate(old).doubts(50)
+    assert "warmupSteps (100) are more than steps (50)" in warmup
+
+
 def test_without_a_warm_up_the_first_step_has_the_highest_rate():
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=0)
     assert learning_rate(0, 1, config) == learning_rate(0, 10, config) == 1.0

@@ -78,9 +78,12 @@ class Snapshots:
         self.forget_fetched()
 
     def discard(self, shard: Shard) -> None:
-        """It is damaged: no round is to count on it again."""
-        log("snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number)
-        forget(shard.path)
+        """Its bytes are not those that were committed: no round is to count on it again. A worker that goes on writing,
+        as at a drain, which waits for no copy, takes the mark away before the first byte: what has another mark by now,
+        or none yet, is a newer snapshot in the same slot, and stays."""
+        if marked(mark(shard.path)) == shard:
+            log("snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number)
+            forget(shard.path)
         self._newest = {key: known for key, known in self._newest.items() if known != shard}
 
     def forget_fetched(self) -> None:

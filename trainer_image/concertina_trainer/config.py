@@ -164,19 +164,64 @@ class DataConfig(_Section):
 
 
 class OptimizerConfig(_Section):
-    """AdamW with a linear warm-up and a cosine down to minLearningRate at the last step."""
+    """AdamW with a linear warm-up, and a cosine down to a tenth of learningRate at the last step, where nothing else is
+    said."""
 
     learning_rate: float = Field(
         default=3e-4, ge=0.0, le=10.0, description="Highest learning rate, reached after the warm-up."
     )
-    min_learning_rate: float = Field(default=3e-5, ge=0.0, le=10.0, description="Learning rate at the last step.")
-    warmup_steps: int = Field(default=100, ge=0, le=1000000000, description="Steps of linear warm-up from 0.")
+    min_learning_rate_factor: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Learning rate at the last step, as a part of learningRate. Default: 0.1, or what minLearningRate "
+        "says.",
+    )
+    min_learning_rate: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=10.0,
+        description="Learning rate at the last step, whatever learningRate is; minLearningRateFactor goes before it.",
+    )
+    warmup_steps: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000000000,
+        description="Steps of linear warm-up from 0. Default: 100, but at most a tenth of steps.",
+    )
     weight_decay: float = Field(default=0.1, ge=0.0, le=10.0, description="Decoupled decay of matrices (not of norms).")
     betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] = Field(
         default=[0.9, 0.95], description="AdamW's two averaging factors."
     )
     epsilon: float = Field(default=1e-8, ge=1e-16, le=1.0, description="Added to the root of AdamW's second moment.")
     gradient_clip: float = Field(default=1.0, ge=0.0, le=1e9, description="Largest gradient norm; 0 for no limit.")
+
+    @property
+    def resolved_min_learning_rate(self) -> float:
+        if self.min_learning_rate_factor is None and self.min_learning_rate is not None:
+            return self.min_learning_rate
+        factor = 0.1 if self.min_learning_rate_factor is None else self.min_learning_rate_factor
+        return factor * self.learning_rate
+
+    def resolved_warmup_steps(self, steps: int) -> int:
+        return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
+
+    def doubts(self, steps: int) -> list[str]:
+        """What is odd about the rates, in sentences. No refusal: manifests that were stored when minLearningRate was
+        3e-5 and warmupSteps 100 by default hold these as if somebody had set them."""
+        found = []
+        least, warmup = self.resolved_min_learning_rate, self.resolved_warmup_steps(steps)
+        if least > self.learning_rate:
+            found.append(
+                f"optimizer.minLearningRate ({least:g}) is above learningRate ({self.learning_rate:g}), so the rate "
+                "rises to it: set optimizer.minLearningRateFactor, which is a part of learningRate"
+            )
+        if warmup > steps:
+            found.append(
+                f"optimizer.warmupSteps ({warmup}) are more than steps ({steps}), so learningRate is never reached: "
+                "set fewer"
+            )
+        return found
 
 
 class SnapshotConfig(_Section):
@@ -313,6 +358,11 @@ class TrainerConfig(_Section):
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
+        # As numbers, however they are said: a run from before there was another way to say them goes on as the same.
+        optimizer = kept["optimizer"]
+        del optimizer["min_learning_rate_factor"]
+        optimizer["min_learning_rate"] = self.optimizer.resolved_min_learning_rate
+        optimizer["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

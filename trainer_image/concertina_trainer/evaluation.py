@@ -3,7 +3,7 @@
 Always the same sequences, in batches of the training's size and shape: so the loss is the same in every world as far as
 a training step's is, to the bit with `determinism: bitwise`. Nothing of the training is touched: neither its order nor
 its gradients. A step is evaluated before the next one begins, so a round that goes on from it does so again, and one
-that ended before it could makes up for it.
+that ended before it could makes up for it. So no drain has to wait: all ranks leave an evaluation between two batches.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.model.parallel import World
 from concertina_trainer.model.summing import Sums
 from concertina_trainer.report import Reporter
+from concertina_trainer.state.saving import Saving
 
 SEED = 0
 """The same sequences whatever the run's seed, so that runs can be compared."""
@@ -35,44 +36,58 @@ SEED = 0
 class Evaluation:
     def __init__(
         self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: World,
-        reporter: Reporter,
+        reporter: Reporter, saving: Saving,
     ) -> None:  # fmt: skip
         self._every, self._reader, self._plan = config.every_steps, reader, plan
-        self._model, self._sums, self._world, self._reporter = model, sums, world, reporter
+        self._model, self._sums, self._world, self._reporter, self._saving = model, sums, world, reporter, saving
         self._count = min(config.sequences, reader.epoch_size)
         self._done = 0
         """The last step that was evaluated in this round."""
 
-    def after(self, step: int, last: bool = False) -> None:
-        """Where it is due after `step` steps, or the run ends with them."""
+    def after(self, step: int, last: bool = False) -> bool:
+        """Where it is due after `step` steps, or the run ends with them. False where it was left for a drain."""
         if step == self._done or (step % self._every and not last):
-            return
+            return True
         self._done, started = step, time.perf_counter()
         self._reporter.evaluating(step)
-        loss, tokens = self.loss()
-        seconds = time.perf_counter() - started
+        losses, tokens = self._losses()
+        seconds, batches = time.perf_counter() - started, -(-self._count // self._plan.global_size)
+        if len(losses) < batches:
+            self._reporter.note(
+                f"step {step}: the evaluation is left for a drain, after {len(losses)} of {batches} batches; the round "
+                "that goes on from this step begins it anew"
+            )
+            return False
+        loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))
         self._reporter.evaluated(
             Evaluated(step, loss),
-            f"step {step}: evaluation loss {loss:.4f} (mean of {tokens:,} tokens, {seconds:.1f} s)",
+            f"step {step}: evaluation loss {loss:.4f} (mean of {sum(tokens):,} tokens, {seconds:.1f} s)",
         )
+        return True
 
     @torch.no_grad()
-    def loss(self) -> tuple[float, int]:
-        """The mean over all tokens that the sequences predict, and how many these are."""
-        words, tokens = [], []
+    def _losses(self) -> tuple[list[float], list[int]]:
+        """Of each batch: its mean, and how many tokens its sequences predict. Of fewer where a drain has come."""
+        words: list[Tensor] = []
+        tokens: list[int] = []
         for begin in range(0, self._count, self._plan.global_size):
             end = min(self._count, begin + self._plan.global_size)
             batch = microbatches(self._reader, self._plan, self._world.rank, begin, end)
-            words.append(self._sums.losses(self._parts(batch)))
-            tokens.append(int(self._reader.predicted(begin, end).sum()))
+            count = int(self._reader.predicted(begin, end).sum())
+            # The host waits for the device once a batch, as it does once a step, and only here: this batch was read
+            # while the device computed the one before.
+            if words and words[-1][-1].item():
+                break
+            losses = self._sums.losses(self._parts(batch))
+            word = torch.cat([losses, losses.new_tensor([self._saving.say().drain])])
+            with self._world.waits.measured():
+                dist.all_reduce(word)
+            words.append(word)
+            tokens.append(count)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # no backward comes that would
-        agreed = torch.stack(words)
-        with self._world.waits.measured():
-            dist.all_reduce(agreed)
-        losses = (self._sums.loss(word) for word in agreed.tolist())
-        return sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens)), sum(tokens)
+        return [self._sums.loss(word) for *word, _ in torch.stack(words).tolist()], tokens
 
     def _parts(self, batch: Sequence[Microbatch]) -> list[Tensor]:
         found = []

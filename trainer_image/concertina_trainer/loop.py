@@ -39,20 +39,24 @@ class Run:
     reporter: Reporter
     evaluation: Evaluation | None = None
 
-    def evaluate(self, step: int, last: bool = False) -> None:
-        if self.evaluation is not None:
-            self.evaluation.after(step, last)
+    def evaluate(self, step: int, position: int, last: bool = False) -> Done | None:
+        """Done where a drain has come meanwhile: the round ends with `step`, and who goes on from it evaluates it."""
+        if self.evaluation is None or self.evaluation.after(step, last):
+            return None
+        self.reporter.pulse.enter("checkpointing", step)
+        return self.saving.drained(step, position)
 
 
 def train(run: Run, step: int, position: int) -> Done:
     """From `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
     if step >= run.config.steps:
-        done = run.saving.after(step, position, Said())
+        done = run.evaluate(step, position, last=True) or run.saving.after(step, position, Said())
         assert done is not None
         return done
     enter = run.reporter.pulse.enter
     while True:
-        run.evaluate(step)
+        if done := run.evaluate(step, position):
+            return done
         enter("loading data", step)
         microbatches = run.batches.next(run.reporter.stalled)
         enter("computing", step)
@@ -77,8 +81,8 @@ def train(run: Run, step: int, position: int) -> Done:
         saving, stalled = run.saving.seconds, run.batches.stalled_seconds
         run.reporter.step(step, position, agreed.loss, rate, run.saving.snapshot_step, saving, stalled)
         run.balance.worked(microbatches, run.reporter.pulse.busy)
-        if step == run.config.steps:
-            run.evaluate(step, last=True)
+        if step == run.config.steps and (done := run.evaluate(step, position, last=True)):
+            return done
         enter("checkpointing", step)
         done = run.saving.after(step, position, agreed.said)
         if done is not None:

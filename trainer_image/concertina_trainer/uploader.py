@@ -75,7 +75,7 @@ def _publishing(config: CheckpointConfig, uid: str) -> checkpoint.Publishing:
     text = os.environ.get("CONCERTINA_TRAINER", "")
     trainer = TrainerConfig.model_validate_json(text) if text else None
     back = trainer.anomalies.reaches if trainer else ()
-    said = trainer.model_dump(mode="json", by_alias=True) if trainer else {}
+    said = trainer.model_dump(mode="json", by_alias=True, exclude_none=True) if trainer else {}
     return checkpoint.Publishing(uid, job, said, code, Keeping(config.keep, config.keep_every_steps, back))
 
 

@@ -147,6 +147,8 @@ def report_beginning(reporter: Reporter, built: Built, asked: Restore, restored:
     """What of its beginning the round reports from now on."""
     if restored.config != built.config.digest():
         reporter.note(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
+    for doubt in built.config.optimizer.doubts(built.config.steps):
+        reporter.note(doubt)
     reporter.skipped = united(restored.skipped, asked.skipped)
     reporter.restored_step, reporter.restored_from = restored.id.step, asked.source
     if asked.source == "Fresh" and restored.id.step:
@@ -172,7 +174,7 @@ def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, ch
     digests = Digests(every, built.model, built.state.tensors, world.rank, world.size, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
-        evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter)
+        evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter, saving)
     return Run(
         config, world, built.model, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
         evaluation,

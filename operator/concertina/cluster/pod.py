@@ -134,7 +134,8 @@ def _trainer(container: Raw, job: JobView, spec: JobSpec, port: int, volumes: li
 
 
 def _environment(job: JobView, spec: JobSpec, port: int) -> list[Raw]:
-    config = spec.trainer.model_dump_json(by_alias=True) if spec.trainer else "{}"
+    # Without what is not said: the trainer's image may be older than the operator, and refuses fields it does not know.
+    config = spec.trainer.model_dump_json(by_alias=True, exclude_none=True) if spec.trainer else "{}"
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
     values = {
         "CONCERTINA_JOB": f"{job.namespace}/{job.name}",

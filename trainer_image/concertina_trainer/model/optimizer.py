@@ -15,11 +15,12 @@ from concertina_trainer.errors import BadInput
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     """The rate of step `step` (from 0): linear warm-up, then a cosine that reaches the minimum at the last step."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
+    warmup, least = config.resolved_warmup_steps(steps), config.resolved_min_learning_rate
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - 1 - warmup)
     cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-    return config.min_learning_rate + (config.learning_rate - config.min_learning_rate) * cosine
+    return least + (config.learning_rate - least) * cosine
 
 
 def local(tensor: Tensor) -> Tensor:

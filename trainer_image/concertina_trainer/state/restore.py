@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ import torch.distributed as dist
 
 from concertina_agent.protocol import Restore, SnapshotId
 from concertina_agent.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
-from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.model.parallel import World
 from concertina_trainer.state.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
 from concertina_trainer.state.train_state import ShardBytes, TrainState, overlapping
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
+from concertina_trainer.storage import hf_config, hf_names
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.refusals import final
 from concertina_trainer.storage.retention import lease
@@ -84,9 +85,11 @@ def restore(
     if start.source == "Fresh" and checkpoint is not None and checkpoint.resume_from:
         return _resume(checkpoint.resume_from, state, data, world)
     if start.source == "Fresh":
+        uri = checkpoint.init_from if checkpoint is not None else ""
+        files = _files(uri, config.model, world) if uri else None
         state.initialise(config)
-        if checkpoint is not None and checkpoint.init_from:
-            _begin_with(checkpoint.init_from, state, world)
+        if uri:
+            _begin_with(uri, files, config.model, state, world)
         return Facts(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
     if start.source == "Memory":
         assert start.id is not None
@@ -137,16 +140,40 @@ def _resume(uri: str, state: TrainState, data: str, world: World) -> Facts:
         return _take(shards, continued, state, data, world)
 
 
-def _begin_with(uri: str, state: TrainState, world: World) -> None:
-    """Weights alone; everything else stays as at step 0."""
+def _files(uri: str, model: ModelConfig, world: World) -> Collection[ShardBytes] | None:
+    """Of weights to begin with that are not a checkpoint of ours, and of this model as far as can be told; before
+    anything that takes long."""
     if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
+        return None
+    files = final(lambda: SafetensorsFiles(uri))
+    unchecked = final(lambda: files.check(model))
+    if unchecked and world.rank == 0:
+        print(unchecked, flush=True)
+    return final(lambda: files.shards)
+
+
+def _begin_with(
+    uri: str, files: Collection[ShardBytes] | None, model: ModelConfig, state: TrainState, world: World
+) -> None:
+    """Weights alone; everything else stays as at step 0. `files`: where they are not a checkpoint of ours."""
+    if files is not None:
+        state.load_weights(files, uri)
+    else:
         with _reading(uri, world) as folder:
             stored = StoredCheckpoint(folder)
+            if said := stored.manifest.trainer.get("model"):
+                hf_config.check_fields(hf_names.config_json(_model(said, stored.uri)), stored.uri, model)
             state.load_weights(stored.parts, stored.uri)
-    else:
-        state.load_weights(final(lambda: SafetensorsFiles(uri).shards), uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)
+
+
+def _model(said: object, whence: str) -> ModelConfig:
+    try:
+        return ModelConfig.model_validate(said)
+    except ValueError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise BadInput(f"{whence} is of a model that this version does not know ({problem}).") from error
 
 
 @contextlib.contextmanager

@@ -109,6 +109,14 @@ class Saving:
         self.seconds += took
         return Done("complete" if complete else "drained", step) if complete or drained else None
 
+    def drained(self, step: int, position: int) -> Done:
+        """Stop after `step` steps, while they are evaluated. Should it be durable, the agents ship its snapshot."""
+        if self._snapshots.step_of(self._snapshots.count - 1) == step:
+            self._snapshots.finish()
+        else:
+            self._take(step, position, durable=False, complete=False, last=True)
+        return Done("drained", step)
+
     def _take(self, step: int, position: int, durable: bool, complete: bool, last: bool) -> None:
         id = dataclasses.replace(self._facts.id, step=step)
         skipped, trend = self._anomalies.skipped, self._anomalies.trend

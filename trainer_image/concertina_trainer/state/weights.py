@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from concertina_agent.protocol import SnapshotId
+from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
-from concertina_trainer.storage import hf_names
+from concertina_trainer.storage import hf_config, hf_names
 from concertina_trainer.storage.checkpoint import LATEST
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.manifest import NAME
 
 ENDING = ".safetensors"
+WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
+UNSEEN = {name: hf_config.OURS[name] for name in ("num_attention_heads", "rms_norm_eps", "rope_theta")}
+"""What neither a tensor's name nor its shape tells."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
 """Endings of what files hold beside weights."""
 _NOBODY = Facts(SnapshotId(0, 0, "", 1), 0, 0, "", "")
@@ -42,9 +46,36 @@ class SafetensorsFiles:
             self._folder, self._keys = Folder(folder), [file]
         else:
             self._folder = Folder(uri)
-            self._keys = sorted(key for key in self._folder.entries() if key.endswith(ENDING) and "/" not in key)
+            self._keys = self._of_the_model()
         if not self._keys:
             raise BadInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
+
+    def _of_the_model(self) -> list[str]:
+        """As transformers chooses: a folder may hold the same weights again, under other names."""
+        keys = sorted(key for key in self._folder.entries() if key.endswith(ENDING) and "/" not in key)
+        if WHOLE in keys:
+            return [WHOLE]
+        index = self._folder.get(INDEX)
+        if index is None:
+            return keys
+        try:
+            return sorted(set(json.loads(index)["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
+
+    def check(self, model: ModelConfig) -> str:
+        """Raises BadInput where the files are said to be of another model than this one. What could not be checked, in
+        a sentence."""
+        where = f"{self._folder.uri}/{hf_config.NAME}"
+        text = self._folder.get(hf_config.NAME)
+        if text is not None:
+            hf_config.check(text, where, model)
+            return ""
+        fields = ", ".join(f"{ours} ({theirs})" for theirs, ours in UNSEEN.items())
+        return (
+            f"there is no {where}: that the weights were trained with the same {fields}, activation and rope scaling "
+            "as spec.trainer.model says could not be checked; only names and shapes were"
+        )
 
     @cached_property
     def shards(self) -> list[FileWeights]:
