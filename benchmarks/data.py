@@ -2,11 +2,14 @@
 
     python benchmarks/data.py [--mebibytes 512] [--runs 3] [--json FILE] [--without-peers]
 
-All read the same tokens (two bytes each), shuffled, in sequences of 2048, and give int64. Rows:
-- gather: numpy alone copies the same sequences, in the same order, from memory: the limit;
-- concertina, local: from files that were just written, each checked; cold S3: from SeaweedFS into an empty cache;
-- raw store: the same objects by plain GETs, as many at once; grain, litdata, mosaicml-streaming and torchdata's
-  StatefulDataLoader from disk, in forms of their own (installed into a folder of its own on first use).
+All read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and give int64;
+what is counted is an epoch from its second batch on, of files that were just written. Rows, taken in turn:
+- gather: numpy alone takes the same sequences in the same order out of one memory map: what nothing can exceed;
+- concertina, local: each file is checked; cold S3: from SeaweedFS into an empty cache, its start included;
+- raw store: the same objects by plain GETs, as many at once;
+- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk, each set up in the several ways of
+  data_peers.WAYS, of which the fastest of a first pass is measured, and in runs of 8 sequences that stay together,
+  which is another order and less work. None of them checks what it reads.
 Order: seconds and memory to find 4096 positions among 8 million shards, in a fresh process. Stall: part of the time
 that training at a rate waits for data.
 """
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,8 @@ from concertina_trainer.data.write import Draft
 from concertina_trainer.storage.folder import Folder
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
+SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
+"""Of a pass of one way; of a row in one run."""
 CONSOLE = Console(stderr=True)
 ORDER = """
 import json, re, time
@@ -71,11 +77,14 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     order = [json.loads(subprocess.check_output([sys.executable, "-c", ORDER])) for _ in range(options.runs)]
+    for name, sweep in facts.get("sweep", {}).items():
+        report.show(f"Ways of {name}", {way: [speed] for way, speed in sweep.items()}, "Mtok/s", more_is_better=True)
     report.show("Tokens a second", speeds, "Mtok/s", more_is_better=True)
     costs = {"order of 8 million shards, s": [o[0] for o in order], "its memory, MB": [o[1] for o in order]}
     report.show("Order", costs, "")
     for name, value in facts.items():
-        print(f"{name}: {value}")
+        if name != "sweep":
+            print(f"{name}: {value}")
     report.write(options.json, "data", costs, speeds, **facts)
     sys.stdout.flush()
     os._exit(0)  # the threads that prepare batches never end by themselves
@@ -87,26 +96,20 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
     facts: dict[str, Any] = {}
     made = folder / "data"
     write(str(made), options.mebibytes)
+    best = [] if options.without_peers else sweep(made, facts)
     with s3.serve(f"bench-data-{os.getpid()}", ["data"]) as server:
         os.environ.update(server.environment())
         write("s3://data/set", options.mebibytes)
         for run in range(options.runs):
             CONSOLE.print(f"run {run + 1} of {options.runs}")
-            speeds["gather (limit)"].append(gather(str(made)))
-            speeds["concertina, local"].append(read(str(made)))
+            speeds["gather (limit)"].append(speed(gather(made)))
+            speeds["concertina, local"].append(speed(read(str(made))))
+            for name, way in best:
+                found = data_peers.measure(name, way, made, LENGTH, BATCH, MOST_SECONDS)
+                speeds[f"{name}: {way}"].append(found)
             speeds["raw store"].append(raw("s3://data/set"))
             shutil.rmtree(folder / "cache", ignore_errors=True)
-            speeds["concertina, cold S3"].append(read("s3://data/set"))
-            for name in () if options.without_peers else data_peers.PEERS:
-                scratch = folder / "peer"
-                scratch.mkdir()
-                (scratch / "data").symlink_to(made)
-                found = data_peers.measure(name, scratch / "data", LENGTH, BATCH)
-                shutil.rmtree(scratch)
-                if "error" in found:
-                    facts[f"{name} did not run"] = found["error"]
-                else:
-                    speeds[name].append(found["tokens"] / found["seconds"] / 1e6)
+            speeds["concertina, cold S3"].append(cold("s3://data/set"))
     for rate in options.rates:
         facts[f"stall at {rate:g} Mtok/s, %"] = [round(stall(str(made), rate * 1e6), 3) for _ in range(options.runs)]
     return speeds, facts
@@ -125,29 +128,56 @@ def write(uri: str, mebibytes: int) -> None:
     folder.put(NAME, manifest.to_json())
 
 
-def read(uri: str) -> float:
-    """An epoch through the reader, its start included. Mtok/s."""
-    started = time.perf_counter()
+def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each peer with the fastest way that shuffles single sequences, as ours does, and with the one in runs; `facts`
+    gets Mtok/s of all ways, and why a peer could not run."""
+    best, facts["sweep"] = [], {}
+    for name, ways in data_peers.WAYS.items():
+        CONSOLE.print(f"trying the ways of {name}")
+        try:
+            tried = {way: data_peers.measure(name, way, made, LENGTH, BATCH, SWEEP_SECONDS) for way in ways}
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            facts[f"{name} did not run"] = str(error)
+            continue
+        facts["sweep"][name] = tried
+        single = {way: found for way, found in tried.items() if way != data_peers.IN_RUNS}
+        best += [(name, max(single, key=single.__getitem__)), (name, data_peers.IN_RUNS)]
+    return best
+
+
+def speed(batches: Iterable[Any]) -> float:
+    """Mtok/s, counted as that of the peers."""
+    seconds, tokens = data_peers.consume(batches, LENGTH, MOST_SECONDS)
+    return tokens / seconds / 1e6
+
+
+def read(uri: str) -> Iterator[Any]:
+    """An epoch through the reader."""
     reader = Reader(DataConfig(uri=uri, fetch_threads=THREADS), LENGTH, seed=1)
-    count = reader.epoch_size // BATCH * BATCH
-    for position in range(0, count, BATCH):
-        reader.read(position, position + BATCH)
-    return count * LENGTH / (time.perf_counter() - started) / 1e6
+    for position in range(0, reader.epoch_size // BATCH * BATCH, BATCH):
+        yield reader.read(position, position + BATCH)
 
 
-def gather(uri: str) -> float:
-    """The same sequences, from arrays in memory by numpy's own indexing, as int64. Mtok/s."""
-    reader = Reader(DataConfig(uri=uri), LENGTH, seed=1)
-    count = reader.epoch_size // BATCH * BATCH
-    _, shards, rows = reader.places(np.arange(count))
-    files = [np.fromfile(file, "<u2") for file in sorted(Path(uri).glob("*.bin"))]
-    height = min((len(file) - 1) // LENGTH for file in files)
-    every = np.concatenate([file[: height * LENGTH].reshape(height, LENGTH) for file in files])
-    places = shards * height + rows
+def cold(uri: str) -> float:
+    """Mtok/s with the start, as the first shards are fetched before the first batch."""
     started = time.perf_counter()
-    for position in range(0, count, BATCH):
-        np.take(every, places[position : position + BATCH], axis=0).astype(np.int64)
+    count = sum(len(batch) for batch in read(uri))
     return count * LENGTH / (time.perf_counter() - started) / 1e6
+
+
+def gather(made: Path) -> Iterator[Any]:
+    """The same sequences in the same order: rows of one file, by numpy's own indexing."""
+    file = made.parent / "rows"
+    if not file.exists():
+        with file.open("wb") as out:
+            for row in data_peers.Rows(made, LENGTH):
+                out.write(row.tobytes())
+    rows = np.memmap(file, "<u2", mode="r").reshape(-1, LENGTH + 1)
+    reader = Reader(DataConfig(uri=str(made)), LENGTH, seed=1)
+    _, shards, inside = reader.places(np.arange(reader.epoch_size // BATCH * BATCH))
+    places = shards * (reader.epoch_size // len(data_peers.Rows(made, LENGTH).files)) + inside
+    for some in places.reshape(-1, BATCH):
+        yield np.take(rows, some, axis=0)
 
 
 def raw(uri: str) -> float:

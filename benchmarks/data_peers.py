@@ -1,11 +1,12 @@
-"""The peers of `data.py`, one a process: they write the same tokens in their own form, and read them shuffled.
+"""The peers of `data.py`: each in a process of its own, in the form and set up in the ways that its documentation
+advises for local disks. Of the ways the fastest is found first (the sweep), and that one is measured.
 
 They are no dependencies of this project: they are installed once into a folder of their own (see `install`).
-`python benchmarks/data_peers.py NAME FOLDER LENGTH BATCH` prints the seconds and tokens of a pass as JSON.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,10 +14,12 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 FOLDER = Path(__file__).parents[1] / "build" / "data-peers"
 PACKAGES = ("grain==0.2.18", "litdata==0.2.76", "mosaicml-streaming==0.13.0", "torchdata==0.11.0")
@@ -26,9 +29,9 @@ NEEDS = (
     *("boto3", "botocore", "s3transfer", "jmespath", "cramjam", "python-dateutil", "six", "urllib3", "portpicker"),
     *("catalogue", "idna", "certifi", "charset-normalizer", "psutil", "jaxtyping"),
 )
-
-
-MOST_SECONDS = 15.0
+CHUNK_BYTES = 64 * 2**20
+"""As large as our shards: of litdata's chunks and mosaicml-streaming's shards."""
+Batches = Iterable[Any]
 
 
 def install() -> Path:
@@ -41,97 +44,153 @@ def install() -> Path:
     return FOLDER
 
 
-def rows(folder: Path, length: int) -> Iterator[bytes]:
-    """Every sequence of the built data, in the order of the disk."""
-    for file in sorted(folder.glob("*.bin")):
-        tokens = np.fromfile(file, "<u2")
-        for begin in range(0, len(tokens) - length, length):
-            yield tokens[begin : begin + length + 1].tobytes()
+@dataclass(frozen=True)
+class Rows:
+    """Every `run` sequences of the built data, in the order of the disk: memory maps of its shards."""
+
+    folder: Path
+    length: int
+    run: int = 1
+
+    @functools.cached_property
+    def files(self) -> list[NDArray[np.uint16]]:
+        """[runs, run, length + 1] of each shard; a sequence's last token is the next one's first."""
+        found = []
+        for file in sorted(self.folder.glob("*.bin")):
+            tokens = np.asarray(np.memmap(file, "<u2", mode="r"))
+            windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)[:: self.length]
+            found.append(windows[: len(windows) // self.run * self.run].reshape(-1, self.run, self.length + 1))
+        return found
+
+    def __len__(self) -> int:
+        return sum(map(len, self.files))
+
+    def __getitem__(self, index: int) -> NDArray[np.uint16]:
+        shard, inside = divmod(int(index), len(self.files[0]))
+        return self.files[shard][inside]
+
+    def __iter__(self) -> Iterator[NDArray[np.uint16]]:
+        for file in self.files:
+            yield from file
 
 
-def consume(batches: Iterable[Any], length: int) -> tuple[float, int]:
-    """Seconds and tokens, from the second batch on, for a while; each batch becomes int64, which models read."""
+def consume(batches: Batches, length: int, most_seconds: float) -> tuple[float, int]:
+    """Seconds and tokens from the second batch on, until the epoch ends or for so long; each batch is, or becomes, an
+    array of int64 [batch, length + 1], which models read."""
     tokens, started = 0, 0.0
     for batch in batches:
-        array = np.asarray(batch).astype(np.int64)
+        array = np.asarray(batch).astype(np.int64, copy=False).reshape(-1, length + 1)
         if started:
-            tokens += array.size // (length + 1) * length
-            if time.perf_counter() - started > MOST_SECONDS:
+            tokens += len(array) * length
+            if time.perf_counter() - started > most_seconds:
                 break
         else:
             started = time.perf_counter()
     return time.perf_counter() - started, tokens
 
 
-def grain(folder: Path, length: int, batch: int) -> tuple[float, int]:
+Way = Callable[[Path, int, int], Batches]
+"""The batches of the data in a folder, by sequence length and batch."""
+
+
+def memory_map(threads: int = 0, workers: int = 0, run: int = 1) -> Way:
+    """grain over the shards themselves."""
+
+    def read(folder: Path, length: int, batch: int) -> Batches:
+        import grain
+
+        data = grain.MapDataset.source(Rows(folder, length, run)).shuffle(seed=1).batch(batch // run)
+        return _grain(data, threads, workers)
+
+    return read
+
+
+def array_record(threads: int) -> Way:
+    """grain over the format that it is recommended with, each sequence a record."""
+
+    def read(folder: Path, length: int, batch: int) -> Batches:
+        import grain
+        from array_record.python.array_record_module import ArrayRecordWriter
+        from grain.sources import ArrayRecordDataSource
+
+        file = folder.parent / "grain.array_record"
+        if not file.exists():
+            writer = ArrayRecordWriter(str(file), "group_size:1")
+            for row in Rows(folder, length):
+                writer.write(row.tobytes())
+            writer.close()
+        data = grain.MapDataset.source(ArrayRecordDataSource(str(file))).shuffle(seed=1)
+        return _grain(data.map(lambda row: np.frombuffer(row, "<u2")).batch(batch), threads, 0)
+
+    return read
+
+
+def _grain(data: Any, threads: int, workers: int) -> Batches:
     import grain
-    from array_record.python.array_record_module import ArrayRecordWriter
-    from grain.sources import ArrayRecordDataSource
 
-    file = str(folder.parent / "grain.array_record")
-    writer = ArrayRecordWriter(file, "group_size:1")
-    for row in rows(folder, length):
-        writer.write(row)
-    writer.close()
-    data = grain.MapDataset.source(ArrayRecordDataSource(file)).shuffle(seed=1)
-    parsed = data.map(lambda row: np.frombuffer(row, "<u2")).batch(batch)
-    return consume(parsed.to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)), length)
+    found = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16 if threads else 0))
+    if workers:
+        from absl import flags
+
+        flags.FLAGS(sys.argv[:1])  # its workers are told them
+        found = found.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    return found
 
 
-def litdata(folder: Path, length: int, batch: int) -> tuple[float, int]:
-    import torch
-    from litdata import StreamingDataset, TokensLoader
-    from litdata.streaming.writer import BinaryWriter
+def litdata(workers: int, run: int = 1) -> Way:
+    def read(folder: Path, length: int, batch: int) -> Batches:
+        import torch
+        from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+        from litdata.streaming.writer import BinaryWriter
 
-    out = folder.parent / "litdata"
-    out.mkdir(exist_ok=True)
-    loader = TokensLoader(block_size=length + 1)
-    writer = BinaryWriter(str(out), chunk_size=(length + 1) * (64 * 2**20 // (2 * length + 2)), item_loader=loader)
-    for index, row in enumerate(rows(folder, length)):
-        writer.add_item(index, torch.frombuffer(bytearray(row), dtype=torch.int16))
-    writer.done()
-    writer.merge(1)
-    data = StreamingDataset(str(out), item_loader=TokensLoader(block_size=length + 1), shuffle=True, seed=1)
-    return consume(batched(iter(data), batch), length)
+        out = folder.parent / "litdata"
+        if not out.exists():
+            out.mkdir()
+            rows = CHUNK_BYTES // (2 * length + 2)
+            loader = TokensLoader(block_size=length + 1)
+            writer = BinaryWriter(str(out), chunk_size=(length + 1) * rows, item_loader=loader)
+            for index, row in enumerate(Rows(folder, length)):
+                writer.add_item(index, torch.from_numpy(row[0].view("<i2").copy()))
+            writer.done()
+            writer.merge(1)
+        loader = TokensLoader(block_size=(length + 1) * run)
+        data = StreamingDataset(str(out), item_loader=loader, shuffle=True, seed=1)
+        return StreamingDataLoader(data, batch_size=batch // run, num_workers=workers)
 
-
-def mosaic(folder: Path, length: int, batch: int) -> tuple[float, int]:
-    _without_torchvision()
-    from streaming import MDSWriter, StreamingDataset
-
-    out = str(folder.parent / "mds")
-    with MDSWriter(out=out, columns={"tokens": "bytes"}, size_limit=2**26) as writer:
-        for row in rows(folder, length):
-            writer.write({"tokens": row})
-    data = StreamingDataset(local=out, shuffle=True, shuffle_seed=1, batch_size=batch)
-    return consume(batched((np.frombuffer(item["tokens"], "<u2") for item in data), batch), length)
+    return read
 
 
-def stateful(folder: Path, length: int, batch: int) -> tuple[float, int]:
-    from torch.utils.data import Dataset
-    from torchdata.stateful_dataloader import StatefulDataLoader
+def mosaic(workers: int, run: int = 1) -> Way:
+    def read(folder: Path, length: int, batch: int) -> Batches:
+        _without_torchvision()
+        from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
-    files = [np.memmap(file, "<u2", mode="r") for file in sorted(folder.glob("*.bin"))]
-    places = [(file, row * length) for file in files for row in range((len(file) - 1) // length)]
+        out = folder.parent / f"mds-{run}"
+        if not out.exists():
+            columns = {"tokens": f"ndarray:uint16:{run},{length + 1}"}
+            with MDSWriter(out=str(out), columns=columns, size_limit=CHUNK_BYTES) as writer:
+                for row in Rows(folder, length, run):
+                    writer.write({"tokens": row})
+        size = batch // run
+        data = StreamingDataset(local=str(out), shuffle=True, shuffle_seed=1, batch_size=size)
+        loader = StreamingDataLoader(data, batch_size=size, num_workers=workers)
+        return (each["tokens"] for each in loader)
 
-    class Rows(Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return len(places)
-
-        def __getitem__(self, index: int) -> Any:
-            file, begin = places[index]
-            return file[begin : begin + length + 1]
-
-    loader = StatefulDataLoader(Rows(), batch_size=batch, shuffle=True, collate_fn=np.stack)
-    return consume(loader, length)
+    return read
 
 
-def batched(items: Iterator[Any], size: int) -> Iterator[Any]:
-    while True:
-        some = [item for _, item in zip(range(size), items, strict=False)]
-        if len(some) < size:
-            return
-        yield np.stack([np.asarray(item) for item in some])
+def stateful(workers: int, run: int = 1) -> Way:
+    """Over the shards themselves."""
+
+    def read(folder: Path, length: int, batch: int) -> Batches:
+        import torch
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        stack = lambda items: torch.from_numpy(np.stack(items))  # noqa: E731
+        rows = Rows(folder, length, run)
+        return StatefulDataLoader(rows, batch // run, shuffle=True, num_workers=workers, collate_fn=stack)
+
+    return read
 
 
 def _without_torchvision() -> None:
@@ -150,30 +209,40 @@ def _without_torchvision() -> None:
         sys.modules[name] = Anything(name)
 
 
-PEERS: dict[str, Callable[[Path, int, int], tuple[float, int]]] = {
-    "grain": grain,
-    "litdata": litdata,
-    "mosaicml-streaming": mosaic,
-    "StatefulDataLoader": stateful,
+IN_RUNS = "runs of 8"
+"""Eight sequences that follow one another on the disk are one item: cheaper, and shuffled together."""
+WAYS: dict[str, dict[str, Way]] = {
+    "grain": {
+        "ArrayRecord, 4 threads": array_record(threads=4),
+        "memory map, no threads": memory_map(),
+        "memory map, 2 threads": memory_map(threads=2),
+        "memory map, 2 workers": memory_map(workers=2),
+        IN_RUNS: memory_map(run=8),
+    },
+    "litdata": {**{f"{count} workers": litdata(count) for count in (0, 1, 2)}, IN_RUNS: litdata(0, run=8)},
+    "mosaicml-streaming": {**{f"{count} workers": mosaic(count) for count in (0, 1, 2)}, IN_RUNS: mosaic(0, run=8)},
+    "StatefulDataLoader": {**{f"{count} workers": stateful(count) for count in (0, 1, 2)}, IN_RUNS: stateful(0, run=8)},
 }
 
 
-def measure(name: str, folder: Path, length: int, batch: int) -> Any:
-    """In a process of its own: {"seconds", "tokens"}; {"error"} where it could not run."""
-    environment = {**os.environ, "PYTHONPATH": str(install()), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, name, str(folder), str(length), str(batch)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    lines = done.stdout.strip().splitlines()
-    return json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": done.stderr.strip()[-300:]}
+def measure(name: str, way: str, folder: Path, length: int, batch: int, most_seconds: float) -> float:
+    """Mtok/s, in a process of its own. Raises RuntimeError with what it printed where it could not run."""
+    path = f"{install()}:{Path(__file__).parent}"
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    main = "import data_peers; data_peers.main()"  # so that workers of the peers can import what they are sent
+    command = [sys.executable, "-W", "ignore", "-c", main, name, way, folder, length, batch, most_seconds]
+    done = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name}, {way}: {done.stderr.strip()[-300:]}")
+    seconds, tokens = json.loads(done.stdout.strip().splitlines()[-1])
+    return float(tokens / seconds / 1e6)
 
 
 def main() -> None:
-    name, folder, length, batch = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    seconds, tokens = PEERS[name](folder, length, batch)
-    print(json.dumps({"seconds": seconds, "tokens": tokens}))
+    name, way, folder, length, batch, most_seconds = sys.argv[1:]
+    batches = WAYS[name][way](Path(folder), int(length), int(batch))
+    print(json.dumps(consume(batches, int(length), float(most_seconds))))
     sys.stdout.flush()
     os._exit(0)  # some leave threads behind
-
-
-if __name__ == "__main__":
-    main()

@@ -9,9 +9,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 Samples = Mapping[str, Sequence[float]]
 """Seconds (or the unit that the row's name gives) by row, a number a run; inf where a run never got there."""
 
@@ -33,15 +30,19 @@ def summary(values: Sequence[float], more_is_better: bool = False) -> dict[str, 
 
 
 def show(title: str, samples: Samples, unit: str = "s", more_is_better: bool = False) -> None:
-    """Print one row a name; `never` stands where the limit of a run was reached."""
-    table = Table("", "runs", f"median {unit}", f"best {unit}", f"p99 {unit}", f"worst {unit}", title=title)
+    """Print one row a name, as Markdown; `never` stands where the limit of a run was reached."""
+    rows = [["", "runs", f"median {unit}", "best", "p99", "worst"]]
     for name, values in samples.items():
         if not values:
             continue
         row = summary(values, more_is_better)
         cells = ["never" if row[key] is None else f"{row[key]:.3g}" for key in ("median", "best", "p99", "worst")]
-        table.add_row(name, str(row["runs"]), *cells)
-    Console(width=120).print(table)
+        rows.append([name, str(row["runs"]), *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    print(f"\n{title}\n")
+    for cells in rows:
+        print("|", " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), "|")
 
 
 def write(path: Path | None, name: str, samples: Samples, rates: Samples | None = None, **facts: object) -> None:

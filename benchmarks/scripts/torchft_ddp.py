@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
+LIMIT = timedelta(seconds=5)
+"""Of all that may hang when a group is lost; as they come, a quorum and a connection are waited for a minute."""
+
 
 def main() -> None:
     """Train for good."""
@@ -36,9 +39,9 @@ def main() -> None:
         optimizer.load_state_dict(found["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)), load_state_dict=load, state_dict=state, min_replica_size=1,
-        timeout=timedelta(seconds=10), rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port,
-        replica_id=options.replica, hostname="127.0.0.1",
+        pg=ProcessGroupGloo(timeout=LIMIT), load_state_dict=load, state_dict=state, min_replica_size=1, timeout=LIMIT,
+        quorum_timeout=LIMIT, connect_timeout=LIMIT, rank=0, world_size=1, store_addr="127.0.0.1",
+        store_port=store.port, replica_id=options.replica, hostname="127.0.0.1",
     )  # fmt: skip
     model = DistributedDataParallel(manager, body)
     optimizer = Optimizer(manager, torch.optim.AdamW(body.parameters()))

@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from concertina.cli.demo import text
 
 Object = dict[str, Any]
 JOB = "drilled"
@@ -41,10 +45,13 @@ def manifest(pod: Object, data: str, checkpoint: Object) -> Object:
     }
 
 
-def build_data(uri: str, environment: Mapping[str, str], *sources: str) -> None:
-    """Token shards of these files."""
-    command = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", uri, *sources]
-    subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, timeout=120)
+def build_data(uri: str, environment: Mapping[str, str], *options: str, source: Path | None = None) -> None:
+    """Token shards of `source`, or of a short text that is the same everywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [source] if source else text.write(Path(folder), 10, 10_000)
+        build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", uri, *options]
+        command = [*build, *map(str, sources)]
+        subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, timeout=120)
 
 
 def drill(scenario: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -30,7 +30,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
         yield print
 
     with stages.standing(name, 3, step) as standing:
-        drills.build_data(DATA, standing.storage.environment(), __file__)
+        drills.build_data(DATA, standing.storage.environment())
         yield standing
     if not request.session.testsfailed:
         lifetime.forget(name)

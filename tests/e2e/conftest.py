@@ -61,7 +61,7 @@ def data(cluster: Cluster) -> None:
     """Token shards of a short text, in storage; those of an earlier session give way."""
     before = Folder(e2e.DATA)
     before.delete(list(before.list("")))
-    drills.build_data(e2e.DATA, {}, __file__, e2e.__file__)
+    drills.build_data(e2e.DATA, {})
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from concertina.cli.demo import text
 from concertina.local.s3 import serve
 from concertina_trainer.data.build import build
 
@@ -32,11 +33,10 @@ def data_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Byte-level shards of a few modules of the standard library."""
-    files = sorted(Path(os.__file__).parent.glob("[a-d]*.py"))
+    """Byte-level shards of text that is the same everywhere."""
     out = tmp_path_factory.mktemp("data")
     os.environ["CONCERTINA_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    list(build(files, str(out), shard_bytes=300_000))
+    list(build(text.write(tmp_path_factory.mktemp("text"), 35, 27_000), str(out), shard_bytes=300_000))
     return out
 
 

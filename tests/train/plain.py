@@ -9,8 +9,9 @@ from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.model.optimizer import learning_rate
 
 
-def losses(trainer, nudged=False):
-    """By step. `nudged`: every initial weight is the next float32."""
+def losses(trainer, nudged=False, wrong_at=None):
+    """By step. `nudged`: every initial weight is the next float32. `wrong_at`: this step (from 0) has the first sample
+    of the next batch in the place of its last."""
     config = TrainerConfig.model_validate(trainer)
     model = Decoder(config.model)
     with torch.no_grad():
@@ -26,6 +27,8 @@ def losses(trainer, nudged=False):
     found, size = {}, config.global_batch_size
     for step in range(config.steps):
         tokens = torch.from_numpy(reader.read(size * step, size * (step + 1)))
+        if step == wrong_at:
+            tokens[-1] = torch.from_numpy(reader.read(size * (step + 1), size * (step + 1) + 1))
         adam.zero_grad()
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
@@ -48,3 +51,11 @@ def rounding_bound(trainer):
     straight, nudged = losses(trainer), losses(trainer, nudged=True)
     growth = max(abs(nudged[step] / straight[step] - 1) for step in straight)
     return 2 * (terms - 1) * 2**-24 + trainer["steps"] * growth
+
+
+def wrong_sample(trainer):
+    """How far one wrong sample in one step moves the losses, relatively: the least of the first, a middle and the last
+    step. A bound of rounding has to be below it, or a comparison within it would not see that sample."""
+    straight = losses(trainer)
+    moved = [losses(trainer, wrong_at=step) for step in (0, trainer["steps"] // 2, trainer["steps"] - 1)]
+    return min(max(abs(found[step] / straight[step] - 1) for step in straight) for found in moved)

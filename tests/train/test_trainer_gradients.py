@@ -4,13 +4,13 @@ import json
 import os
 import socket
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from concertina.cli.demo import text
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.build import build
 from concertina_trainer.data.manifest import parse
@@ -80,7 +80,8 @@ def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference
 def packed_data(tmp_path_factory):
     """Many short documents, and one that is longer than a sequence."""
     folder = tmp_path_factory.mktemp("packed")
-    words = Path(os.__file__).read_text().split()
+    [source] = text.write(tmp_path_factory.mktemp("text"), 1, 10_000)
+    words = source.read_text().split()
     for i in range(200):
         (folder / f"{i:03}.txt").write_text(" ".join(words[i : i + (100 if i == 7 else i % 9 + 1)]))
     list(build(sorted(folder.glob("*.txt")), str(folder / "data"), shard_bytes=1500))

@@ -60,7 +60,7 @@ def operator(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards of a short text."""
     folder = tmp_path_factory.mktemp("data")
-    build_data(str(folder), {}, __file__)
+    build_data(str(folder), {})
     return folder
 
 

@@ -21,8 +21,7 @@ left out after a change of shares makes 1e-3."""
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Object:
-    sources = map(str, sorted(Path(__file__).parent.glob("*.py")))
-    build_data(str(tmp_path / "data"), {}, "--validation", "0.3", *sources)
+    build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
     job = bundled(tmp_path / "data", tmp_path)["trainer"]
     evaluation = {"everySteps": EVERY, "sequences": 16}
     return {**job, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": BATCH, "evaluation": evaluation}

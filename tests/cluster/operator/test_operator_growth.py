@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from builders import metrics
+from builders.drills import build_data
 from builders.operator import Jobs
 from builders.pods import Pods, condition
 from concertina.cluster.views import pod_view
@@ -210,8 +209,7 @@ def autoscaler(metric: str) -> Object:
 
 
 def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", str(tmp_path), __file__]
-    subprocess.run(build, check=True, capture_output=True, timeout=120)
+    build_data(str(tmp_path), {})
     tmp_path.chmod(0o755)
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
     trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(tmp_path)}, "globalBatchSize": 4}

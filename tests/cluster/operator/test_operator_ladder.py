@@ -48,7 +48,7 @@ def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path
     """One token beyond the vocabulary that the manifest names: the same step fails whichever replica reads it."""
     text = ("a" * 40 + "\n") * 150
     (tmp_path / "text").write_text(text[:3000] + "\x7f" + text[3000:])
-    build_data(str(tmp_path / "data"), {}, str(tmp_path / "text"))
+    build_data(str(tmp_path / "data"), {}, source=tmp_path / "text")
     manifest = tmp_path / "data/manifest.json"
     wrong = dataclasses.replace(parse(manifest.read_bytes(), str(tmp_path)), vocab_size=127)
     manifest.write_bytes(wrong.to_json())

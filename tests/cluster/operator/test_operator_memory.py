@@ -25,7 +25,7 @@ def just_enough(spec: Object, replicas: int) -> str:
 
 
 def test_rounds_after_failures_fit_into_the_memory_that_was_checked(jobs: Jobs, tmp_path: Path) -> None:
-    build_data(str(tmp_path / "data"), {}, *map(str, sorted(Path(__file__).parent.glob("*.py"))))
+    build_data(str(tmp_path / "data"), {})
     parts = bundled(tmp_path / "data", tmp_path / "no-fault")
     trainer = {**parts["trainer"], "snapshot": {"everySteps": 1}}
     trainer["model"] = {**trainer["model"], "layers": 2, "dim": 128}

@@ -123,7 +123,7 @@ def test_a_checkpoint_now_is_in_storage_when_the_command_returns(jobs: Jobs, sto
 def test_data_whose_store_is_away_are_waited_for_until_the_deadline(jobs: Jobs, storage: s3.Server) -> None:
     secret(jobs, storage)
     uri = f"s3://there/{jobs.namespace}-data"
-    build_data(uri, storage.environment(), __file__)
+    build_data(uri, storage.environment())
     container = {"name": "trainer", "image": "concertina/trainer:test", "envFrom": [{"secretRef": {"name": "s3"}}]}
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
     trainer: Object = {"steps": 12, "model": model, "globalBatchSize": 4}

@@ -49,7 +49,7 @@ def tell(console: Console, name: str, picture: Path) -> list[str]:
     """The whole story; a sentence for each promise that was not kept."""
     with stages.standing(name, 3, lambda text: timed(console, text)) as stage:
         console.print(f"Logs are in {stage.cluster.record.logs}; kubectl: KUBECONFIG={stage.cluster.kubeconfig}")
-        with timed(console, "data: the sources of Python's standard library, as tokens in the bucket") as say:
+        with timed(console, "data: invented text, as tokens in the bucket") as say:
             for done, count in stages.build_data(stage.storage):
                 say(f"{done / count:.0%}")
         with Watcher(stage, JOB) as watcher:

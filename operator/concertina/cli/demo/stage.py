@@ -6,7 +6,7 @@ Everything belongs to the process that set it up and goes away with it.
 from __future__ import annotations
 
 import os
-import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from concertina.cli.demo import text
 from concertina.local import binaries, cluster, s3
 from concertina.local.cluster import LocalCluster
 from concertina.local.state import Options
@@ -22,7 +23,7 @@ CHECKOUT = Path(__file__).resolve().parents[4]
 SYSTEM = "concertina-system"
 JOB_KIND = "trainingjobs.concertina.dev"
 BUCKET = "demo"
-TEXT_BYTES = 6_000_000
+TEXT_FILES, TEXT_BYTES = 60, 6_000_000
 Say = Callable[[str], None]
 
 
@@ -82,26 +83,13 @@ def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default")
 
 
 def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
-    """Byte-level token shards of real text, in the bucket's folder `data`. Yields bytes done and bytes in all."""
+    """Byte-level token shards of `text`, in the bucket's folder `data`. Yields bytes done and bytes in all."""
     from concertina_trainer.data.build import build
 
     os.environ.update(storage.environment())
-    for progress in build(standard_library(TEXT_BYTES), f"s3://{BUCKET}/data"):
-        yield progress.done, progress.total
-
-
-def standard_library(limit_bytes: int) -> list[Path]:
-    """Sources of Python's own standard library, in a fixed order, at most so many bytes: real text on every machine."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    chosen, size = [], 0
-    for path in sorted(root.rglob("*.py")):
-        if "site-packages" in path.parts or "test" in path.parts:
-            continue
-        size += path.stat().st_size
-        if size > limit_bytes:
-            break
-        chosen.append(path)
-    return chosen
+    with tempfile.TemporaryDirectory() as folder:
+        for progress in build(text.write(Path(folder), TEXT_FILES, TEXT_BYTES // TEXT_FILES), f"s3://{BUCKET}/data"):
+            yield progress.done, progress.total
 
 
 def until(what: str, limit: float, check: Callable[[], Any]) -> Any:
