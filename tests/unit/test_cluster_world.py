@@ -337,7 +337,7 @@ def test_nobody_waits_for_a_job_that_room_would_not_help() -> None:
     known = Known()
     for uid, namespace in (("a", "n"), ("near", "n"), ("far", "m")):
         known.world.hear_job(job(uid, 1, namespace=namespace))
-        known.world.hear_pod(None, unplaced(f"{uid}-0", uid))
+        known.world.hear_pod(None, replace(unplaced(f"{uid}-0", uid), namespace=namespace))
     assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["a", "near"])
     refuse(known, "a", limited=1)
     assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["near"])
