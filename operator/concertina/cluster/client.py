@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from concertina.cluster import deep_json
 from concertina.cluster.access import Access
 from concertina.cluster.errors import ApiError, NotFound, Unauthorized, Unreachable, from_status
 from concertina.cluster.resources import PODS, Raw, Resource
@@ -151,7 +152,7 @@ class Client:
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE_SECONDS)
         async for line in self._lines(resource.path(namespace), params, timeout):
-            event = json.loads(line)
+            event = deep_json.loads(line)
             if event["type"] == "ERROR":
                 status = event["object"]
                 raise from_status(int(status.get("code") or 500), json.dumps(status).encode())
@@ -244,7 +245,7 @@ class Client:
                     async with response:
                         answer = await response.read()
                 if response.status < 400:
-                    parsed: Raw = json.loads(answer)
+                    parsed: Raw = deep_json.loads(answer)
                     return parsed
                 error: ApiError = from_status(response.status, answer)
                 if isinstance(error, Unauthorized) and not renewed:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import aiohttp
 import kopf
+from kopf._cogs.clients import api as kopf_client
 
 from concertina.api import GROUP, PLURAL, VERSION
+from concertina.cluster import deep_json
 from concertina.cluster.access import Access
 from concertina.cluster.client import Client
 from concertina.cluster.errors import NotFound
@@ -56,6 +60,7 @@ async def run(
 ) -> None:
     """Hears every event of TrainingJobs until `stop` is set. `started` is called once kopf has set itself up: it has
     taken over the handling of signals by then, which the caller may want back."""
+    _decode_what_is_nested_deeply()
     others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
 
@@ -79,6 +84,15 @@ async def run(
     started()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: _complain(loop, context, stop))
     await kopf.run_tasks(tasks, ignored=others)
+
+
+def _decode_what_is_nested_deeply() -> None:
+    """kopf has no setting for how it decodes: with the standard library's limits, one tenant's manifest ended the watch
+    of all. Its watches call json.loads, its lists ClientResponse.json."""
+    setattr(kopf_client, "json", types.SimpleNamespace(loads=deep_json.shallow_loads))  # noqa: B010
+    defaults = aiohttp.ClientResponse.json.__kwdefaults__
+    assert defaults is not None
+    defaults["loads"] = deep_json.shallow_loads
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from concertina.api import CHECKPOINT_NOW, KIND
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
+from concertina.cluster.deep_json import DEEPEST
 from concertina.cluster.notice_taints import NOTICE_TAINTS
 from concertina.cluster.pod import AVOIDS, END_POD, TRAINER_CONTAINER
 from concertina.cluster.pod_needs import PORT_NAME
@@ -134,6 +135,8 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
         return spec, "", ignored
     except SpecError as error:
         return None, str(error), ()
+    except RecursionError:
+        return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", ()
 
 
 def _status(raw: Raw) -> JobStatus:

@@ -129,9 +129,35 @@ def test_a_manifest_that_got_past_an_older_crd(jobs: Jobs) -> None:
         kubectl("patch", "crd", "trainingjobs.concertina.dev", "--type=json", "-p", json.dumps(strict))
     jobs.create("good", SAY)
     bad = jobs.wait_true("bad", "Stalled")
-    assert "spec.replicas must be at most 10000" in jobs.condition(bad, "Stalled")["message"]
+    assert "spec.replicas must be at most 256" in jobs.condition(bad, "Stalled")["message"]
     assert jobs.pods("bad") == []
     jobs.wait_true("good", "Complete")
+
+
+def test_manifests_that_are_nested_deeply_are_their_senders_own_affair(jobs: Jobs, operator: Operator) -> None:
+    """The API server takes them; Python's decoder gives up on the list or the event that one stands in."""
+
+    depths = (90, 300, 900, 9000)
+    for depth in depths:
+        container = {"name": "trainer", "image": "i", "command": ["x"]}
+        job = {
+            "apiVersion": "concertina.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": f"deep-{depth}"},
+            "spec": {"template": {"spec": {"affinity": "HERE", "containers": [container]}}},
+        }
+        manifest = json.dumps(job).replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
+        jobs.cluster.kubectl("create", "-n", jobs.namespace, "--validate=false", "-f", "-", stdin=manifest)
+    jobs.create("a", SAY)
+    jobs.wait_true("a", "Complete")
+    operator.end()
+    operator.start()
+    jobs.create("b", SAY)
+    jobs.wait_true("b", "Complete")
+    for depth in depths:
+        wait = ("wait", f"tj/deep-{depth}", "-n", jobs.namespace, "--for=condition=Stalled", "--timeout=60s")
+        jobs.cluster.kubectl(*wait)
+        jobs.cluster.kubectl("delete", f"tj/deep-{depth}", "-n", jobs.namespace, "--wait=true")
 
 
 def test_a_job_that_is_deleted_while_it_starts(jobs: Jobs, operator: Operator) -> None:
