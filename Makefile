@@ -6,7 +6,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
-BENCHMARKS ?= local_cluster recovery checkpoint determinism data
+BENCHMARKS ?= local_cluster neighbours recovery checkpoint determinism data
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
