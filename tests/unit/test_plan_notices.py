@@ -200,6 +200,15 @@ def test_the_state_is_saved_where_those_who_stay_cannot_go_on(leaving: tuple[int
     assert drain.durable == durable
 
 
+def test_the_state_of_a_round_of_one_is_saved_though_a_spare_is_ready() -> None:
+    """No neighbour has a copy of it."""
+    seen = jobs.running(jobs.spec(replicas=1, elastic={"spares": 1}), 1)
+    spare = jobs.pod(1, node="node-9", ip="127.0.0.9", created=T0)
+    seen = replace(seen, pods=(*seen.pods, spare), agents={**seen.agents, spare.name: jobs.agent(spare.name)})
+    (drain,) = drains(plan(pods(seen, 0, deleting=True, deletion_at=T0 + 50), T0 + 20))
+    assert drain.durable
+
+
 def test_a_drain_becomes_durable_when_the_rest_must_go_too() -> None:
     seen = RUNNING
     one = pods(seen, 1, deleting=True, deletion_at=T0 + 50)

@@ -68,10 +68,11 @@ def _moving(look: Look) -> list[str]:
 
 
 def must_be_saved(look: Look) -> bool:
-    """Whether those who stay can't go on: then the state has to wait in storage, or for successors to come for it."""
+    """Whether those who stay can't go on: then the state has to wait in storage, or for successors to come for it. So
+    does that of a round of one, which no neighbour has a copy of, also where a spare stands ready."""
     if not look.spec.bundled or not any(look.leaves(name) for name in look.members):
         return False
-    return not sizes.fitting(len(claims.candidates(look)), look.spec)
+    return len(look.members) == 1 or not sizes.fitting(len(claims.candidates(look)), look.spec)
 
 
 def limit(look: Look, durable: bool) -> float:

@@ -4,6 +4,7 @@ A rank's snapshot holds its part of the weights and of AdamW's two moments, floa
 its workers, one more while that is on its way to storage, and two of the replica before it; with one replica there is
 no other. They live in nine tenths of the container's memory (`share`). A round that goes on from memory begins with two
 of its own and two of the other's (`concertina_agent.holdings`), and with one of each as soon as all have restored.
+The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from concertina.plan.types import Event
 OWN, SHIPPING, COPIES = 3, 1, 2
 STATE_BYTES = 12
 """Of each weight."""
+BESIDES = 1 << 20
+"""For what is no tensor."""
 
 
 def needed(spec: JobSpec, replicas: int) -> int:
-    """Bytes of snapshots in each of so many replicas."""
+    """Bytes that each of so many replicas takes of its memory volume."""
     kept = OWN + (SHIPPING if spec.checkpoint else 0) + (COPIES if replicas > 1 else 0)
-    return kept * _state(spec) // replicas
+    return kept * _state(spec) // replicas + BESIDES
 
 
 def _state(spec: JobSpec) -> int:
