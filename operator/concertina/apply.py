@@ -136,7 +136,8 @@ class Applier:
             self.lost = paths
             message = (
                 f"the API server does not keep {', '.join(paths[:10])}: its CustomResourceDefinition is older than "
-                "this operator. Apply the crds/ of this version (helm upgrade leaves them as they are)"
+                "this operator. Apply the crds/ of this version, which helm upgrade leaves as they are: "
+                "kubectl apply --server-side --force-conflicts -f crds/"
             )
             decision("outdated crd", f"{view.namespace}/{view.name}", message=message)
             self.events.post(view, Event("Warning", "OutdatedCRD", message))

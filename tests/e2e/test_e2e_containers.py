@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
 import time
 
 import pytest
 import yaml
 
 from builders import drills, e2e
-from builders.e2e import Cluster, Object, condition
+from builders.e2e import Cluster, Object, condition, reason
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 STAY = "import time; time.sleep(3600)"
@@ -69,6 +72,57 @@ def test_two_jobs_in_the_network_of_one_host(cluster: Cluster) -> None:
         assert pods[0]["status"]["podIP"] == pods[0]["status"]["hostIP"]
         trainers = [next(c for c in pod["spec"]["containers"] if c["name"] == "trainer") for pod in pods]
         assert len({port["hostPort"] for c in trainers for port in c["ports"] if port["name"] == "concertina"}) == 4
+
+
+FAILS = """
+import os, time
+print("epoch 0", flush=True)
+if os.environ["RANK"] == "1":
+    raise KeyError("labels")
+time.sleep(3600)
+"""
+
+
+def test_what_a_failed_script_printed_can_be_read_when_its_job_is_over(cluster: Cluster) -> None:
+    """Pods that run are ended where they are, by the kubelet, which keeps their logs."""
+    job = e2e.own_job("fails", e2e.pod(e2e.trainer(command=["python3", "-c", FAILS])), failurePolicy={"maxRestarts": 0})
+    with cluster.running(job):
+        status = cluster.until("the end", lambda status: condition(status, "Failed").get("status") == "True", "fails")
+        assert "KeyError: 'labels'" in condition(status, "Failed")["message"]
+        assert status["lastFailure"]["lastLines"][-1] == "KeyError: 'labels'"
+
+        def ended(_: Object) -> bool:
+            return {pod["status"]["phase"] for pod in cluster.pods("fails")} == {"Failed"}
+
+        cluster.until("the end of both pods", ended, "fails")
+        logs = {pod["metadata"]["name"]: cluster.log(pod["metadata"]["name"]) for pod in cluster.pods("fails")}
+        assert sorted(logs) == ["fails-0-0", "fails-1-0"]
+        assert all("epoch 0" in log for log in logs.values())
+        assert any("KeyError: 'labels'" in log for log in logs.values())
+
+
+def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(cluster: Cluster) -> None:
+    """Nobody ends it there: it keeps its name until the node is back."""
+    lose, mend = (os.environ.get(f"CONCERTINA_DRILL_NODE_{name}", "") for name in ("KILL", "UP"))
+    if not (lose and mend):
+        pytest.skip("set CONCERTINA_DRILL_NODE_KILL and CONCERTINA_DRILL_NODE_UP (docs/drills.md)")
+    elastic = {"minReplicas": 1, "growAfterSeconds": 1}
+    job = e2e.own_job("again", e2e.pod(e2e.trainer(command=["python3", "-c", STAY])), elastic=elastic)
+    path = "-o=jsonpath={.items[*].spec.nodeName}"
+    with cluster.running(job):
+        before = cluster.training(2, name="again")
+        spared = cluster.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
+        gone = next(member for member in before["world"]["members"] if member["node"] not in spared)
+        subprocess.run(shlex.split(lose.replace("{node}", gone["node"])), check=True, timeout=60)
+        try:
+            cluster.kubectl("delete", "tj", "again", "--timeout=60s")
+            cluster.apply(job)
+            cluster.until("a new round", lambda status: reason(status) == "Training", "again")
+            pods = {pod["metadata"]["name"]: pod["metadata"] for pod in cluster.pods("again")}
+            assert pods[gone["replica"]]["uid"] == gone["uid"], "the old pod stands still"
+            assert "deletionTimestamp" in pods[gone["replica"]]
+        finally:
+            subprocess.run(shlex.split(mend.replace("{node}", gone["node"])), check=True, timeout=120)
 
 
 def test_the_example_of_torchrun(cluster: Cluster) -> None:
