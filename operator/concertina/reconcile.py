@@ -50,7 +50,7 @@ class Reconciler:
         """The work of the queue: seconds until the job is due again, or None."""
         job = self.world.job(uid)
         if job is None:
-            self.links.forget(uid)
+            self._drop(uid)
             return None
         if not self.may_act():
             return NOT_NOW_SECONDS
@@ -133,4 +133,8 @@ class Reconciler:
         if job := self.world.job(uid):
             decision("forgotten", job.name, uid=uid)
         self.world.forget_job(uid)
+        self._drop(uid)
+
+    def _drop(self, uid: str) -> None:
         self.links.forget(uid)
+        self._writes.forget(uid)

@@ -49,6 +49,10 @@ class Writes:
                 window.under_way[key] = asyncio.create_task(self._do(job, window, key, action))
         self._drop_idle(job.view.uid, window)
 
+    def forget(self, uid: str) -> None:
+        """The job is gone. What is under way for it comes to its own end."""
+        self._windows.pop(uid, None)
+
     def close(self) -> None:
         for window in self._windows.values():
             for task in window.under_way.values():

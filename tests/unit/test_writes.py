@@ -109,6 +109,23 @@ def test_a_job_that_is_refused_asks_for_one_pod_at_a_time_until_one_is_taken() -
     run(scenario)
 
 
+def test_nothing_is_remembered_of_a_refused_job_that_is_gone() -> None:
+    async def scenario() -> None:
+        server = Server("refused")
+        server.answers.set()
+        server.writes.start(job("refused"), CREATES[:1])
+        await settled()
+        server.writes.start(job("refused"), CREATES)
+        await settled()
+        assert server.count("refused") == 1 + SMALLEST
+        server.writes.forget("refused")
+        server.writes.start(job("refused"), CREATES)
+        await settled()
+        assert server.count("refused") == 1 + SMALLEST + FIRST, "as at first"
+
+    run(scenario)
+
+
 def test_one_that_fails_is_told_and_stops_no_other() -> None:
     async def scenario() -> None:
         server = Server()
