@@ -18,6 +18,8 @@ from builders.operator import Jobs, Operator, until
 from concertina import master_keys
 from concertina.cluster import access
 from concertina.cluster.client import Client
+from concertina.cluster.errors import NotFound
+from concertina.cluster.resources import Resource
 from concertina.local import binaries
 from concertina.local.cluster import LocalCluster
 from concertina.master_keys import MasterKeyError, MasterKeys, key_id
@@ -82,6 +84,19 @@ def restarted(operator: Operator) -> None:
     operator.start()
 
 
+class Together(Client):
+    """Of whom each finds out that there is no Secret before any of them makes one."""
+
+    barrier: asyncio.Barrier
+
+    async def get(self, resource: Resource, namespace: str | None, name: str, subresource: str = "") -> Object:
+        try:
+            return await super().get(resource, namespace, name, subresource)
+        except NotFound:
+            await self.barrier.wait()
+            raise
+
+
 def test_operators_that_start_at_once_agree_on_one_key(cluster: LocalCluster, namespace: str) -> None:
     environment = {
         "CONCERTINA_NAMESPACE": namespace,
@@ -96,6 +111,8 @@ def test_operators_that_start_at_once_agree_on_one_key(cluster: LocalCluster, na
         async with Client(await access.load(str(cluster.kubeconfig))) as client:
             with pytest.raises(MasterKeyError, match="not found"):
                 await master_keys.read(client, dataclasses.replace(settings, makes_master_key=False))
+        async with Together(await access.load(str(cluster.kubeconfig))) as client:
+            client.barrier = asyncio.Barrier(8)
             return await asyncio.gather(*(master_keys.read(client, settings) for _ in range(8)))
 
     found = asyncio.run(eight())
