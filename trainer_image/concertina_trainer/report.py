@@ -100,15 +100,16 @@ class Reporter:
     def evaluated(self, result: Evaluated, sentence: str) -> None:
         self._evaluated = result
         self.note(sentence)
-        told = {"evaluated": result} if isinstance(self._sent, Progress) else {}
+        told: dict[str, Any] = {"evaluated": result} if isinstance(self._sent, Progress) else {}
         self._say_again(phase="evaluating", **told)
         self._mark, self._waited = time.perf_counter(), self.waits.seconds if self.waits else 0.0
 
     def _say_again(self, **changed: Any) -> None:
         """The last line, with what is different now."""
         if self._sent is not None:
-            at = {"at": time.time()} if isinstance(self._sent, Progress) else {}
-            self._channel.send(dataclasses.replace(self._sent, **at, **changed))
+            if isinstance(self._sent, Progress):
+                changed["at"] = time.time()
+            self._channel.send(dataclasses.replace(self._sent, **changed))
 
     def _worked(self, seconds: float) -> None:
         """Of this step, what was not spent waiting for others. The first one's warm-up tells nothing."""

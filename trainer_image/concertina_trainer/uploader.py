@@ -51,8 +51,10 @@ def answer(request: object, config: CheckpointConfig, uid: str) -> Message:
     assert isinstance(request, (Probe, Undo)), request
     try:
         folder = Folder(config.uri, IMPATIENCE, create=True)
-        undoes = isinstance(request, Undo)
-        latest = rollback.undo(folder, uid, request.undone) if undoes else checkpoint.read_latest(folder)
+        if isinstance(request, Undo):
+            latest = rollback.undo(folder, uid, request.undone)
+        else:
+            latest = checkpoint.read_latest(folder)
     except StorageError as error:
         return StorageState(Storage("Error", None, str(error)))
     return StorageState(Storage("Ready", latest))

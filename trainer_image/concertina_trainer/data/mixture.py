@@ -38,7 +38,8 @@ class Interleave:
     def before(self, position: int) -> list[int]:
         """How many positions before this one are of each source."""
         period, place = divmod(position, len(self._table))
-        return (period * self._weights + np.bincount(self._table[:place], minlength=len(self._weights))).tolist()
+        rest = np.bincount(self._table[:place], minlength=len(self._weights))
+        return [int(count) for count in period * self._weights + rest]
 
 
 def _period(weights: Sequence[int]) -> _Numbers:

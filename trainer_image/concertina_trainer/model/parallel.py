@@ -118,7 +118,7 @@ def make_deterministic() -> None:
     """Kernels that give the same bits each time, or an error that names the operation. Before CUDA is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # a property, of the module
     torch.backends.cudnn.benchmark = False
 
 

@@ -82,7 +82,7 @@ class OrderedSums:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 self._reducers.append(OrderedReduceScatter(waits))
-                module.set_custom_reduce_scatter(self._reducers[-1])
+                module.set_custom_reduce_scatter(self._reducers[-1])  # type: ignore[arg-type]  # as in `waits`
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         assert isinstance(model, FSDPModule)

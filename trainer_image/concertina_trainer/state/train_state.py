@@ -109,10 +109,10 @@ class TrainState:
         weights = [piece for piece in self.pieces if piece.chunk.name.startswith(MODEL)]
         for shard in shards:
             for piece in weights:
-                placed = shard.header.chunks.get(piece.chunk.name)
-                if placed and placed.chunk.global_shape != piece.chunk.global_shape:
+                saved = shard.header.chunks.get(piece.chunk.name)
+                if saved and saved.chunk.global_shape != piece.chunk.global_shape:
                     raise BadInput(
-                        f"{piece.chunk.name.removeprefix(MODEL)} is {list(placed.chunk.global_shape)} in {whence} and "
+                        f"{piece.chunk.name.removeprefix(MODEL)} is {list(saved.chunk.global_shape)} in {whence} and "
                         f"{list(piece.chunk.global_shape)} in this model: correct spec.trainer.model, or begin with "
                         "other weights."
                     )
@@ -193,7 +193,7 @@ def _is_stretch(piece: Piece, placed: Placed) -> bool:
 
 
 def _memory(piece: Piece, placed: Placed) -> memoryview:
-    return memoryview(_target(piece, placed).view(-1).view(torch.uint8).numpy())
+    return memoryview(_target(piece, placed).view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # 3.12 on
 
 
 def _copy_overlap(piece: Piece, placed: Placed, data: memoryview, at: int) -> None:
