@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from concertina.cluster.resources import Raw, version_of
 from concertina.cluster.room import fits_quota
 from concertina.cluster.views import OwnedPod, job_view
-from concertina.plan.gang import Waiting, by_quota, waiting
-from concertina.plan.room import hindrance
+from concertina.plan.lifecycle.gang import Waiting, by_quota, waiting
+from concertina.plan.lifecycle.room import hindrance
 from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView, Refusal, Refused, Rival
 
 PROGRESS_SECONDS = 2.0

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from concertina.plan import backoff, budget, claims, commits, growth, membership, nodes, restore, rollback, rounds
+from concertina.plan.facts import membership
+from concertina.plan.pods import backoff, nodes
+from concertina.plan.recovery import budget, rounds
+from concertina.plan.rounds import claims, commits, growth
+from concertina.plan.state import restore, rollback
 from concertina_agent import stragglers, watchdog
 from concertina_agent.protocol import Restore
 from concertina_agent.rounds import AgentCore

@@ -7,8 +7,9 @@ from random import Random
 
 from concertina.api.status import JobStatus
 from concertina.cluster.room import fits_quota
-from concertina.plan import room, sizes
-from concertina.plan.gang import Waiting, by_quota, waiting
+from concertina.plan.facts import sizes
+from concertina.plan.lifecycle import room
+from concertina.plan.lifecycle.gang import Waiting, by_quota, waiting
 from concertina.plan.types import Hindrance, Rival
 from simulation.clock import Clock, Violation
 from simulation.network import Network

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from concertina.plan import gang, room
+from concertina.plan.lifecycle import gang, room
 from concertina.plan.types import Rival
 from simulation.clock import Violation
 from simulation.rivals import Rivalry

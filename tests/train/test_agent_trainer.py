@@ -7,7 +7,7 @@ import os
 
 from replicas import UID, newest_complete, running, trained
 
-from concertina.plan import memory
+from concertina.plan.state import memory
 from concertina_agent import protocol as p
 
 

@@ -9,8 +9,8 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import unix_seconds
-from concertina.plan.accounting import MOST_SHARES, SECONDS
 from concertina.plan.plan import plan
+from concertina.plan.status.accounting import MOST_SHARES, SECONDS
 from concertina.plan.types import Observed
 from concertina_agent import protocol
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import Gang, JobStatus, World, rfc3339
-from concertina.plan import gang
-from concertina.plan.decision import Decision, Phase
-from concertina.plan.look import Look
+from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.look import Look
+from concertina.plan.lifecycle import gang
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView, Rival
 

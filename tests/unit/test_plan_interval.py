@@ -6,9 +6,9 @@ import pytest
 
 from builders import jobs
 from concertina.api.parse import SpecError
-from concertina.plan import commits
-from concertina.plan.look import Look
+from concertina.plan.facts.look import Look
 from concertina.plan.plan import plan
+from concertina.plan.rounds import commits
 from concertina_agent.protocol import CheckpointInterval
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as some
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
-from concertina.plan import ladder
-from concertina.plan.look import Look
+from concertina.plan.facts.look import Look
 from concertina.plan.plan import plan
+from concertina.plan.recovery import ladder
 from concertina.plan.types import NodeView, Observed, Plan
 from concertina_agent import protocol
 

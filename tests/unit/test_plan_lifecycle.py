@@ -10,7 +10,7 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, rfc3339
-from concertina.plan import constants
+from concertina.plan.facts import constants
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeleteJob, DeletePod, EndPod, Observed, Plan
 from concertina_agent import protocol

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import jobs
-from concertina.plan import membership, sizes
+from concertina.plan.facts import membership, sizes
 from concertina_agent.protocol import Prepared
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from builders import jobs
-from concertina.plan import memory
 from concertina.plan.plan import plan
+from concertina.plan.state import memory
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as some
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import AvoidedNode, JobStatus, Restart, Restarts, rfc3339, unix_seconds
-from concertina.plan import nodes, sizes
-from concertina.plan.look import Look
+from concertina.plan.facts import sizes
+from concertina.plan.facts.look import Look
 from concertina.plan.plan import plan
+from concertina.plan.pods import nodes
 from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, PodView
 
 

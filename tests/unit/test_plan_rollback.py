@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from builders import jobs
 from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
-from concertina.plan import restore
 from concertina.plan.plan import plan
+from concertina.plan.state import restore
 from concertina_agent import protocol
 from concertina_agent.protocol import Durable, Held, Prepared, SnapshotId, Storage, Undone
 

@@ -8,8 +8,8 @@ from concertina.api import API_VERSION, KIND, TRAINER
 from concertina.api.spec import JobSpec
 from concertina.cluster import pod_needs
 from concertina.cluster.resources import Raw
-from concertina.plan.memory import share
-from concertina.plan.pods import pod_name
+from concertina.plan.pods.pods import pod_name
+from concertina.plan.state.memory import share
 from concertina.plan.types import CreatePod, JobView
 
 TRAINER_CONTAINER = TRAINER

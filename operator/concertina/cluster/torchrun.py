@@ -18,9 +18,9 @@ from concertina.cluster.pod import (
     spread,
 )
 from concertina.cluster.resources import Raw
-from concertina.plan import sizes
-from concertina.plan.pods import pod_name
-from concertina.plan.torchrun import rendezvous_name
+from concertina.plan.facts import sizes
+from concertina.plan.lifecycle.torchrun import rendezvous_name
+from concertina.plan.pods.pods import pod_name
 from concertina.plan.types import CreatePod, CreateRendezvous, JobView
 from concertina_agent import protocol
 

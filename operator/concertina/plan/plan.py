@@ -15,33 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus, Spares, rfc3339
-from concertina.plan import (
-    accounting,
-    budget,
-    conditions,
-    containers,
-    drains,
-    gang,
-    growth,
-    hangs,
-    lifecycle,
-    master_key,
-    memory,
-    nodes,
-    refusals,
-    rollback,
-    rounds,
-    saves,
-    starts,
-    startup,
-    stores,
-    stragglers,
-    torchrun,
-)
-from concertina.plan.claims import last_claim, proceed
-from concertina.plan.decision import Decision, Phase, Pods
-from concertina.plan.look import Look
-from concertina.plan.pods import PodPlan, plan_pods
+from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.look import Look
+from concertina.plan.lifecycle import gang, lifecycle, master_key, saves, stores, torchrun
+from concertina.plan.pods import nodes, refusals
+from concertina.plan.pods.pods import PodPlan, plan_pods
+from concertina.plan.recovery import budget, containers, hangs, rounds, starts, startup, stragglers
+from concertina.plan.rounds import drains, growth
+from concertina.plan.rounds.claims import last_claim, proceed
+from concertina.plan.state import memory, rollback
+from concertina.plan.status import accounting, conditions
 from concertina.plan.types import Event, Observed, Plan
 
 Policy = Callable[[Look], Decision | None]

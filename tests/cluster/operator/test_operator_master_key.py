@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 STAY = "import time; time.sleep(3600)"
 OTHER = base64.b64encode(b"another-master-key-" * 3).decode()
 SITE = """
-from concertina.plan import constants
+from concertina.plan.facts import constants
 constants.WHOLE_WORLD = constants.FIRST_CONTACT = 1.0
 """
 """In the operator's Python: a world that is given up after 30 s is given up at once."""

@@ -10,7 +10,7 @@ import pytest
 from builders.drills import build_data
 from builders.operator import Jobs, bundled
 from concertina.api.parse import parse_spec
-from concertina.plan import memory
+from concertina.plan.state import memory
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]

@@ -1,0 +1,60 @@
+"""A checkpoint that a person asks for: an annotation, a Save to the lead, and what became of it in the status.
+
+It is fulfilled by any durable checkpoint of a step after the one that was under way when it was first seen. A round
+that ends before that is no matter: the lead of the next one is asked again.
+"""
+
+from __future__ import annotations
+
+from concertina.api.status import CheckpointMark, CheckpointRequest, rfc3339
+from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.look import Look
+from concertina.plan.rounds import growth
+from concertina.plan.state import restore
+from concertina.plan.types import Action, Send
+from concertina_agent import protocol
+
+NO_STORAGE = "this job has no durable checkpoints that the operator looks after: it has no spec.checkpoint, or runs a "
+NO_STORAGE += "command of its own, which saves when it sees fit"
+ENDED = "the job has ended without another checkpoint"
+
+
+def request(look: Look, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
+    """`newest`: the last durable checkpoint, as this pass knows it."""
+    asked, known = look.observed.job.checkpoint_request, look.status.checkpoint_request
+    if not asked:
+        return known
+    if known is None or known.id != asked:
+        known = CheckpointRequest(id=asked, step=_next_step(look), state="Pending", at=rfc3339(round(look.now, 3)))
+    if known.state != "Pending":
+        return known
+    if newest is not None and newest.step >= known.step:
+        message = f"step {newest.step} is in {newest.uri}"
+        return known.model_copy(update={"state": "Done", "message": message})
+    refusal = "" if restore.uses_storage(look.spec) else NO_STORAGE
+    if decision.phase in (Phase.COMPLETE, Phase.FAILED):
+        refusal = ENDED
+    return known.model_copy(update={"state": "Refused", "message": refusal}) if refusal else known
+
+
+def ask(look: Look, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:
+    """Send it to the lead of a round that trains: once a round."""
+    if wanted is None or wanted.state != "Pending" or decision.phase is not Phase.TRAINING:
+        return ()
+    claim, report = look.claim, look.report
+    if claim is None or report is None or not growth.trains(look, report):
+        return ()
+    lead = look.lead.replica
+    call = look.agent(lead).save
+    same = call is not None and (call.round, call.claim, call.request) == (claim.round, claim.claim_id, wanted.id)
+    if call is not None and same and not call.error:
+        return ()
+    message = protocol.Save(look.observed.job.uid, claim.round, claim.claim_id, wanted.id)
+    return (Send(lead, look.address(lead), message),)
+
+
+def _next_step(look: Look) -> int:
+    report = look.report
+    if report is not None and report.progress is not None:
+        return min(report.progress.step + 1, report.progress.steps or report.progress.step + 1)
+    return look.status.progress.step if look.status.progress else 0

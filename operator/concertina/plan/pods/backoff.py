@@ -1,0 +1,130 @@
+"""Waits after failures that follow each other closely: none for the first two, then 1, 2, 4 ... 30 s. Of rounds that
+fail at the same step, and of a replica whose pods end by themselves. What has failed stands in status.restarts, so an
+operator that comes new waits as long as the one before."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from concertina.api.status import Restart, rfc3339, unix_seconds
+from concertina.plan.facts.look import Look
+from concertina.plan.types import PodView
+
+OUTSIDE = frozenset(
+    {
+        "Evicted",
+        "Preempting",
+        "Preempted",
+        "NodeShutdown",
+        "Terminated",
+        "NodeLost",
+        "Shutdown",
+        "UnexpectedAdmissionError",
+        "Unknown",
+        "ContainerStatusUnknown",
+    }
+)
+"""Ways for a pod to end that its own container did not cause. The last two: its node lost power and is back, and all
+that the kubelet still knows is that the container no longer runs."""
+NOTICED = 128 + signal.SIGTERM
+"""How agents exit after a SIGTERM, and they alone: what a worker exits with is not what its agent does."""
+APART = 120.0
+"""Seconds between failures that have nothing to do with each other, though no step is known to lie between them."""
+FREE = 2
+"""Failures in a row that are answered at once."""
+LONGEST = 30.0
+
+
+def next_round(look: Look) -> float:
+    """Seconds to wait before the next round, by the failures at this step that earlier rounds answered."""
+    since = unix_seconds(look.world.since) if look.world.since else look.now
+    answered = [entry for entry in look.recent if unix_seconds(entry.at) <= since]
+    if not answered:
+        return 0.0
+    row = _in_a_row(answered, look.now, lambda entry: entry.step >= look.step)
+    return unix_seconds(answered[-1].at) + _delay(row) - look.now
+
+
+@dataclass(frozen=True)
+class Held:
+    """The next pod of a replica that has to wait."""
+
+    left: float
+    """Seconds from now."""
+    sentence: str
+    """What it waits for and how long; the same as long as it waits."""
+
+
+def next_pods(look: Look) -> Mapping[int, Held]:
+    """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
+    empty = look.slots - {pod.index for pod in look.live.values() if pod.attempt >= _attempt(look, pod.index)}
+    if not empty:
+        return {}
+    failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
+    for entry in (*look.recent, *(entry_of(look, pod) for pod in look.observed.pods if _has_just_ended(look, pod))):
+        index = _index(entry.replica)
+        if entry.counted and index in failed:
+            failed[index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
+            failed[index][entry.replica] = entry
+    made = {index: _held(look, index, list(pods.values())) for index, pods in failed.items() if pods}
+    return {index: held for index, held in made.items() if held.left > 0}
+
+
+def _index(replica: str) -> int:
+    """Of a pod's name; -1 for what an agent may have made up."""
+    index = replica.rsplit("-", 2)[-2:][0]
+    return int(index) if index.isdecimal() else -1
+
+
+def ended_by_itself(pod: PodView) -> bool:
+    """Not after a notice: one that ended as it was told to has not failed."""
+    noticed = pod.deleting or bool(pod.disruption) or pod.exit_code == NOTICED
+    return pod.ended and not noticed and pod.exit_reason not in OUTSIDE
+
+
+def entry_of(look: Look, pod: PodView) -> Restart:
+    """In status.restarts, for a pod that has ended by itself."""
+    reason = pod.exit_reason or "ReplicaEnded"
+    return Restart(at=rfc3339(look.now), replica=pod.name, node=pod.node, reason=reason, step=look.step)
+
+
+def _has_just_ended(look: Look, pod: PodView) -> bool:
+    """It will be in status.restarts after this pass: its index is still on this attempt."""
+    return ended_by_itself(pod) and pod.attempt == _attempt(look, pod.index)
+
+
+def _attempt(look: Look, index: int) -> int:
+    attempts = look.status.attempts
+    return attempts[index] if index < len(attempts) else 0
+
+
+def _held(look: Look, index: int, pods: list[Restart]) -> Held:
+    last = pods.pop()
+    at = unix_seconds(last.at)
+    row = _in_a_row(pods, at)
+    delay = _delay(row)
+    why = look.deaths.get(last.replica, f"failed ({last.reason})")
+    sentence = (
+        f"the next pod of replica {index} waits {delay:.0f} s: {row + 1} in a row ended by themselves, "
+        f"the last, {last.replica}, {why}"
+    )
+    return Held(at + delay - look.now, sentence)
+
+
+def _in_a_row(
+    failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
+) -> int:
+    """How many failures, in order of time and the last one `before`, follow each other closely."""
+    row = 0
+    for entry in reversed(failures):
+        at = unix_seconds(entry.at)
+        if before - at > APART or not belongs(entry):
+            break
+        row, before = row + 1, at
+    return row
+
+
+def _delay(row: int) -> float:
+    return 0.0 if row < FREE else min(LONGEST, 2.0 ** (row - FREE))

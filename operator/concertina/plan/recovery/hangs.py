@@ -1,0 +1,77 @@
+"""Hangs: what the lead found (no rank moves, and who is behind), in words, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.look import Look
+from concertina.plan.rounds.claims import Cause
+from concertina.plan.types import Event
+from concertina_agent import protocol
+
+HANG, STANDSTILL = "Hang", "Standstill"
+"""Reasons: one worker is behind and its pod is replaced; or all wait alike and only a new round can help."""
+FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+) in (.+)')
+FRAMES, THREADS = 4, 3
+"""Of a stack that stand in a message."""
+
+
+def hung(look: Look) -> Cause | None:
+    """A cause for a new round, unless failurePolicy says that hangs are only to be reported."""
+    report = look.report
+    if report is None or report.hang is None or look.spec.failure_policy.hang_action != "Replace":
+        return None
+    hang = report.hang
+    reason, error = HANG if hang.replica else STANDSTILL, f"hangs while {hang.phase}"
+    return Cause(reason, sentence(look, hang), hang.replica, counted=True, error=error, step=hang.step)
+
+
+def reported(look: Look, decision: Decision) -> Decision:
+    """A decision to let the round go on, where it hangs: said as Stalled and in an event."""
+    report = look.report
+    if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
+        return decision
+    message = sentence(look, report.hang)
+    before = look.status.condition("Stalled")
+    known = before is not None and (before.reason, before.message) == (HANG, message)
+    events = () if known else (Event("Warning", HANG, message),)
+    return replace(decision, stalled=HANG, stalled_message=message, events=(*decision.events, *events))
+
+
+def sentence(look: Look, hang: protocol.Hang) -> str:
+    """The same as long as the round hangs."""
+    since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
+    if not hang.replica:
+        return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
+    member = look.members.get(hang.replica)
+    node = f" on node {member.node}" if member and member.node else ""
+    does = f" is {hang.phase}" if hang.phase else " is behind"
+    others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
+    more = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""
+    return f"{since}: rank {hang.rank} (replica {hang.replica}{node}){does}{others}{more}" + _stack(hang)
+
+
+def _stack(hang: protocol.Hang) -> str:
+    threads = [text for thread in _threads(hang.stack) if (text := " < ".join(_frames(thread)))][:THREADS]
+    if not threads:
+        return ""
+    where = f"; all of it is in the log of pod {hang.replica}" if hang.replica else ""
+    return f"; stack, innermost first: {'; another thread: '.join(threads)}{where}"
+
+
+def _threads(lines: Iterable[str]) -> Iterator[list[str]]:
+    thread: list[str] = []
+    for line in lines:
+        if line.startswith(("Current thread", "Thread")):
+            yield thread
+            thread = []
+        thread.append(line)
+    yield thread
+
+
+def _frames(lines: list[str]) -> list[str]:
+    found = (FRAME.search(line) for line in lines)
+    return [f"{match[3]} ({match[1]}:{match[2]})"[:120] for match in found if match][:FRAMES]

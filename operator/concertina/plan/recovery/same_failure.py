@@ -1,0 +1,80 @@
+"""A bug, not bad luck: the same failure at the same step, again and again, whichever replica it happens to."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from concertina.api.status import Restart
+from concertina.plan.facts.look import Look
+from concertina.plan.recovery import history
+from concertina_agent import protocol
+
+TRIES = 3
+"""Equal failures without progress between them that make a bug."""
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Signals that somebody sent: nothing is known about the script."""
+OF_THE_WORKER = frozenset({"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly", "StartFailed", "OutOfMemory"})
+"""Failures that the script itself can cause."""
+LIKE_HARDWARE = frozenset({"WorkerSignaled", "OutOfMemory", "Hang"})
+"""Of those, what a bad node causes just as well: a bug only where several nodes see it."""
+LONGEST = 200
+
+_VARYING = (
+    (re.compile(r"0x[0-9a-fA-F]+"), "#"),
+    (re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"), "#"),
+    (re.compile(r"\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{6,}\b"), "#"),
+    (re.compile(r"(?<!exited with code )\d+(?:[.:]\d+)*"), "#"),
+)
+"""What differs between two sights of one failure: addresses, uuids, digests, ranks, ports, times. Not the exit code."""
+
+
+def signature(failure: protocol.Failure) -> str:
+    """What stays the same when the same thing fails again; empty where that says nothing about the script."""
+    if failure.reason not in OF_THE_WORKER or failure.provoked:
+        return ""
+    if failure.reason == "WorkerSignaled" and -failure.exit_code in FROM_OUTSIDE:
+        return ""
+    return normalised(failure.message)
+
+
+def normalised(text: str) -> str:
+    for pattern, instead in _VARYING:
+        text = pattern.sub(instead, text)
+    return text[:LONGEST]
+
+
+def alike(look: Look, failed: Restart) -> tuple[Restart, ...]:
+    """Failures like this one, at its step and without progress since; itself the last."""
+    if not failed.error:
+        return (failed,)
+    same = tuple(entry for entry in history.since_progress(look, failed) if _same(entry, failed))
+    return (*same, failed)
+
+
+def _same(entry: Restart, failed: Restart) -> bool:
+    near = abs(entry.step - failed.step) <= history.SLACK
+    return near and (entry.reason, entry.error) == (failed.reason, failed.error)
+
+
+def is_bug(look: Look, failed: Restart) -> bool:
+    """Often enough, and no single node is to blame: it was seen on several, or there is no other to try."""
+    found = alike(look, failed)
+    if len(found) < TRIES:
+        return False
+    if len({entry.node for entry in found if entry.node}) != 1:
+        return True
+    others = any(node.ready and node.name != failed.node for node in look.observed.nodes.values())
+    return failed.reason not in LIKE_HARDWARE and not others
+
+
+def sentence(look: Look, failed: Restart, told: str) -> str:
+    """For the condition; `told` is the last failure in a sentence."""
+    times = len(alike(look, failed))
+    where = f"at step {failed.step}" if look.status.progress else "soon after its start"
+    saved = look.status.last_checkpoint
+    resumes = f"; it goes on from its checkpoint of step {saved.step}" if saved else ""
+    return (
+        f"failed {times} times {where} with the same error; this looks like a bug in the script, not bad luck: "
+        f"fix it, then delete the job and create it again{resumes}. The last failure: {told}"
+    )

@@ -1,0 +1,155 @@
+"""The commit of a claim: members and lead, where their state comes from, and the Assigns that follow.
+
+It changes `status.world.claim`, which every status write tests: of two operators that carry on with the same claim only
+one can commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
+from concertina.plan.facts import constants
+from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.look import Look
+from concertina.plan.state import copies, restore, ring
+from concertina.plan.state.ring import Place
+from concertina.plan.types import Action, Event, Send
+from concertina_agent import protocol
+from concertina_agent.protocol import Prepared
+
+
+def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: Iterable[str] = ()) -> Decision:
+    """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet.
+    `leaving`: who was asked as well, and may go now, if it is no member."""
+    origin = source(look, replies, from_storage=made.from_storage)
+    if isinstance(origin, restore.Unknown):
+        return storage_unknown(origin)
+    places = copies.places(look, replies)
+    members = _members(look, replies, places)
+    names = [member.replica for member in members]
+    distance = copies.distance(look, names, places)
+    workers = sum(member.workers for member in members)
+    world = World(
+        round=made.round,
+        claim=made.model_copy(update={"committed": True}),
+        size=f"{len(members)}/{look.spec.replicas}",
+        replicas=len(members),
+        workers=workers,
+        lead=members[0].replica,
+        members=members,
+        copies=distance,
+        base=Base(round=made.round, step=origin.step, source=origin.source),
+        since=rfc3339(look.now),
+    )
+    whence = _whence(origin) if look.spec.bundled else _anew(look)
+    message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {whence}"
+    return Decision(
+        Phase.RECOVERING if look.status.rounds else Phase.STARTING,
+        made.reason,
+        message,
+        world=world,
+        replayed=max(0, look.step - origin.step) if look.spec.bundled else 0,
+        actions=_assigns(look, world, replies, origin, leaving),
+        events=(Event("Normal", "RoundCommitted", message), *copies.told(look, names, places, distance)),
+        recheck=constants.ACKNOWLEDGE,
+    )
+
+
+def _whence(origin: protocol.Restore) -> str:
+    if origin.durable and origin.voids(origin.durable):
+        return f"from the newest checkpoint of step {origin.step} or before"
+    return {
+        "Fresh": "from the beginning",
+        "Memory": f"from the snapshot of step {origin.step}",
+        "Storage": f"from the checkpoint of step {origin.step}",
+    }[origin.source]
+
+
+def _anew(look: Look) -> str:
+    """Where a command of one's own goes on from is its own affair."""
+    if not look.status.rounds:
+        return "the command"
+    return "the command anew, which goes on from its own checkpoint if it keeps one"
+
+
+def source(
+    look: Look, replies: Mapping[str, Prepared], from_storage: bool = False
+) -> protocol.Restore | restore.Unknown:
+    """Where a round of these would go on from."""
+    storages = [_storage(look, name, reply) for name, reply in replies.items()]
+    return restore.choose({} if from_storage else replies, storages, look.status, look.observed.job.uid, look.spec)
+
+
+def storage_unknown(why: restore.Unknown) -> Decision:
+    if not why.error:
+        message = "waits for a first look into durable storage, to know where to go on from"
+        return Decision(Phase.STARTING, "AskingStorage", message, recheck=constants.RETRY, watch_all=True)
+    message = f"durable storage can't be read, so nothing is started: {why.error}"
+    return Decision(
+        Phase.STALLED,
+        "StorageUnavailable",
+        message,
+        stalled="StorageUnavailable",
+        stalled_message=message,
+        recheck=5.0,
+        watch_all=True,
+    )
+
+
+def _storage(look: Look, name: str, reply: Prepared) -> protocol.Storage | None:
+    """What the agent last said: on its stream, if it is open, or when it was prepared."""
+    view = look.agent(name)
+    fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
+    return fresh or reply.storage
+
+
+def _members(look: Look, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[Member, ...]:
+    """In order of rank: the old lead first where it takes part (its store and links are warm)."""
+    lead = look.world.lead or ""
+    if lead not in replies:
+        lead = next((name for name in replies if name in look.members), next(iter(replies)))
+    by_index = {name: places[name] for name in sorted(replies, key=lambda name: look.pods[name].index)}
+    return tuple(
+        Member(
+            replica=name,
+            uid=look.pods[name].uid,
+            instance=replies[name].instance,
+            node=look.pods[name].node,
+            workers=replies[name].workers,
+        )
+        for name in ring.order(by_index, lead, tuple(look.members))
+    )
+
+
+def _assigns(
+    look: Look, world: World, replies: Mapping[str, Prepared], source: protocol.Restore, leaving: Iterable[str]
+) -> tuple[Action, ...]:
+    ranks, first_rank = [], 0
+    for member in world.members:
+        address, node = look.address(member.replica), look.node(look.pods[member.replica])
+        ranks.append(
+            protocol.Member(
+                member.replica, member.instance, address, first_rank, member.workers, member.node, node.zone
+            )
+        )
+        first_rank += member.workers
+    claim_id = world.claim.claim_id if world.claim else ""
+    store = replies[world.members[0].replica].store
+    message = protocol.Assign(
+        look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(look.spec), _history(look)
+    )
+    told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
+    return tuple(Send(name, look.address(name), message) for name in told)
+
+
+def _history(look: Look) -> protocol.History:
+    since = look.status.start_time
+    return protocol.History(look.now - unix_seconds(since) if since else 0.0, look.status.restarts.total)
+
+
+def _limits(spec: JobSpec) -> protocol.Limits:
+    """What the lead is told to look out for."""
+    policy = spec.failure_policy
+    return protocol.Limits(float(policy.hang_timeout_seconds or 0), policy.straggler.factor)

@@ -1,0 +1,111 @@
+"""Where a round's state comes from: the newest id of which every shard is held somewhere; ids are never mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.plan.state.rollback import is_undone, undone
+from concertina_agent.protocol import Durable, Prepared, Restore, SnapshotId, Storage
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Storage has to be asked first; `error` is what it says, if it is not just slow."""
+
+    error: str
+
+
+def choose(
+    replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
+) -> Restore | Unknown:
+    """As `_choose`, with what was undone and the samples that are left out."""
+    found = _choose(replies, storages, status, uid, spec)
+    skipped = tuple((some.begin, some.end) for some in status.skipped)
+    if isinstance(found, Unknown):
+        return found
+    *before, last = undone(status) or (None,)
+    return replace(found, skipped=skipped, undone=last, undone_before=tuple(before))
+
+
+def _choose(
+    replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
+) -> Restore | Unknown:
+    """`replies` of the members to be; `storages` as the agents last saw durable storage. Where memory holds nothing, a
+    void checkpoint is gone on from too: it is a state of the same samples, and nothing else is left."""
+    held = complete(replies, status)
+    memory = max(held, key=lambda id: (id.round, id.step, id.layout), default=None)
+    if not uses_storage(spec):
+        return _memory(memory, held) if memory else Restore(source="Fresh")
+    told = [storage for storage in storages if storage is not None]
+    looks = [storage for storage in told if not _outdated(storage, status)]
+    if told and not looks and not (memory and memory.round >= status.world.round):
+        return Unknown("")
+    durable = newest((storage.latest for storage in looks if storage.state == "Ready"), status, uid)
+    if memory and (
+        durable is None or _is_void(durable, status, uid) or _age(durable, uid) <= (memory.round, memory.step)
+    ):
+        return _memory(memory, held)
+    if not any(storage.state == "Ready" for storage in looks):
+        return Unknown(next((storage.message for storage in looks if storage.state == "Error"), ""))
+    if durable and durable.uid == uid and status.rollback and is_undone(durable.round, durable.step, status):
+        return Restore(source="Storage", step=status.rollback.step, durable=durable)
+    if durable:
+        return Restore(source="Storage", step=durable.step, durable=durable)
+    return Restore(source="Fresh")
+
+
+def _outdated(storage: Storage, status: JobStatus) -> bool:
+    """Whether the agent has not looked since the last round, and was not of it: that may have gone far beyond what it
+    knows, with nobody left to tell. It has been asked to look again (Prepare does)."""
+    return storage.state == "Ready" and 0 <= storage.round < status.world.round
+
+
+def uses_storage(spec: JobSpec) -> bool:
+    """Whether the job's own agents look after durable checkpoints."""
+    return spec.checkpoint is not None and spec.bundled
+
+
+def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
+    """Ids of which these replicas hold every shard, and which are not void; with the holders of each shard."""
+    held: dict[SnapshotId, dict[str, list[str]]] = {}
+    for name, reply in replies.items():
+        for some in reply.snapshots:
+            shards = held.setdefault(some.id, {})
+            for shard in some.shards:
+                shards.setdefault(str(shard), []).append(name)
+    return {
+        id: {shard: tuple(dict.fromkeys(names)) for shard, names in shards.items()}
+        for id, shards in held.items()
+        if len(shards) == id.shards and not void(id.round, id.step, status)
+    }
+
+
+def void(round: int, step: int, status: JobStatus) -> bool:
+    """Whether a state of a lower round lies beyond the step from which the current one started, or was undone."""
+    base = status.world.base
+    return (base is not None and round < base.round and step > base.step) or is_undone(round, step, status)
+
+
+def newest(seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:
+    """What LATEST names, as far as anyone knows: agents may not have looked for a while, the status remembers too."""
+    known = [durable for durable in seen if durable is not None]
+    if mark := status.last_checkpoint:
+        at = unix_seconds(mark.at)
+        known.append(Durable(uid, mark.round, mark.step, mark.uri, complete=mark.complete, at=at))
+    return max(known, key=lambda durable: _age(durable, uid), default=None)
+
+
+def _age(durable: Durable, uid: str) -> tuple[int, int]:
+    """(round, step), comparable with a snapshot's. Another job's rounds are not comparable: older than any of ours."""
+    return (durable.round if durable.uid == uid else -1, durable.step)
+
+
+def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
+    return durable.uid == uid and void(durable.round, durable.step, status)
+
+
+def _memory(id: SnapshotId, held: Mapping[SnapshotId, Mapping[str, tuple[str, ...]]]) -> Restore:
+    return Restore(source="Memory", step=id.step, id=id, holders=held[id])

@@ -1,0 +1,74 @@
+"""What the world went back from: states beyond it are void, and samples that were left out stay so."""
+
+from __future__ import annotations
+
+from concertina.api.status import JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
+from concertina.plan.facts.look import Look
+from concertina.plan.types import Event
+from concertina_agent.protocol import Undone
+from concertina_agent.protocol.ranges import MOST_RANGES, united, words
+from concertina_agent.protocol.undone import joined
+
+
+def seen(look: Look) -> Rollback | None:
+    """The last one, or that which the report of this round asks for. All ranks say the same; some may say nothing."""
+    old = look.status.rollback
+    asked = [failure for failure in (look.report.failures if look.report else ()) if failure.rollback]
+    if not asked or (old and old.round >= look.world.round):
+        return old
+    first = next((failure for failure in asked if not failure.secondary), asked[0])
+    step = max(0, min(failure.rollback.step for failure in asked if failure.rollback))
+    return Rollback(
+        round=look.world.round,
+        step=step,
+        reason=first.reason,
+        message=first.message[:1000],
+        at=rfc3339(round(look.now, 3)),
+    )
+
+
+def voided(look: Look) -> tuple[UndoneStates, ...]:
+    """For status.undone: by all rollbacks, the one that the report asks for included."""
+    old, back = look.status, seen(look)
+    if back is None or (old.undone and back is old.rollback):
+        return old.undone
+    together = joined(undone(old), Undone(back.round, back.step))
+    return tuple(UndoneStates(round=some.round, step=some.step) for some in together)
+
+
+def skipped(look: Look) -> tuple[SampleRange, ...]:
+    """What anybody has said was left out; it only grows."""
+    report = look.report
+    told = [report.progress.skipped] if report and report.progress else []
+    told += [failure.rollback.skipped for failure in (report.failures if report else ()) if failure.rollback]
+    if not any(told):
+        return look.status.skipped
+    together = united(((some.begin, some.end) for some in look.status.skipped), *told)
+    # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
+    return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
+
+
+def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """What was undone, and what is left out from now on."""
+    back, events = new.rollback, []
+    if back is not None and back != old.rollback:
+        message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
+        events.append(Event("Warning", "RolledBack", message[:1000]))
+    if new.skipped != old.skipped:
+        left_out = words(tuple((some.begin, some.end) for some in new.skipped))
+        events.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
+    return tuple(events)
+
+
+def undone(status: JobStatus) -> tuple[Undone, ...]:
+    """What rollbacks have made void, the last one's at the end. Of two the later alone would not do: where it went back
+    to a later step, it says nothing of what the earlier one undid."""
+    if status.rollback is None and not status.undone:
+        return ()
+    known, back = tuple(Undone(some.round, some.step) for some in status.undone), status.rollback
+    return joined(known, Undone(back.round, back.step)) if back else known
+
+
+def is_undone(round: int, step: int, status: JobStatus) -> bool:
+    """Whether a state of this job was trained beyond a step that the world went back to."""
+    return any(void.covers(round, step) for void in undone(status))
