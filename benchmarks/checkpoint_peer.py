@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from concertina.control.authority import Authority
+from concertina.agents.authority import Authority
 from concertina_agent import protocol as p
 from concertina_agent import tls
 from concertina_agent.copies import Peers

@@ -20,8 +20,8 @@ import report
 
 from concertina.api.spec import MOST_REPLICAS
 from concertina.api.status import unix_seconds
-from concertina.cli.demo import stage as stages
-from concertina.cli.demo.stage import Stage, until
+from concertina.demo import stage as stages
+from concertina.demo.stage import Stage, until
 
 LIMIT = 180.0
 ALONE, BESIDE = "alone", "beside the largest job"

@@ -33,7 +33,7 @@ from recovery_blows import BLOWS
 from recovery_concertina import PARTS, Bench, Recovery, bundled, own_command
 from rich.console import Console
 
-from concertina.cli.demo import stage as stages
+from concertina.demo import stage as stages
 
 SCENARIOS = (*BLOWS, "join")
 SCRIPT_SCENARIOS = ("worker", "member", "lead", "node")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concertina.cli.demo.stage import SYSTEM, Stage
+from concertina.demo.stage import SYSTEM, Stage
 from concertina.local import processes
 
 

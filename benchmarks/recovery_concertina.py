@@ -17,8 +17,8 @@ from typing import Any
 import recovery_torchrun
 from recovery_blows import BLOWS, Victims
 
-from concertina.cli.demo import stage as stages
-from concertina.cli.demo.stage import Stage, until
+from concertina.demo import stage as stages
+from concertina.demo.stage import Stage, until
 from concertina.local.errors import LocalClusterError
 
 GPU = {"limits": {"nvidia.com/gpu": 1}}

@@ -26,16 +26,16 @@ from recovery_concertina import bundled
 from rich.console import Console
 from soak_watch import Logs, Memory, left_behind
 
-from concertina.cli.connection import Complaint, Target
-from concertina.cli.demo import stage as stages
-from concertina.cli.demo.stage import Stage, until
-from concertina.cli.drill.play import play
-from concertina.cli.drill.scenarios import SCENARIOS
-from concertina.cli.drill.site import Site
-from concertina.cli.drill.watch import Late
-from concertina.cluster.errors import ApiError
+from concertina.demo import stage as stages
+from concertina.demo.stage import Stage, until
+from concertina.drill.play import play
+from concertina.drill.scenarios import SCENARIOS
+from concertina.drill.site import Site
+from concertina.drill.watch import Late
+from concertina.kube.errors import ApiError
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
+from concertina.terminal.connection import Complaint, Target
 
 CONSOLE = Console(stderr=True)
 SHARED = frozenset({"kill-node", "stop-node", "operator-kill", "apiserver-restart", "storage-outage"})

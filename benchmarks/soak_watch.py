@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from concertina.cli.demo.stage import SYSTEM, Stage
+from concertina.demo.stage import SYSTEM, Stage
 from concertina.local import processes
 
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # MiB

@@ -30,7 +30,7 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then
 fi
 
 started=$(date +%s)
-echo "environment $kind: $(grep -c == "$lock") packages into $folder, with $("$python" --version) ..."
+echo "environment $kind: $(grep -c == "$lock") packages into $folder, with $("$python" --version) ..." >&2
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
 rm -f "$stamp"
 bin=$(cd "$folder" && pwd)/bin
@@ -42,4 +42,4 @@ case $kind in
     *) "$bin/uv" pip install --quiet --no-deps --no-build-isolation "$root" ;;
 esac
 printf '%s\n' "$state" > "$stamp"
-echo "environment $kind: done in $(($(date +%s) - started)) s"
+echo "environment $kind: done in $(($(date +%s) - started)) s" >&2

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from concertina.cli.demo import text
+from concertina.demo import text
 
 Object = dict[str, Any]
 JOB = "drilled"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from concertina.cluster.pod import Images, pod_manifest
-from concertina.cluster.resources import Raw
-from concertina.cluster.views import job_view
+from concertina.kube.manifests.pod import Images, pod_manifest
+from concertina.kube.parse.views import job_view
+from concertina.kube.resources import Raw
 from concertina.plan.types import CreatePod
 
 UID = "0f1e2d3c-aaaa-bbbb-cccc-000000000000"

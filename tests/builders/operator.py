@@ -59,7 +59,7 @@ class Operator:
         begun = len(self.lines("started"))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*NAMELESS, sys.executable, "-m", "concertina.operator"],
+                [*NAMELESS, sys.executable, "-m", "concertina.controller.operator"],
                 env={**self.environment, **environment},
                 stdout=log,
                 stderr=log,

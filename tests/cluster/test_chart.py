@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+from concertina.controller.master_keys import key_id
 from concertina.local import binaries
 from concertina.local.cluster import LocalCluster
-from concertina.master_keys import key_id
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVE_UP = 60.0

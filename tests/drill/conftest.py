@@ -14,8 +14,8 @@ import pytest
 from builders import drills
 from builders.drills import JOB, verdict
 from builders.operator import Object, until
-from concertina.cli.demo import stage as stages
-from concertina.cli.demo.stage import Stage
+from concertina.demo import stage as stages
+from concertina.demo.stage import Stage
 from concertina.local import lifetime
 
 DATA = f"s3://{stages.BUCKET}/data"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from builders.operator import until
-from concertina.cli.demo.stage import Stage
-from concertina.cli.drill.scenarios import SCENARIOS
+from concertina.demo.stage import Stage
+from concertina.drill.scenarios import SCENARIOS
 
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
 

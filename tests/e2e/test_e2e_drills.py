@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from concertina.cli.drill.scenarios import SCENARIOS
+from concertina.drill.scenarios import SCENARIOS
 
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.elsewhere, str)]
 

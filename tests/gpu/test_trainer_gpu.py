@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from concertina.cli.demo import text
+from concertina.demo import text
 from concertina_trainer.data.build import build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
-from concertina.control.absence import TICK_SECONDS, Absence, discounted
+from concertina.agents.absence import TICK_SECONDS, Absence, discounted
 from concertina.plan.plan import plan
 from concertina.plan.types import (
     Action,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from concertina.cli.demo import text
+from concertina.demo import text
 from concertina.local.s3 import serve
 from concertina_trainer.data.build import build
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from concertina.control.authority import Authority
-from concertina.control.calls import CallError, Identity, call, connection, receive
+from concertina.agents.authority import Authority
+from concertina.agents.calls import CallError, Identity, call, connection, receive
 from concertina_agent import protocol as p
 
 GIVE_UP = 120.0

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from replicas import GIVE_UP, UID, Job, running, write_identity
 
-from concertina.control.authority import Authority
-from concertina.control.calls import CallError, Identity, call
+from concertina.agents.authority import Authority
+from concertina.agents.calls import CallError, Identity, call
 from concertina_agent import main, protocol, server, tls
 from concertina_agent import protocol as p
 from concertina_agent.wire import Dialer

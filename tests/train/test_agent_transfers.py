@@ -13,7 +13,7 @@ import pytest
 from endless import State
 from replicas import GIVE_UP, UID, write_identity
 
-from concertina.control.authority import Authority
+from concertina.agents.authority import Authority
 from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent import tls

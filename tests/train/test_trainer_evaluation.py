@@ -6,7 +6,7 @@ import states
 import torch
 import torch.nn.functional as F
 
-from concertina.cli.demo import text
+from concertina.demo import text
 from concertina_agent.worker_channel import Done
 from concertina_trainer.config import DataConfig, TrainerConfig
 from concertina_trainer.data.build import build

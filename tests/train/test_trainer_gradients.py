@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from concertina.cli.demo import text
+from concertina.demo import text
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.build import build
 from concertina_trainer.data.manifest import parse

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from concertina.cli.drill.scenarios import SCENARIOS
-from concertina.cli.drill.verdict import Expect, Seconds, Seen, Start, judge, positions
+from concertina.drill.scenarios import SCENARIOS
+from concertina.drill.verdict import Expect, Seconds, Seen, Start, judge, positions
 
 START = Start(round=4, step=13, source="memory of step 12", at=100.0)
 SEEN = Seen(

@@ -12,7 +12,7 @@ from concertina.api.status import (
     ShareMark,
     rfc3339,
 )
-from concertina.cli.show import detail
+from concertina.terminal.show import detail
 
 
 def said(status: JobStatus) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from concertina.cli.demo import text
+from concertina.demo import text
 
 
 def test_it_is_the_same_bytes_on_every_machine_and_python(tmp_path):

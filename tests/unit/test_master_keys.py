@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from concertina.master_keys import MasterKeyError, key_id, parse
+from concertina.controller.master_keys import MasterKeyError, key_id, parse
 
 NEW, OLD = b"n" * 32, b"o" * 64
 

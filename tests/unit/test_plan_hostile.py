@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import jobs
+from concertina.agents.bounds import bounded
 from concertina.api.status import JobStatus
-from concertina.control.bounds import bounded
 from concertina.plan.plan import plan
 from concertina.plan.types import Call, Observed
 from concertina_agent import protocol

@@ -11,8 +11,8 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.cluster.errors import Conflict, Forbidden, Invalid, from_status
-from concertina.cluster.refusals import refusal
+from concertina.kube.errors import Conflict, Forbidden, Invalid, from_status
+from concertina.kube.parse.refusals import refusal
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, CreateRendezvous, Observed, Plan, Refusal, Refused
 

@@ -12,7 +12,7 @@ import pytest
 
 from builders import jobs
 from concertina.api.parse import SpecError, parse_spec, parse_stored
-from concertina.apply import lost
+from concertina.controller.apply import lost
 from concertina.plan.plan import plan
 from concertina_agent import protocol
 from concertina_agent.typed_json import ProtocolError

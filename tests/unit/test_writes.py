@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from concertina.cluster.views import job_view
+from concertina.controller.world import Job
+from concertina.controller.writes import FIRST, SLOTS, SMALLEST, Writes
+from concertina.kube.parse.views import job_view
 from concertina.plan.types import Action, CreatePod, DeletePod
-from concertina.world import Job
-from concertina.writes import FIRST, SLOTS, SMALLEST, Writes
 
 
 def job(name: str) -> Job:

@@ -209,7 +209,7 @@ def now(
 ) -> None:
     """Have a running job make a durable checkpoint at its next step. It goes on training meanwhile."""
     from concertina.cli.checkpoint_now import ask
-    from concertina.cli.connection import Target, call
+    from concertina.terminal.connection import Target, call
 
     call(ask(Target(kubeconfig, context, namespace), job, wait))
 

@@ -8,8 +8,8 @@ import secrets
 import typer
 
 from concertina.api import CHECKPOINT_NOW
-from concertina.cli.connection import Complaint, Target
-from concertina.cluster.resources import TRAINING_JOBS
+from concertina.kube.resources import TRAINING_JOBS
+from concertina.terminal.connection import Complaint, Target
 
 LOOK_SECONDS = 0.5
 

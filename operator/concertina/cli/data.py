@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from concertina.cli.connection import Complaint, Target
+from concertina.terminal.connection import Complaint, Target
 
 
 async def data(arguments: Sequence[str]) -> int:

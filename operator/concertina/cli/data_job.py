@@ -10,10 +10,10 @@ from importlib.metadata import version
 
 import yaml
 
-from concertina.cli.connection import Complaint, Target
-from concertina.cluster.client import Client
-from concertina.cluster.errors import ApiError, NotFound
-from concertina.cluster.resources import JOBS, PODS, Raw
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, NotFound
+from concertina.kube.resources import JOBS, PODS, Raw
+from concertina.terminal.connection import Complaint, Target
 
 HOPELESS_EXITS = (2, 78)
 """What the build exits with where trying again can't help: options that can't be understood, and bad input."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from concertina.cli.connection import Complaint
-from concertina.cluster import torchrun
-from concertina.cluster.client import Client
-from concertina.cluster.errors import ApiError
-from concertina.cluster.pod import Images, pod_manifest
-from concertina.cluster.resources import PODS, TRAINING_JOBS, Raw
-from concertina.cluster.views import job_view
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError
+from concertina.kube.manifests import torchrun
+from concertina.kube.manifests.pod import Images, pod_manifest
+from concertina.kube.parse.views import job_view
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.plan.types import CreatePod
+from concertina.terminal.connection import Complaint
 
 ANY_AGENT = Images("concertina/agent")
 """Which one it will be the operator knows; the API server does not look."""

@@ -10,11 +10,11 @@ import yaml
 from rich.console import Console
 
 from concertina.api import API_VERSION, KIND
-from concertina.cli import show
-from concertina.cli.connection import Complaint, Target
 from concertina.cli.dry_run import try_pod
-from concertina.cli.follow import follow_job
-from concertina.cluster.resources import TRAINING_JOBS, Raw
+from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.terminal import show
+from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.follow import follow_job
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 

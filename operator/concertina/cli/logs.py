@@ -7,13 +7,13 @@ import sys
 from collections.abc import AsyncIterator
 
 from concertina.api import TRAINER
-from concertina.cli.connection import Complaint, Target
-from concertina.cli.follow import states
-from concertina.cli.show import ended, status_of
-from concertina.cluster.client import Client
-from concertina.cluster.errors import ApiError, Gone, Unreachable
-from concertina.cluster.pod import INDEX, JOB
-from concertina.cluster.resources import PODS, TRAINING_JOBS, Raw
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, Gone, Unreachable
+from concertina.kube.manifests.pod import INDEX, JOB
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
+from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.follow import states
+from concertina.terminal.show import ended, status_of
 
 
 async def print_logs(target: Target, job: str, follow: bool, replica: int | None, tail: int | None) -> None:

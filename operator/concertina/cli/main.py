@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from concertina.cli.connection import Target, call
+from concertina.terminal.connection import Target, call
 
 app = typer.Typer(
     name="concertina",
@@ -120,7 +120,7 @@ def drill(
     context: Context = None,
 ) -> None:
     """Hurt a running job in one known way, heal it, and print a verdict with figures. Exit status 0: it passed."""
-    from concertina.cli.drill.main import drill
+    from concertina.drill.main import drill
 
     call(drill(Target(kubeconfig, context, namespace), job, scenario, yes, output == "json"))
 
@@ -144,7 +144,7 @@ def checkpoint(context: typer.Context) -> None:
 @app.command(rich_help_panel=CLUSTER)
 def operator() -> None:
     """Run the operator, as its Deployment does (see charts/concertina)."""
-    from concertina.operator import main
+    from concertina.controller.operator import main
 
     main()
 
@@ -168,6 +168,6 @@ def local(context: typer.Context) -> None:
 @app.command(rich_help_panel=CLUSTER, add_help_option=False, context_settings=FORWARD)
 def demo(context: typer.Context) -> None:
     """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine."""
-    from concertina.cli.demo.main import app
+    from concertina.demo.main import app
 
     app(args=context.args, prog_name="concertina demo")

@@ -1,14 +1,14 @@
 """What plan() is given and what it gives back. Data only.
 
 `Observed` is one consistent look at one job; `Plan` is everything that should follow from it. The shell
-(`concertina.reconcile`) applies a Plan in this order:
+(`concertina.controller.reconcile`) applies a Plan in this order:
   1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed; where that
      test fails nothing else is done, and the job is observed and planned again;
   2. calls to agents, which run in the background;
   3. the watch streams: those of `Plan.watch` are opened, all others of the job closed;
   4. the events;
-  5. creates and deletes, in the background, some at a time (`concertina.writes`): no pass waits for one, none for
-     another, and what is still to be done then is planned again.
+  5. creates and deletes, in the background, some at a time (`concertina.controller.writes`): no pass waits for one,
+     none for another, and what is still to be done then is planned again.
 So a claim is written before any Prepare of it is sent, and a commit before any Assign; and a job recovers whatever
 becomes of its pods' creation.
 """

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from concertina.cluster import access
-from concertina.cluster.client import Client
-from concertina.cluster.errors import Conflict, Invalid, NotFound, TestFailed, Unreachable
-from concertina.cluster.lease import Lease, LeaseLost
-from concertina.cluster.reflector import Reflector
-from concertina.cluster.resources import LEASES, PODS, SECRETS, TRAINING_JOBS, Raw
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina.kube.errors import Conflict, Invalid, NotFound, TestFailed, Unreachable
+from concertina.kube.resources import LEASES, PODS, SECRETS, TRAINING_JOBS, Raw
+from concertina.kube.watch.lease import Lease, LeaseLost
+from concertina.kube.watch.reflector import Reflector
 from concertina.local.cluster import LocalCluster
 
 GIVE_UP = 60.0

@@ -14,7 +14,7 @@ from builders import metrics
 from builders.drills import build_data
 from builders.operator import Jobs
 from builders.pods import Pods, condition
-from concertina.cluster.views import pod_view
+from concertina.kube.parse.views import pod_view
 from concertina.local.cluster import LocalCluster
 from concertina.plan.lifecycle.gang import PATIENCE
 from concertina.plan.types import PodView

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from builders.operator import Jobs, Operator, until
-from concertina import master_keys
-from concertina.cluster import access
-from concertina.cluster.client import Client
-from concertina.cluster.errors import NotFound
-from concertina.cluster.resources import Resource
+from concertina.controller import master_keys
+from concertina.controller.master_keys import MasterKeyError, MasterKeys, key_id
+from concertina.controller.settings import from_environment
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina.kube.errors import NotFound
+from concertina.kube.resources import Resource
 from concertina.local import binaries
 from concertina.local.cluster import LocalCluster
-from concertina.master_keys import MasterKeyError, MasterKeys, key_id
-from concertina.settings import from_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 STAY = "import time; time.sleep(3600)"

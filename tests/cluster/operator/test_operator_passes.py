@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from builders.operator import Jobs
-from concertina.apply import Applier
-from concertina.cluster import access
-from concertina.cluster.client import Client
-from concertina.cluster.events import Events
-from concertina.cluster.pod import Images
-from concertina.cluster.queue import KeyedQueue
-from concertina.cluster.resources import TRAINING_JOBS
-from concertina.control.links import Links
+from concertina.agents.links import Links
+from concertina.controller.apply import Applier
+from concertina.controller.master_keys import parse
+from concertina.controller.queue import KeyedQueue
+from concertina.controller.reconcile import Reconciler
+from concertina.controller.world import World
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina.kube.manifests.pod import Images
+from concertina.kube.resources import TRAINING_JOBS
+from concertina.kube.watch.events import Events
 from concertina.local.cluster import LocalCluster
-from concertina.master_keys import parse
 from concertina.plan.plan import plan
 from concertina.plan.types import Observed, Plan
-from concertina.reconcile import Reconciler
-from concertina.world import World
 
 GIVE_UP = 60.0
 

@@ -1,0 +1,1 @@
+"""What a pass knows of its job, beyond what it is given."""

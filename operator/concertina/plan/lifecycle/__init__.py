@@ -1,0 +1,1 @@
+"""From the first start to the end of a job, and what waits."""

@@ -1,0 +1,1 @@
+"""Which pods there should be."""

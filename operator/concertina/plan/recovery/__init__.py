@@ -1,0 +1,1 @@
+"""What failed, and what is done about it."""

@@ -1,0 +1,1 @@
+"""One world after another: claims, commits, drains."""

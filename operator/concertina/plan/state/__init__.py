@@ -1,0 +1,1 @@
+"""Where training state is, and which of it to go on from."""

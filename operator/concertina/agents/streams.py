@@ -1,0 +1,64 @@
+"""The watch stream of one agent, opened again and again while it is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+
+from concertina.agents.calls import CallError, Identity, connection, receive
+from concertina.plan.types import ConnectionRefusal
+from concertina_agent import protocol
+
+log = logging.getLogger(__name__)
+_BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
+Heard = Callable[[protocol.Report], None]
+Lost = Callable[[str, ConnectionRefusal | None], None]
+"""Called with a sentence, and how the host turned the stream away, where it is there."""
+
+
+async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> None:
+    """Calls `heard` with each report, and `lost` whenever the stream can't be opened, breaks or is silent for
+    protocol.SILENCE_SECONDS. Runs until it is cancelled."""
+    failures = 0
+
+    def fresh(report: protocol.Report) -> None:
+        nonlocal failures
+        failures = 0
+        heard(report)
+
+    while True:
+        lost(*await _stream(identity, address, fresh))
+        await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)] * random.uniform(0.8, 1.2))
+        failures += 1
+
+
+async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, ConnectionRefusal | None]:
+    """One stream from its start to its end; what is to be told to `lost`."""
+    try:
+        async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
+            async with connection(identity, address, protocol.Watch(identity.uid)) as reader:
+                while True:
+                    message = await receive(reader, address)
+                    silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
+                    if isinstance(message, protocol.Refused):
+                        return f"{address} refused to be watched: {message.reason}", None
+                    if isinstance(message, protocol.Report):
+                        heard(message)
+    except TimeoutError:
+        return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s", None
+    except ConnectionRefusedError:
+        return f"nobody listens at {address}", ConnectionRefusal.NOT_LISTENING
+    except ssl.SSLCertVerificationError as error:
+        # Where the agents' certificate is of our CA, so is the CA that they check ours by: both are in one Secret.
+        return f"{address} has another master key: {error}", ConnectionRefusal.OTHER_KEY
+    except (OSError, ssl.SSLError) as error:
+        return f"{address} can't be reached: {error}", None
+    except CallError as error:
+        return str(error), None
+    except Exception as error:
+        # Whatever an agent sends: a stream that ended unseen would count as open for ever.
+        log.exception("the watch of %s failed", address)
+        return f"the watch of {address} failed: {type(error).__name__}: {error}", None

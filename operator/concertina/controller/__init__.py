@@ -1,0 +1,1 @@
+"""Observe, plan, apply: one pass after the other for each job."""

@@ -1,0 +1,68 @@
+"""The operator's settings, from the environment that the chart gives it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from concertina.kube.manifests.pod import Images
+from concertina.kube.parse import notice_taints
+from concertina.kube.parse.notice_taints import NOTICE_TAINTS
+
+TAINTS = "CONCERTINA_NOTICE_TAINTS"
+"""A list with commas; absent: the well-known ones; empty: none."""
+
+
+class SettingsError(Exception):
+    """A setting is missing or wrong; the sentence says which."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    namespace: str
+    """Of the operator itself: its Lease is there."""
+    identity: str
+    """Of this process, in the Lease."""
+    master_key_secret: str
+    """In that namespace."""
+    makes_master_key: bool
+    """Where that Secret is missing; else it is a person's to make."""
+    images: Images
+    watch_namespaces: tuple[str, ...]
+    """Empty: all."""
+    health: tuple[str, int] | None
+    """Host and port of the probes; None: no probes."""
+    notice_taints: tuple[str, ...] = NOTICE_TAINTS
+    """Taints, as key or key=value, that announce the end of a node."""
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    names = environment.get("CONCERTINA_WATCH_NAMESPACES", "").replace(",", " ").split()
+    return Settings(
+        namespace=_required(environment, "CONCERTINA_NAMESPACE", "the namespace that the operator runs in"),
+        identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        master_key_secret=_required(environment, "CONCERTINA_MASTER_KEY_SECRET", "the Secret with the master key"),
+        makes_master_key=environment.get("CONCERTINA_MASTER_KEY_CREATE") == "true",
+        images=Images(_required(environment, "CONCERTINA_IMAGE_AGENT", "the image that holds the agent")),
+        watch_namespaces=tuple(names),
+        health=_address(environment.get("CONCERTINA_HEALTH", "")),
+        notice_taints=notice_taints.parse(taints) if (taints := environment.get(TAINTS)) is not None else NOTICE_TAINTS,
+    )
+
+
+def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
+    if not environment.get(name):
+        raise SettingsError(f"{name} is not set; it is {meaning}")
+    return environment[name]
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdigit():
+        raise SettingsError(f"CONCERTINA_HEALTH is {text!r}; it must be HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,46 @@
+"""The picture of a run: loss over time above, replicas at work below, with what happened marked on both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from concertina.demo.history import History
+
+COLOURS = {"kill": "#c0392b", "shrunk": "#e67e22", "grown": "#27ae60"}
+
+
+def draw(history: History, path: Path) -> None:
+    """Write a PNG. matplotlib comes with the `demo` extra."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    start = history.losses[0].at
+    figure, (loss, world) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(9, 5), height_ratios=(3, 1), layout="constrained"
+    )
+    loss.plot([p.at - start for p in history.losses], [p.loss for p in history.losses], color="#2c3e50", linewidth=1.2)
+    loss.set_ylabel("loss (nats per byte)")
+    loss.set_title("One node is killed while the training goes on, and comes back")
+    loss.grid(alpha=0.25)
+    world.step(
+        [s.at - start for s in history.samples], [s.world for s in history.samples], where="post", color="#2c3e50"
+    )
+    world.set_ylabel("replicas\nat work")
+    most = max(s.world for s in history.samples)
+    world.set_ylim(0, most + 0.5)
+    world.set_yticks(range(most + 1))
+    world.set_xlabel("seconds since the first step")
+    world.set_xlim(left=0)
+    for mark in history.marks:
+        colour = COLOURS.get(mark.what)
+        if colour is None:
+            continue
+        for axis in (loss, world):
+            axis.axvline(mark.at - start, color=colour, linestyle="--", linewidth=1)
+        loss.plot([], [], color=colour, linestyle="--", linewidth=1, label=mark.text)
+    loss.legend(loc="upper right", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

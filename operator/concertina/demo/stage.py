@@ -1,0 +1,102 @@
+"""The stage of the demo and of the benchmarks: a local cluster, an S3 server, the operator from its chart, and data.
+
+Everything belongs to the process that set it up and goes away with it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concertina.demo import text
+from concertina.local import binaries, cluster, s3
+from concertina.local.cluster import LocalCluster
+from concertina.local.state import Options
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+SYSTEM = "concertina-system"
+JOB_KIND = "trainingjobs.concertina.dev"
+BUCKET = "demo"
+TEXT_FILES, TEXT_BYTES = 60, 6_000_000
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What stands: `cluster` with the operator in it, `storage` with BUCKET in it."""
+
+    cluster: LocalCluster
+    storage: s3.Server
+
+    def job(self, name: str, namespace: str = "default") -> dict[str, Any]:
+        """The TrainingJob as it is now."""
+        path = f"/apis/concertina.dev/v1alpha1/namespaces/{namespace}/trainingjobs/{name}"
+        job: dict[str, Any] = self.cluster.api.call("GET", path)
+        return job
+
+    def pods(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        """The pods of a TrainingJob."""
+        path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=concertina.dev%2Fjob%3D{name}"
+        return list(self.cluster.api.call("GET", path)["items"])
+
+    def operator_node(self) -> str:
+        """Where the operator runs: the node that a drill of a job leaves alone."""
+        pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+        return str(next(pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"))
+
+
+@contextmanager
+def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stage]:
+    """Set everything up, each node with one simulated GPU: a replica a node, as in life.
+
+    `step(text)` is a context manager round each part: the caller shows it and times it."""
+    with ExitStack() as stack:
+        with step("control plane and nodes") as say:
+            up = stack.enter_context(cluster.owned(name, Options(nodes=nodes, gpus=1), say))
+        with step("S3 server"):
+            storage = stack.enter_context(s3.running(up.directory / "s3", [BUCKET]))
+        with step("operator, by helm"):
+            install_operator(up)
+        put_secret(up, storage)
+        yield Stage(up, storage)
+
+
+def install_operator(up: LocalCluster, *settings: str) -> None:
+    """Install charts/concertina and wait until its Deployment is available."""
+    binaries.run_helm(
+        up.kubeconfig, "install", "concertina", str(CHECKOUT / "charts" / "concertina"),
+        "--namespace", SYSTEM, "--create-namespace", *(f"--set={setting}" for setting in settings),
+    )  # fmt: skip
+    up.kubectl("-n", SYSTEM, "rollout", "status", "deployment/concertina", "--timeout=60s")
+
+
+def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default") -> None:
+    """The Secret `s3` that the examples name in checkpoint.secretName."""
+    literals = [f"--from-literal={key}={value}" for key, value in storage.environment().items()]
+    up.kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
+
+
+def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
+    """Byte-level token shards of `text`, in the bucket's folder `data`. Yields bytes done and bytes in all."""
+    from concertina_trainer.data.build import build
+
+    os.environ.update(storage.environment())
+    with tempfile.TemporaryDirectory() as folder:
+        for progress in build(text.write(Path(folder), TEXT_FILES, TEXT_BYTES // TEXT_FILES), f"s3://{BUCKET}/data"):
+            yield progress.done, progress.total
+
+
+def until(what: str, limit: float, check: Callable[[], Any]) -> Any:
+    """The first truthy answer of check(); raises TimeoutError with `what` after `limit` seconds."""
+    give_up = time.monotonic() + limit
+    while time.monotonic() < give_up:
+        if answer := check():
+            return answer
+        time.sleep(0.1)
+    raise TimeoutError(f"{what} did not happen within {limit:.0f} s")

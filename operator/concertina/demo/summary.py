@@ -1,0 +1,83 @@
+"""The end of the demo: a table of what happened, and what of it is not as promised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from concertina.demo.history import History
+from concertina.demo.stage import BUCKET, Stage
+
+RECOVERY_PROMISE = 30.0
+"""Seconds from the kill to the next step that the demo calls broken; the benchmark has the real figures."""
+
+
+def manifests(stage: Stage) -> list[str]:
+    """Keys of all checkpoints in the bucket."""
+    from concertina_trainer.storage.folder import Folder
+
+    os.environ.update(stage.storage.environment())
+    keys = Folder(f"s3://{BUCKET}").list("checkpoints/")
+    return sorted(key for key in keys if key.endswith("manifest.json"))
+
+
+def seconds_to_next_step(history: History) -> float | None:
+    """From the kill to the end of the first step after it."""
+    killed = history.marked("kill")
+    point = history.first_step_after(killed) if killed else None
+    return point.at - killed if point and killed else None
+
+
+def summarise(history: History, stage: Stage) -> Table:
+    """What a person wants to know at the end."""
+    status, goodput = history.status, history.status.get("goodput", {})
+    kept = manifests(stage)
+    recovery = seconds_to_next_step(history)
+    last = status.get("lastCheckpoint", {})
+    losses = sorted(history.losses, key=lambda point: point.step)
+    table = Table("", "", title="What happened", show_header=False)
+    table.add_row("steps", str(status.get("progress", {}).get("step", 0)))
+    table.add_row("loss at start and end", f"{losses[0].loss:.3f} → {losses[-1].loss:.3f}" if losses else "none")
+    table.add_row("kill to the next step", f"{recovery:.2f} s" if recovery is not None else "never")
+    table.add_row("steps replayed", str(status.get("stepsReplayed", 0)))
+    table.add_row("rounds", str(status.get("rounds", 0)))
+    table.add_row(
+        "checkpoints in the bucket", f"{len(kept)}, listed from the bucket; the status names step {last.get('step')}"
+    )
+    for key in kept:
+        table.add_row("", key.split("/", 2)[2].removesuffix("/manifest.json"))
+    for name in ("productive", "startup", "recovery", "checkpoint", "stalled", "waiting"):
+        table.add_row(f"seconds {name}", f"{goodput.get(f'{name}Seconds', 0):.1f}")
+    table.add_row("goodput", f"{goodput.get('percent', 0):.1f} %")
+    return table
+
+
+def broken_promises(history: History, stage: Stage) -> list[str]:
+    """A sentence for each promise of the demo that was not kept."""
+    return list(_broken(history, stage))
+
+
+def _broken(history: History, stage: Stage) -> Iterator[str]:
+    status = history.status
+    if not any(c["type"] == "Complete" and c["status"] == "True" for c in status.get("conditions", [])):
+        yield f"the job is not complete: {status.get('conditions')}"
+    progress = status.get("progress", {})
+    if not progress or progress.get("step") != progress.get("steps"):
+        yield f"the run ended at step {progress.get('step')} of {progress.get('steps')}"
+    recovery = seconds_to_next_step(history)
+    if recovery is None or recovery > RECOVERY_PROMISE:
+        yield f"it took {recovery} s from the kill to the next step"
+    losses = sorted(history.losses, key=lambda point: point.step)
+    if not losses or losses[-1].loss >= losses[0].loss * 0.8:
+        yield "the loss did not fall"
+    killed, grown = history.marked("kill"), history.marked("grown")
+    after = [sample.world for sample in history.samples if killed and grown and killed < sample.at < grown]
+    if 2 not in after:
+        yield "the run did not go on with two replicas"
+    if not any(grown and sample.at >= grown - 1 and sample.world == 3 for sample in history.samples):
+        yield "the run did not grow back to three replicas"
+    named = status.get("lastCheckpoint", {})
+    if not any(f"s3://{BUCKET}/{key}".startswith(str(named.get("uri"))) for key in manifests(stage)):
+        yield f"the checkpoint that the status names ({named.get('uri')}) is not in the bucket"

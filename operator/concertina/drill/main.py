@@ -1,0 +1,42 @@
+"""`concertina drill JOB --scenario NAME`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+from rich.console import Console
+
+from concertina.drill.play import play
+from concertina.drill.scenarios import SCENARIOS
+from concertina.drill.show import table
+from concertina.drill.site import Site
+from concertina.drill.watch import Late
+from concertina.local import cluster
+from concertina.local.errors import LocalClusterError
+from concertina.terminal.connection import Complaint, Target
+
+
+async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -> int:
+    """The exit status: 0 for PASS, 1 for FAIL."""
+    scenario = SCENARIOS.get(name)
+    if scenario is None:
+        raise Complaint(f"There is no scenario {name!r}; there are: {', '.join(SCENARIOS)}.")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    async with target.connect() as (client, namespace):
+        site = Site(client, namespace, job, cluster.serving(client.access.server))
+        if site.local is None and not yes:
+            raise Complaint(
+                f"{client.access.server} is no local cluster of yours: {scenario.about}, for real. "
+                f"Add --yes to do that to {namespace}/{job}."
+            )
+        try:
+            verdict = await play(site, name, scenario, scenario.fault(site), lambda text: console.print(f"[dim]{text}"))
+        except (Late, LocalClusterError) as error:
+            raise Complaint(str(error)) from error
+    if as_json:
+        sys.stdout.write(json.dumps(dataclasses.asdict(verdict), indent=1) + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(table(verdict))
+    return 0 if verdict.passed else 1

@@ -1,0 +1,96 @@
+"""The table of drills: how each is played on the local cluster and elsewhere, and what it promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from concertina.drill import faults, inside, local_faults
+from concertina.drill.commands import ByCommand
+from concertina.drill.site import OUTAGE, Fault, Site
+from concertina.drill.verdict import Expect
+from concertina.terminal.connection import Complaint
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`local` and `elsewhere`: the fault, or in a sentence why it can't be made there."""
+
+    about: str
+    local: Fault | str
+    elsewhere: Fault | str
+    expect: Expect
+
+    def fault(self, site: Site) -> Fault:
+        """Raises Complaint where it can't be played."""
+        found = self.local if site.local else self.elsewhere
+        if isinstance(found, str):
+            raise Complaint(found)
+        if isinstance(found, ByCommand):
+            found.commands()
+        return found
+
+
+CRASH = Expect(seconds=30.0, counted=True)
+LOST_NODE = Expect(seconds=30.0, counted=False)
+UNTOUCHED = Expect(seconds=60.0, new_round=False, replayed=0, counted=False)
+
+SCENARIOS: dict[str, Scenario] = {
+    "kill-worker": Scenario(
+        "a training process is killed", faults.kill_worker, faults.kill_worker, CRASH,
+    ),
+    "kill-lead": Scenario(
+        "the agent of the member that leads is killed, elsewhere its whole pod",
+        local_faults.kill_lead, faults.kill_lead_pod, Expect(seconds=30.0),
+    ),
+    "kill-node": Scenario(
+        "a node loses power, its peers see connections closed",
+        local_faults.kill_node,
+        ByCommand("NODE_KILL", "NODE_UP", "killed node {node}"), LOST_NODE,
+    ),
+    "stop-node": Scenario(
+        "a node falls silent, and later goes on where it was",
+        local_faults.stop_node,
+        ByCommand("NODE_STOP", "NODE_CONTINUE", "silenced node {node}"), LOST_NODE,
+    ),
+    "partition": Scenario(
+        "a node is cut off, all on it runs on, and later is reached again: what it did meanwhile counts for nothing",
+        "The nodes of the local cluster share one network, which can't be cut between them. `stop-node` comes near; "
+        "on real kubelets `make test-e2e` plays this one.",
+        ByCommand("NODE_ISOLATE", "NODE_REJOIN", "cut off node {node}"), LOST_NODE,
+    ),
+    "notice": Scenario(
+        "a pod is evicted, as by `kubectl drain`; no step is lost",
+        faults.evict, faults.evict, Expect(seconds=60.0, replayed=0, counted=False),
+    ),
+    "oom": Scenario(
+        "a worker's container runs out of memory, and the kernel kills the worker",
+        "The containers of the local cluster have no memory limit, and a SIGKILL alone is no want of memory: on real "
+        "kubelets `make test-e2e` plays this one.",
+        inside.out_of_memory, Expect(seconds=30.0, counted=True, reasons=("OutOfMemory",)),
+    ),
+    "hang": Scenario(
+        "a worker stands still, its connections stay open",
+        faults.hang, faults.hang, Expect(seconds=120.0, counted=True, reasons=("WorkerStopped", "Hang")),
+    ),
+    "straggle": Scenario(
+        "a worker is slow (stopped for moments whenever it computes), and the others wait for it in every step",
+        inside.straggle, inside.straggle,
+        Expect(seconds=100.0, new_round=None, replayed=0, counted=False, named=True),
+    ),
+    "operator-kill": Scenario(
+        "the operator is killed; the job must not notice",
+        local_faults.kill_operator, faults.delete_operator, UNTOUCHED,
+    ),
+    "apiserver-restart": Scenario(
+        f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",
+        local_faults.kill_apiserver,
+        ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", watched=False, seconds=OUTAGE),
+        UNTOUCHED,
+    ),
+    "storage-outage": Scenario(
+        f"durable storage is away for {OUTAGE:g} s; training goes on, a checkpoint follows",
+        local_faults.kill_storage,
+        ByCommand("STORAGE_STOP", "STORAGE_START", "stopped the storage", seconds=OUTAGE),
+        Expect(seconds=60.0, new_round=False, replayed=0, counted=False, checkpoint=True),
+    ),
+}  # fmt: skip

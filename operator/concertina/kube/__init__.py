@@ -1,0 +1,1 @@
+"""The only package that talks to Kubernetes: its client, its errors, and how it is reached."""

@@ -1,0 +1,294 @@
+"""A thin client of raw dicts. Typed objects cost 5 to 10 times the CPU on lists of thousands (docs/decisions.md).
+
+Every request is tried again on 429, 5xx and lost connections, with back-off and jitter, until `give_up_after` seconds
+have passed; then Unreachable is raised. What is not tried again is raised as the exception of errors.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from concertina.kube import deep_json
+from concertina.kube.access import Access
+from concertina.kube.errors import ApiError, NotFound, Unauthorized, Unreachable, from_status
+from concertina.kube.resources import PODS, Raw, Resource
+
+REQUEST_SECONDS = 15.0
+WATCH_SILENCE_SECONDS = 75.0
+"""A watch gets a bookmark at least every minute; one that is silent for longer is dead."""
+_BACKOFF = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0)
+_LONGEST = _BACKOFF[-1]
+"""Seconds; an API server that has just started asks for 30, and is there a second later."""
+_LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+_PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
+
+DRY_RUN = {"dryRun": "All"}
+
+
+class Client:
+    """Requests to one API server; an async context manager."""
+
+    def __init__(self, access: Access, give_up_after: float = 30.0, connections: int = 64) -> None:
+        self.access = access
+        self.give_up_after = give_up_after
+        self.requests = 0
+        """Sent so far, watches and repetitions included."""
+        self._connections = connections
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, ssl=self.access.ssl_context())
+        self._session = aiohttp.ClientSession(connector=connector, skip_auto_headers=["User-Agent"])
+        self._slots = asyncio.Semaphore(self._connections)  # of requests; watches and logs stay open beside them
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    # --- objects ---------------------------------------------------------------------------------------------------
+
+    async def get(self, resource: Resource, namespace: str | None, name: str, subresource: str = "") -> Raw:
+        return await self._json("GET", resource.path(namespace, name, subresource))
+
+    async def list_all(
+        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", chunk: int = 500
+    ) -> tuple[list[Raw], str]:
+        """All objects, read in chunks, and the resourceVersion of the list."""
+        params = _selectors(labels, fields) | {"limit": str(chunk)}
+        items: list[Raw] = []
+        while True:
+            page = await self._json("GET", resource.path(namespace), params=params)
+            items += page.get("items") or []
+            if not page["metadata"].get("continue"):
+                return items, str(page["metadata"]["resourceVersion"])
+            params["continue"] = page["metadata"]["continue"]
+
+    async def create(
+        self, resource: Resource, namespace: str | None, body: Raw, strict: bool = False, dry_run: bool = False
+    ) -> Raw:
+        """`strict`: an unknown or doubled field is an error, as with kubectl. `dry_run`: nothing is stored."""
+        params = ({"fieldValidation": "Strict"} if strict else {}) | (DRY_RUN if dry_run else {})
+        return await self._json("POST", resource.path(namespace), params=params, body=body)
+
+    async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
+        """What is asked of an object by a POST to its subresource, as an eviction of a pod."""
+        return await self._json("POST", resource.path(namespace, name, subresource), body=body)
+
+    async def replace(self, resource: Resource, namespace: str | None, name: str, body: Raw) -> Raw:
+        return await self._json("PUT", resource.path(namespace, name), body=body)
+
+    async def patch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        patch: list[Raw] | Raw,
+        subresource: str = "",
+        strict: bool = False,
+    ) -> Raw:
+        """A list is a JSON patch, a dict a merge patch."""
+        params = {"fieldValidation": "Strict"} if strict else {}
+        path = resource.path(namespace, name, subresource)
+        return await self._json("PATCH", path, params=params, body=patch, content=_PATCHES[type(patch)])
+
+    async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
+        """Server-side apply of what a person wrote: as `kubectl apply --server-side --force-conflicts`."""
+        params = {"fieldManager": "concertina", "force": "true", "fieldValidation": "Strict"}
+        params |= DRY_RUN if dry_run else {}
+        path = resource.path(namespace, name)
+        return await self._json("PATCH", path, params=params, body=body, content="application/apply-patch+yaml")
+
+    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int) -> Raw:
+        return await self.patch(resource, namespace, name, {"spec": {"replicas": replicas}}, subresource="scale")
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        uid: str = "",
+        grace: int | None = None,
+        propagation: str = "",
+    ) -> Raw | None:
+        """The object as it is while it ends, or None where it is gone already. `uid`: only if it is this very one."""
+        options: Raw = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        if propagation:
+            options["propagationPolicy"] = propagation
+        try:
+            answer = await self._json("DELETE", resource.path(namespace, name), body=options)
+        except NotFound:
+            return None
+        return None if answer.get("kind") == "Status" else answer
+
+    # --- streams ---------------------------------------------------------------------------------------------------
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, version: str, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[tuple[str, Raw]]:
+        """(ADDED, MODIFIED, DELETED or BOOKMARK, object) from `version` on, until the server or the network ends it.
+
+        Raises Gone where `version` is too old, Unreachable where the stream broke."""
+        params = _selectors(labels, fields) | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(random.randint(240, 360)),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE_SECONDS)
+        async for line in self._lines(resource.path(namespace), params, timeout):
+            event = deep_json.loads(line)
+            if event["type"] == "ERROR":
+                status = event["object"]
+                raise from_status(int(status.get("code") or 500), json.dumps(status).encode())
+            yield event["type"], event["object"]
+
+    async def logs(
+        self,
+        namespace: str,
+        pod: str,
+        container: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        since: str = "",
+        limit_bytes: int | None = None,
+    ) -> AsyncIterator[str]:
+        """The lines of a container, as they come with `follow`; `since`: an RFC 3339 time in whole seconds."""
+        params = {"follow": "true"} if follow else {}
+        if container:
+            params["container"] = container
+        if tail is not None:
+            params["tailLines"] = str(tail)
+        if since:
+            params["sinceTime"] = since
+        if limit_bytes is not None:
+            params["limitBytes"] = str(limit_bytes)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS)
+        async for line in self._lines(PODS.path(namespace, pod, "log"), params, timeout):
+            yield line.decode("utf-8", "replace")
+
+    @asynccontextmanager
+    async def websocket(
+        self, path: str, params: list[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A websocket to the API server. Raises the exceptions of errors.py where it is refused or breaks."""
+        assert self._session is not None, "use the client as an async context manager"
+        headers = {"User-Agent": "concertina"}
+        if authorization := await self.access.authorization():
+            headers["Authorization"] = authorization
+        connecting = self._session.ws_connect(
+            self.access.server + path, params=params, protocols=(protocol,), headers=headers, proxy=self.access.proxy
+        )
+        try:
+            async with connecting as socket:
+                yield socket
+        except aiohttp.WSServerHandshakeError as error:
+            raise from_status(error.status, f"{path}: {error.message}".encode()) from error
+        except _LOST as error:
+            raise Unreachable(0, "StreamLost", f"{path} broke: {error or type(error).__name__}") from error
+
+    async def _lines(
+        self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout
+    ) -> AsyncIterator[bytes]:
+        try:
+            response = await self._send("GET", path, params, None, timeout)
+            async with response:
+                if response.status >= 400:
+                    raise from_status(response.status, await response.read())
+                rest = b""
+                async for data in response.content.iter_any():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        yield line
+                if rest:
+                    yield rest
+        except _LOST as error:
+            raise Unreachable(
+                0, "StreamLost", f"the stream of {path} broke: {error or type(error).__name__}"
+            ) from error
+
+    # --- one request -----------------------------------------------------------------------------------------------
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        content: str = "application/json",
+    ) -> Raw:
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        deadline = time.monotonic() + self.give_up_after
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+        renewed, attempt = False, 0
+        while True:
+            wait = _BACKOFF[min(attempt, len(_BACKOFF) - 1)] * random.uniform(0.7, 1.3)
+            attempt += 1
+            try:
+                async with self._slots:
+                    response = await self._send(method, path, params or {}, data, timeout, content)
+                    async with response:
+                        answer = await response.read()
+                if response.status < 400:
+                    parsed: Raw = deep_json.loads(answer)
+                    return parsed
+                error: ApiError = from_status(response.status, answer)
+                if isinstance(error, Unauthorized) and not renewed:
+                    renewed = True
+                    await self.access.renew(response.request_info.headers.get("Authorization", ""))
+                    continue
+                if response.status != 429 and response.status < 500:
+                    raise error
+                wait = max(wait, min(_LONGEST, float(response.headers.get("Retry-After") or 0)))
+            except _LOST as lost:
+                error = Unreachable(0, "Unreachable", f"{self.access.server} can't be reached: {lost or 'timed out'}")
+            if time.monotonic() + wait >= deadline:
+                raise Unreachable(error.status, error.reason, error.message) from error
+            await asyncio.sleep(wait)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str],
+        data: bytes | None,
+        timeout: aiohttp.ClientTimeout,
+        content: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        assert self._session is not None, "use the client as an async context manager"
+        self.requests += 1
+        headers = {"Accept": "application/json", "User-Agent": "concertina"}
+        if data is not None:
+            headers["Content-Type"] = content
+        if authorization := await self.access.authorization():
+            headers["Authorization"] = authorization
+        access = self.access
+        return await self._session.request(
+            method,
+            access.server + path,
+            params=params,
+            data=data,
+            headers=headers,
+            timeout=timeout,
+            proxy=access.proxy,
+            server_hostname=access.server_name,
+        )
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    return {key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value}

@@ -1,0 +1,47 @@
+"""A command in a running container, by the API server's `exec` over a websocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from aiohttp import WSMsgType
+
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError
+from concertina.kube.resources import PODS
+
+_PROTOCOL = "v4.channel.k8s.io"
+_OUTPUT, _STATUS = (1, 2), 3
+
+
+class CommandFailed(ApiError):
+    """The command ended badly; the message is its output."""
+
+
+async def execute(
+    client: Client, namespace: str, pod: str, container: str, command: Sequence[str], seconds: float = 30.0
+) -> str:
+    """What the command prints. Raises CommandFailed, or ApiError where it could not be run at all."""
+    params = [("container", container), ("stdout", "true"), ("stderr", "true")]
+    params += [("command", word) for word in command]
+    output, status = b"", b""
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            client.websocket(PODS.path(namespace, pod, "exec"), params, _PROTOCOL) as ws,
+        ):
+            async for message in ws:
+                if message.type is not WSMsgType.BINARY or not message.data:
+                    continue
+                channel, data = message.data[0], message.data[1:]
+                output += data if channel in _OUTPUT else b""
+                status += data if channel == _STATUS else b""
+    except TimeoutError:
+        raise CommandFailed(0, "Timeout", f"a command in pod {pod} did not end within {seconds:g} s") from None
+    text = output.decode("utf-8", "replace").strip()
+    if not status or json.loads(status).get("status") != "Success":
+        why = text or (json.loads(status).get("message") if status else "") or "it ended without a word"
+        raise CommandFailed(0, "CommandFailed", f"a command in pod {pod} failed: {why}")
+    return text

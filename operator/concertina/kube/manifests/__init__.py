@@ -1,0 +1,1 @@
+"""Pods and Secrets as they are made. Pure."""

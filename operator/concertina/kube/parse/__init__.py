@@ -1,0 +1,1 @@
+"""What objects and sentences of the API server mean to the plan. Pure."""

@@ -1,0 +1,23 @@
+"""What a create that the API server refused has to wait for. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from concertina.kube.errors import Conflict, Forbidden, Invalid
+from concertina.plan.types import Refusal
+
+FORBIDDEN = (
+    (re.compile("exceeded (hierarchical )?quota|status unknown for quota"), Refusal.QUOTA),
+    (re.compile("not yet ready to handle request"), Refusal.TRANSIENT),
+    (re.compile("cannot create resource"), Refusal.PERMISSION),
+    (re.compile("not found$|no PriorityClass with name .* was found$"), Refusal.MISSING),
+)
+"""By the sentence: the authorizer and all admission plugins answer the same 403."""
+
+
+def refusal(error: Forbidden | Invalid | Conflict) -> Refusal:
+    if isinstance(error, Conflict):
+        return Refusal.TRANSIENT
+    found = (kind for sentence, kind in FORBIDDEN if sentence.search(error.message))
+    return next(found, Refusal.FOR_GOOD) if isinstance(error, Forbidden) else Refusal.FOR_GOOD

@@ -1,0 +1,290 @@
+"""Objects of the API server as plan() sees them. Pure."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from pydantic import ValidationError
+
+from concertina.api import CHECKPOINT_NOW, KIND
+from concertina.api.parse import SpecError, parse_stored
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.kube.deep_json import DEEPEST
+from concertina.kube.manifests.pod import AVOIDS, END_POD, TRAINER_CONTAINER
+from concertina.kube.manifests.pod_needs import PORT_NAME
+from concertina.kube.manifests.torchrun import ROUND
+from concertina.kube.parse.notice_taints import NOTICE_TAINTS
+from concertina.kube.parse.room import amounts, excluded
+from concertina.kube.resources import Raw
+from concertina.plan.types import JobView, NodeView, PodView
+from concertina_agent.protocol import PORT
+
+_STARTING = ("", "ContainerCreating", "PodInitializing")
+"""Reasons for waiting that every pod passes through."""
+_HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
+"""Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
+_NUMBER = re.compile("[0-9]{1,9}")
+_PLACE = re.compile("([0-9]{1,9})-([0-9]{1,9})|rendezvous-([0-9]{1,9})")
+"""What follows a job's name in the names of its pods: index and attempt, or the round of its rendezvous."""
+MOST_INDEXES = 11_000
+"""More than a job can have replicas and spares; as many as status.attempts holds."""
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_ZONE = "topology.kubernetes.io/zone"
+
+
+@dataclass(frozen=True)
+class OwnedPod:
+    job_uid: str
+    """Of the TrainingJob that controls it; empty for a pod that only wears our labels, or none of our names."""
+    namespace: str
+    view: PodView
+
+
+def pod_view(obj: Raw) -> OwnedPod:
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    labels = metadata.get("labels") or {}
+    owner, index, attempt = _owner(metadata)
+    waiting, waiting_message = _waiting(status)
+    code, reason, message = _exit(status)
+    spec: Raw = obj.get("spec") or {}
+    phase = status.get("phase") or "Pending"
+    lingers = phase in ("Running", "Pending") and _is_over(spec, status)
+    view = PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        index=index,
+        attempt=attempt,
+        created=unix_seconds(metadata["creationTimestamp"]),
+        phase=("Failed" if code else "Succeeded") if lingers else phase,
+        deleting="deletionTimestamp" in metadata,
+        node=spec.get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        waiting=waiting,
+        waiting_message=waiting_message,
+        avoids=tuple(filter(None, (metadata.get("annotations") or {}).get(AVOIDS, "").split(","))),
+        exit_code=code,
+        exit_reason=reason,
+        exit_message=message,
+        grace=_grace(obj),
+        deletion_at=_seconds(metadata.get("deletionTimestamp")),
+        disruption=_disruption(status),
+        priority=spec.get("priority") or 0,
+        lingers=lingers,
+        port=_port(spec),
+        round=_number(labels.get(ROUND)),
+        ending=END_POD.items() <= spec.items(),
+        requests=_requests(spec),
+        excluded=waiting == "Unschedulable" and excluded(waiting_message),
+        **_restarts(status),
+    )
+    return OwnedPod(owner, metadata["namespace"], view)
+
+
+def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeView:
+    """`notice_taints`: those that announce a node's end, as key or key=value."""
+    spec = obj.get("spec") or {}
+    taints = spec.get("taints") or ()
+    status: Raw = obj.get("status") or {}
+    conditions = status.get("conditions") or ()
+    ready: Raw = next((condition for condition in conditions if condition["type"] == "Ready"), {})
+    is_ready = ready.get("status") == "True"
+    return NodeView(
+        name=obj["metadata"]["name"],
+        ready=is_ready,
+        not_ready_since=0.0 if is_ready else _seconds(ready.get("lastTransitionTime")),
+        out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
+        notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
+        cordoned=bool(spec.get("unschedulable")),
+        zone=(obj["metadata"].get("labels") or {}).get(_ZONE, ""),
+        allocatable=amounts(status.get("allocatable") or {}),
+    )
+
+
+def job_view(obj: Raw, before: JobView | None = None) -> JobView:
+    """`before`, the view of the same object at an earlier time, saves parsing a spec that has not changed."""
+    metadata = obj["metadata"]
+    generation = int(metadata.get("generation") or 0)
+    if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
+        spec, spec_error, ignored = before.spec, before.spec_error, before.ignored
+    else:
+        spec, spec_error, ignored = _spec(obj)
+    return JobView(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=generation,
+        created=unix_seconds(metadata["creationTimestamp"]),
+        deleting="deletionTimestamp" in metadata,
+        spec=spec,
+        spec_error=spec_error,
+        status=_status(obj.get("status") or {}),
+        ignored=ignored,
+        checkpoint_request=(metadata.get("annotations") or {}).get(CHECKPOINT_NOW, "")[:63],
+    )
+
+
+def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
+    try:
+        spec, ignored = parse_stored(obj)
+        return spec, "", ignored
+    except SpecError as error:
+        return None, str(error), ()
+    except RecursionError:
+        return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", ()
+
+
+def _status(raw: Raw) -> JobStatus:
+    """What can be read of a status: one word of a newer version must not make a Complete job run again, or a world be
+    forgotten. What can't is left out, with what is nothing without it."""
+    kept = raw
+    while True:
+        try:
+            return JobStatus.model_validate(kept)
+        except ValidationError as error:
+            kept = copy.deepcopy(kept)
+            places = [_place_of(kept, detail["loc"]) for detail in error.errors(include_url=False)]
+            # Entries of a list from its end, so that the places of the others stay right.
+            found = {(id(inside), key): inside for inside, key in filter(None, places)}
+            if not found:
+                return JobStatus()
+            for (_, key), inside in sorted(found.items(), key=lambda item: str(item[0][1]).zfill(9), reverse=True):
+                del inside[key]
+
+
+def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
+    """Where the field stands, or what lacks it: the mapping or list, and the key or index in it. None: it is status."""
+    place: tuple[Any, Any] | None = None
+    value: Any = status
+    part: Any
+    for part in location:
+        if not (isinstance(value, dict) and part in value) and not (isinstance(value, list) and isinstance(part, int)):
+            break
+        place, value = (value, part), value[part]
+    return place
+
+
+def _owner(metadata: Raw) -> tuple[str, int, int]:
+    """The uid of the TrainingJob that controls a pod, its replica index and attempt. By its name, which nobody can
+    change once it is made: a label that said index 4000000000 took all of the operator's memory. No uid where it is no
+    pod of a job's."""
+    owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
+    owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
+    if not owner or not metadata["name"].startswith(f"{owner['name']}-"):
+        return "", -1, -1
+    found = _PLACE.fullmatch(metadata["name"][len(owner["name"]) + 1 :])
+    if found is None or int(found[1] or 0) >= MOST_INDEXES:
+        return "", -1, -1
+    index, attempt = (-1, found[3]) if found[3] else (int(found[1]), found[2])
+    return owner["uid"], index, int(attempt)
+
+
+def _waiting(status: Raw) -> tuple[str, str]:
+    for container in _containers(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _STARTING:
+            return waiting["reason"], waiting.get("message") or ""
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition.get("reason") or "Unschedulable", condition.get("message") or ""
+    return "", ""
+
+
+def _exit(status: Raw) -> tuple[int | None, str, str]:
+    """How the trainer container ended, or an init container that failed, or the pod as a whole (an eviction)."""
+    pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
+    for container in _containers(status):
+        ended = (container.get("state") or {}).get("terminated") or _held_back(container)
+        failed_init = ended and ended["exitCode"] and container["name"] != TRAINER_CONTAINER
+        if ended and (container["name"] == TRAINER_CONTAINER or failed_init):
+            reason = pod_reason or ended.get("reason") or ""
+            return ended["exitCode"], reason, (ended.get("message") or pod_message).strip()
+    return None, pod_reason, pod_message
+
+
+def _is_over(spec: Raw, status: Raw) -> bool:
+    """Whether the trainer has ended for good, or it or what comes before it fails again and again, in a pod that
+    Kubernetes does not call ended: sidecars may run for ever, and a kubelet never gives up."""
+    before = {each["name"] for each in spec.get("initContainers") or () if each.get("restartPolicy") != "Always"}
+    if any(each["name"] in before and _held_back(each) for each in status.get("initContainerStatuses") or ()):
+        return True
+    policy, trainer = spec.get("restartPolicy"), _trainer(status)
+    ended = (trainer.get("state") or {}).get("terminated")
+    final = policy == "Never" or (policy == "OnFailure" and ended and not ended["exitCode"])
+    return bool((ended and final) or _held_back(trainer))
+
+
+def _held_back(container: Raw) -> Raw | None:
+    """How it ended the last time, where its next start is put off."""
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    last: Raw | None = (container.get("lastState") or {}).get("terminated")
+    return last if waiting.get("reason") in _HELD_BACK else None
+
+
+def _trainer(status: Raw) -> Raw:
+    """Empty while it has no status."""
+    containers: Iterable[Raw] = status.get("containerStatuses") or ()
+    return next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
+
+
+def _port(spec: Raw) -> int:
+    declared = (port for container in spec.get("containers") or () for port in container.get("ports") or ())
+    return next((port["containerPort"] for port in declared if port.get("name") == PORT_NAME), PORT)
+
+
+def _requests(spec: Raw) -> Mapping[str, Decimal]:
+    """Of all containers together, those that run before them aside. The API server has filled in what limits imply."""
+    each = [(container.get("resources") or {}).get("requests") or {} for container in spec.get("containers") or ()]
+    if len(each) == 1:
+        return amounts({"pods": 1, **each[0]})
+    total = {"pods": Decimal(1)}
+    for requests in map(amounts, each):
+        for name, amount in requests.items():
+            total[name] = total.get(name, Decimal(0)) + amount
+    return total
+
+
+def _restarts(status: Raw) -> Raw:
+    """Of the trainer container, in place."""
+    trainer = _trainer(status)
+    ended = (trainer.get("lastState") or {}).get("terminated") or {}
+    return {
+        "restarts": trainer.get("restartCount") or 0,
+        "last_exit_code": ended.get("exitCode") or 0,
+        "last_exit_reason": ended.get("reason") or "",
+    }
+
+
+def _containers(status: Raw) -> list[Raw]:
+    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+
+
+def _names(taint: Raw) -> tuple[str, str]:
+    return taint["key"], f"{taint['key']}={taint.get('value') or ''}"
+
+
+def _grace(obj: Raw) -> float:
+    """Of the deletion under way (an eviction or a person may have shortened it), else what the pod asks for."""
+    given = obj["metadata"].get("deletionGracePeriodSeconds")
+    asked = (obj.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return float(given if given is not None else 30 if asked is None else asked)
+
+
+def _disruption(status: Raw) -> str:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return condition.get("reason") or "DisruptionTarget"
+    return ""
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and _NUMBER.fullmatch(text) else 0
+
+
+def _seconds(timestamp: str | None) -> float:
+    return unix_seconds(timestamp) if timestamp else 0.0

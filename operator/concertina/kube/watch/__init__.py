@@ -1,0 +1,1 @@
+"""What goes on: reflectors, the Lease, events, and TrainingJobs by kopf."""

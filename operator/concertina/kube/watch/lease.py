@@ -1,0 +1,138 @@
+"""One active operator at a time, by a coordination Lease. Time is measured by one's own monotonic clock only.
+
+Two operators that both believe to be the one do no harm (claims are tested by the API server); they only waste work.
+So an outage of the API server is waited out here: nobody else can take the Lease meanwhile, or write anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, Conflict, NotFound
+from concertina.kube.resources import LEASES, Raw
+
+log = logging.getLogger(__name__)
+DURATION_SECONDS = 10
+RENEW_SECONDS = 2.0
+
+
+class LeaseLost(Exception):
+    """Another operator holds the Lease."""
+
+
+class Lease:
+    """`identity` must be one that no two living processes share."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration: int = DURATION_SECONDS,
+        renew_every: float = RENEW_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._duration = duration
+        self._renew_every = renew_every
+        self._clock = clock
+        self._seen: tuple[str, float] = ("", 0.0)
+        """resourceVersion of the Lease as last seen, and when it was first seen with it."""
+        self._held_until = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether no other operator can have taken over yet."""
+        return self._clock() < self._held_until
+
+    async def acquire(self) -> None:
+        """Returns when the Lease is ours."""
+        while True:
+            try:
+                if await self._try():
+                    log.info("the lease %s/%s is held by %s", self._namespace, self._name, self._identity)
+                    return
+            except ApiError as error:
+                log.info("the lease can't be had yet: %s", error)
+            await asyncio.sleep(self._renew_every / 2 * random.uniform(0.8, 1.2))
+
+    async def keep(self) -> None:
+        """Renews for ever; raises LeaseLost as soon as another holder is seen."""
+        while True:
+            await asyncio.sleep(self._renew_every * random.uniform(0.9, 1.1))
+            try:
+                async with asyncio.timeout(self._duration / 2):
+                    held = await self._try()
+            except (ApiError, TimeoutError) as error:
+                log.warning("the lease could not be renewed: %s", error or "no answer")
+                continue
+            if not held:
+                raise LeaseLost(f"another operator has taken the lease {self._namespace}/{self._name}")
+
+    async def release(self) -> None:
+        """Let a successor start at once. Best effort."""
+        try:
+            lease = await self._client.get(LEASES, self._namespace, self._name)
+            if lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"]["holderIdentity"] = ""
+                await self._client.replace(LEASES, self._namespace, self._name, lease)
+        except ApiError as error:
+            log.info("the lease was not released: %s", error)
+        self._held_until = 0.0
+
+    async def _try(self) -> bool:
+        """Take or renew the Lease; False while it is another's."""
+        for _ in range(3):
+            begun = self._clock()
+            try:
+                lease = await self._client.get(LEASES, self._namespace, self._name)
+            except NotFound:
+                lease = None
+            if lease is not None and self._taken(lease, begun):
+                return False
+            try:
+                stored = await self._write(lease)
+            except Conflict:
+                continue  # of another's write, or of our own whose answer was lost: look again
+            self._seen = (stored["metadata"]["resourceVersion"], begun)
+            self._held_until = begun + self._duration
+            return True
+        return False
+
+    async def _write(self, lease: Raw | None) -> Raw:
+        if lease is None:
+            return await self._client.create(LEASES, self._namespace, self._renewed(None))
+        return await self._client.replace(LEASES, self._namespace, self._name, self._renewed(lease))
+
+    def _taken(self, lease: Raw, now: float) -> bool:
+        holder = lease["spec"].get("holderIdentity") or ""
+        if holder in ("", self._identity):
+            return False
+        version = lease["metadata"]["resourceVersion"]
+        if version != self._seen[0]:
+            self._seen = (version, now)
+        return now < self._seen[1] + (lease["spec"].get("leaseDurationSeconds") or self._duration)
+
+    def _renewed(self, lease: Raw | None) -> Raw:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        old = lease["spec"] if lease else {}
+        taken = old.get("holderIdentity") != self._identity
+        spec = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": self._duration,
+            "renewTime": now,
+            "acquireTime": now if taken else old.get("acquireTime", now),
+            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (1 if lease and taken else 0),
+        }
+        metadata = lease["metadata"] if lease else {"name": self._name, "namespace": self._namespace}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

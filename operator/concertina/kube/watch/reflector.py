@@ -1,0 +1,127 @@
+"""A local copy of one kind of objects: LIST in chunks, then WATCH with bookmarks, LIST again on 410.
+
+kopf would hold the same objects at 30 times the CPU (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, Gone
+from concertina.kube.resources import Raw, Resource, version_of
+
+T = TypeVar("T")
+Key = tuple[str, str]
+"""(namespace, name)"""
+log = logging.getLogger(__name__)
+_GHOSTS = 4096
+_RETRY = (0.0, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Kept(Generic[T]):
+    uid: str
+    version: int
+    value: T
+
+
+class Reflector(Generic[T]):
+    """`parse` makes of an object what is kept of it; `changed(old, new)` hears every difference, deletions included."""
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        parse: Callable[[Raw], T],
+        changed: Callable[[T | None, T | None], None],
+        namespace: str | None = None,
+        labels: str = "",
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._parse = parse
+        self._changed = changed
+        self._namespace = namespace
+        self._labels = labels
+        self._kept: dict[Key, Kept[T]] = {}
+        self._ghosts: OrderedDict[str, None] = OrderedDict()
+        self.synced = asyncio.Event()
+        """Set after the first LIST."""
+
+    def values(self) -> Iterator[T]:
+        return (kept.value for kept in self._kept.values())
+
+    def remember(self, obj: Raw) -> None:
+        """Take in what a write of our own returned, so that nothing is planned on what came before it."""
+        if obj["metadata"]["uid"] not in self._ghosts:
+            self._put(obj)
+
+    async def run(self) -> None:
+        """Follow the API server for ever; an outage is waited out."""
+        version, failures = "", 0
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                async for kind, obj in self._client.watch(self._resource, self._namespace, version, self._labels):
+                    failures = 0
+                    version = obj["metadata"]["resourceVersion"]
+                    self._take(kind, obj)
+            except Gone:
+                version = ""
+            except ApiError as error:
+                log.log(logging.INFO if failures else logging.DEBUG, "watch of %s: %s", self._resource.plural, error)
+                failures += 1
+                await asyncio.sleep(_RETRY[min(failures, len(_RETRY) - 1)])
+
+    async def _list(self) -> str:
+        items, version = await self._client.list_all(self._resource, self._namespace, self._labels)
+        listed = {_key(item) for item in items}
+        for item in items:
+            self._put(item)
+        for key, kept in list(self._kept.items()):
+            # What was created while the list was read is newer than it.
+            if key not in listed and kept.version <= int(version):
+                self._drop(key, kept.uid)
+        self.synced.set()
+        return version
+
+    def _take(self, kind: str, obj: Raw) -> None:
+        if kind in ("ADDED", "MODIFIED"):
+            self._put(obj)
+        elif kind == "DELETED":
+            self._drop(_key(obj), obj["metadata"]["uid"])
+
+    def _put(self, obj: Raw) -> None:
+        key, version = _key(obj), version_of(obj)
+        old = self._kept.get(key)
+        if old and old.version >= version:
+            return
+        try:
+            new = Kept(obj["metadata"]["uid"], version, self._parse(obj))
+        except Exception:
+            # One object of an odd shape must not end the watch of all.
+            log.exception("%s %s can't be read and is left out", self._resource.plural, "/".join(key))
+            return
+        self._kept[key] = new
+        if old is None or old.value != new.value:
+            self._changed(old.value if old else None, new.value)
+
+    def _drop(self, key: Key, uid: str) -> None:
+        self._ghosts[uid] = None
+        if len(self._ghosts) > _GHOSTS:
+            self._ghosts.popitem(last=False)
+        old = self._kept.get(key)
+        if old and old.uid == uid:
+            del self._kept[key]
+            self._changed(old.value, None)
+
+
+def _key(obj: Raw) -> Key:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]

@@ -1,0 +1,81 @@
+"""One job from now to its end: a live view on a terminal, a line for each news elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from rich.console import Console
+from rich.live import Live
+
+from concertina.kube.client import Client
+from concertina.kube.errors import Gone, NotFound, Unreachable
+from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.terminal import show
+
+
+async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw]:
+    """The job as it is now, and again whenever it changes, until it is deleted; outages are waited out."""
+    while True:
+        try:
+            job = await client.get(TRAINING_JOBS, namespace, name)
+        except NotFound:
+            return
+        yield job
+        try:
+            version = job["metadata"]["resourceVersion"]
+            async for event, changed in client.watch(TRAINING_JOBS, namespace, version, fields=f"metadata.name={name}"):
+                if event == "DELETED":
+                    return
+                if event != "BOOKMARK":
+                    yield changed
+        except (Gone, Unreachable):
+            continue
+
+
+async def follow_job(client: Client, namespace: str, name: str, console: Console) -> int:
+    """0 when the job completes, 1 when it fails or is deleted."""
+    await client.get(TRAINING_JOBS, namespace, name)  # one that never was is an error, not an end
+    try:
+        code = await (_live if console.is_terminal else _lines)(states(client, namespace, name), console)
+    except asyncio.CancelledError:  # Ctrl-C
+        console.print(
+            f"The job goes on; `concertina status -f {name}` follows it, `concertina suspend {name}` stops it"
+        )
+        raise
+    if code is None:
+        console.print(f"{namespace}/{name} was deleted.")
+    return 1 if code is None else code
+
+
+def _exit_code(job: Raw) -> int | None:
+    end = show.ended(show.status_of(job))
+    return None if end is None else int(end.type != "Complete")
+
+
+async def _live(jobs: AsyncIterator[Raw], console: Console) -> int | None:
+    with Live(console=console, auto_refresh=False) as live:
+        async for job in jobs:
+            live.update(show.detail(job), refresh=True)
+            if (code := _exit_code(job)) is not None:
+                return code
+    return None
+
+
+async def _lines(jobs: AsyncIterator[Raw], console: Console) -> int | None:
+    said = ""
+    async for job in jobs:
+        status = show.status_of(job)
+        ready, progress = status.condition("Ready"), status.progress
+        line = f"{show.word(status)} {status.world.size} {ready.message if ready else ''}".strip()
+        # Of a run that goes well, every percent is news enough.
+        percent = int(progress.percent) if progress and progress.percent is not None else -1
+        key = f"{line} {percent}"
+        if key != said:
+            loss = f" loss {progress.loss:.4g}" if progress and progress.loss is not None else ""
+            step = f" step {progress.step} ({percent}%)" if progress else ""
+            console.print(f"{line}{step}{loss}", soft_wrap=True)
+            said = key
+        if (code := _exit_code(job)) is not None:
+            return code
+    return None

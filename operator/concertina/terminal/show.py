@@ -1,0 +1,216 @@
+"""TrainingJobs for a person's eyes. Pure: raw objects in, rich renderables out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from concertina.api.status import Condition, Goodput, JobProgress, JobStatus, unix_seconds
+from concertina.kube.resources import Raw
+from concertina_agent.protocol.ranges import words
+
+COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
+ENDED = ("Complete", "Failed")
+_SHARES = 4
+
+
+def status_of(job: Raw) -> JobStatus:
+    return JobStatus.model_validate(job.get("status") or {})
+
+
+def word(status: JobStatus) -> str:
+    """What the job is doing, in one word, as in the column Status of `kubectl get`."""
+    ready = status.condition("Ready")
+    return ready.reason if ready else "Unseen"
+
+
+def ended(status: JobStatus) -> Condition | None:
+    """The condition that says that the job is over."""
+    return next((c for c in status.conditions if c.type in ENDED and c.status == "True"), None)
+
+
+def duration(seconds: float) -> str:
+    """Two units at most, as 45s, 3m20s, 5h12m, 4d3h."""
+    whole = max(0, round(seconds))
+    for size, unit, next_size, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
+    return f"{whole}s"
+
+
+def age(timestamp: str | None) -> str:
+    return duration(time.time() - unix_seconds(timestamp)) if timestamp else ""
+
+
+def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
+    """One line a job."""
+    names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Checkpoint", "Restarts", "Age"]
+    result = Table(
+        *(["Namespace"] if with_namespace else []), *names, box=None, header_style="bold", padding=(0, 2, 0, 0)
+    )
+    for job in jobs:
+        status = status_of(job)
+        progress = status.progress
+        cells = [
+            job["metadata"]["name"],
+            Text(word(status), style=COLOURS.get(word(status), "yellow")),
+            status.world.size,
+            str(progress.step) if progress else "",
+            f"{progress.percent:.0f}%" if progress and progress.percent is not None else "",
+            duration(progress.eta_seconds) if progress and progress.eta_seconds is not None else "",
+            f"{progress.loss:.4g}" if progress and progress.loss is not None else "",
+            age(status.last_checkpoint.at) if status.last_checkpoint else "",
+            str(status.restarts.total),
+            age(job["metadata"]["creationTimestamp"]),
+        ]
+        result.add_row(*([job["metadata"]["namespace"]] if with_namespace else []), *cells)
+    return result
+
+
+def detail(job: Raw) -> RenderableType:
+    """All there is to know of one job."""
+    status, meta = status_of(job), job["metadata"]
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold")
+    for name, value in _rows(status, job):
+        rows.add_row(name, value)
+    title = Text.assemble((f"{meta['namespace']}/{meta['name']}  ", "bold"), _state(status))
+    parts: list[RenderableType] = [title, rows]
+    if status.conditions:
+        parts.append(_conditions(status))
+    failure, running = status.last_failure, status.condition("Running")
+    if failure and failure.last_lines and not (running and running.status == "True"):
+        who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
+        parts.append(Text(f"The last lines of {who}:"))
+        parts += [Text(f"  {line}") for line in failure.last_lines]
+    return Group(*parts)
+
+
+def _state(status: JobStatus) -> Text:
+    ready = status.condition("Ready")
+    style = COLOURS.get(word(status), "yellow")
+    message = ready.message if ready else "the operator has not seen it yet; is it running?"
+    return Text.assemble((word(status), style), f"  {message}")
+
+
+def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
+    world = status.world
+    nodes = {member.node for member in world.members if member.node}
+    yield (
+        "World",
+        (
+            f"{world.size or '0/' + str(job['spec']['replicas'])}  {world.workers} workers on {len(nodes)} nodes, "
+            f"round {world.round}" + (f", lead {world.lead}" if world.lead else "") + _since(world.since)
+        ),
+    )
+    if standing := status.spares.replicas:
+        yield "Spares", f"{status.spares.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
+    if progress := status.progress:
+        yield "Progress", _progress(status)
+        numbers = {
+            "loss": f"{progress.loss:.4g}" if progress.loss is not None else "",
+            "tokens/s": f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second is not None else "",
+            "ETA": duration(progress.eta_seconds) if progress.eta_seconds is not None else "",
+            "evaluation loss": _evaluation(progress),
+            "MFU": f"{progress.mfu:.1%}" if progress.mfu else "",
+        }
+        yield "", "  ".join(f"{name} {value}" for name, value in numbers.items() if value)
+    if snapshot := status.last_snapshot:
+        yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago"
+    if checkpoint := status.last_checkpoint:
+        yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
+    yield from _saved(status)
+    for mark in status.stragglers:
+        yield (
+            "Straggler",
+            f"rank {mark.rank}, {mark.replica} on {mark.node}: {mark.seconds:.2g} s of own work a step, the others "
+            f"{mark.others_seconds:.2g} s" + _since(mark.since),
+        )
+    if status.shares:
+        told = (
+            f"{mark.replica} {mark.sequences} ({mark.factor:.2f} of an even share)" for mark in status.shares[:_SHARES]
+        )
+        more = ", ..." if len(status.shares) > _SHARES else ""
+        yield "Shares", f"sequences a step, the least first: {', '.join(told)}{more}"
+    restarts = status.restarts
+    yield (
+        "Restarts",
+        (
+            f"{restarts.total} ({restarts.in_window} in the window, {restarts.budget} more are borne), "
+            f"{status.rounds} rounds, {status.steps_replayed} steps replayed"
+        ),
+    )
+    if answers := [f"{use.rung} {use.in_window}" for use in restarts.rungs if use.in_window]:
+        yield "", f"in the window, answered by {', '.join(answers)}"
+    if failure := status.last_failure:
+        where = f"{failure.replica} on {failure.node}, " if failure.replica else ""
+        yield "Last failure", f"{where}round {failure.round}, {age(failure.at)} ago: {failure.reason}"
+    for node in () if ended(status) else status.avoided_nodes:
+        if (left := unix_seconds(node.until) - time.time()) > 0:
+            yield "Avoids", f"node {node.node} for {duration(left)} more: {node.reason}"
+    if status.goodput.at:
+        yield "Goodput", _goodput(status.goodput)
+
+
+def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
+    """How often, and what was undone or left out."""
+    if every := status.checkpoint_interval:
+        clock = f"every {duration(every.seconds)}" if every.seconds else "by steps alone"
+        cost, failures = f"{every.save_seconds:.2g} s", duration(every.failure_seconds)
+        best = f"best would be every {duration(every.suggested_seconds)}"
+        yield "", f"{clock}; {best} (a save costs {cost}, a failure comes every {failures})"
+    if back := status.rollback:
+        where = f"from round {back.round} to step {back.step} or before"
+        yield "Rolled back", f"{age(back.at)} ago, {where}: {back.message}"
+    if status.skipped:
+        yield "Left out", words(tuple((some.begin, some.end) for some in status.skipped))
+
+
+def _since(timestamp: str | None) -> str:
+    return f", since {age(timestamp)}" if timestamp else ""
+
+
+def _progress(status: JobStatus) -> RenderableType:
+    progress = status.progress
+    assert progress is not None
+    if not progress.steps:
+        return f"step {progress.step}"
+    line = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=progress.steps, completed=progress.step, width=30)
+    line.add_row(bar, f"{progress.percent or 0:.0f}%", f"step {progress.step} of {progress.steps}")
+    return line
+
+
+def _evaluation(progress: JobProgress) -> str:
+    mark = progress.evaluation
+    return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
+
+
+def _goodput(goodput: Goodput) -> str:
+    parts = {
+        "productive": goodput.productive_seconds,
+        "start": goodput.startup_seconds,
+        "recovery": goodput.recovery_seconds,
+        "checkpoints": goodput.checkpoint_seconds,
+        "stalled": goodput.stalled_seconds,
+        "waiting": goodput.waiting_seconds,
+    }
+    spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.5)
+    return f"{goodput.percent:.1f}%" + (f"  ({spent})" if spent else "")
+
+
+def _conditions(status: JobStatus) -> Table:
+    """A message that stands at the top already isn't said again."""
+    result = Table("Condition", "", "Reason", "For", "Message", box=None, header_style="bold", pad_edge=False)
+    ready = status.condition("Ready")
+    for condition in status.conditions:
+        since = age(condition.last_transition_time)
+        message = "" if ready and condition.message == ready.message else condition.message
+        result.add_row(condition.type, condition.status, condition.reason, since, Text(message))
+    return result

@@ -1,0 +1,177 @@
+"""The keyed queue: one run per key at a time, bursts fold, failures stay with their key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from concertina.controller import queue as queue_module
+from concertina.controller.queue import KeyedQueue
+
+LIMIT = 10.0  # only to give up
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def started(work: Callable[[str], Awaitable[float | None]]) -> KeyedQueue:
+    queue = KeyedQueue(work)
+    queue.start()
+    return queue
+
+
+def test_a_burst_folds_into_one_more_run_and_runs_of_a_key_never_overlap() -> None:
+    runs: Counter[str] = Counter()
+    running: Counter[str] = Counter()
+    overlapped = []
+    gate = asyncio.Event()
+
+    async def work(key: str) -> None:
+        running[key] += 1
+        overlapped.extend([key] if running[key] > 1 else [])
+        runs[key] += 1
+        await gate.wait()
+        running[key] -= 1
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add("a")
+        queue.add("b")
+        await until(lambda: runs == {"a": 1, "b": 1})
+        for _ in range(100):
+            queue.add("a")
+        await asyncio.sleep(0)
+        assert runs["a"] == 1
+        gate.set()
+        await until(lambda: runs["a"] == 2)
+        await asyncio.sleep(0.05)
+        assert runs == {"a": 2, "b": 1}
+        assert not overlapped
+
+    asyncio.run(scenario())
+
+
+def test_additions_before_the_start_wait_for_it() -> None:
+    runs: list[str] = []
+
+    async def work(key: str) -> None:
+        runs.append(key)
+
+    async def scenario() -> None:
+        queue = KeyedQueue(work)
+        queue.add("a")
+        queue.add("a")
+        await asyncio.sleep(0.02)
+        assert runs == []
+        queue.start()
+        await until(lambda: runs == ["a"])
+
+    asyncio.run(scenario())
+
+
+def test_a_key_comes_back_after_what_its_work_returned_and_no_more_after_none() -> None:
+    runs = 0
+
+    async def work(_: str) -> float | None:
+        nonlocal runs
+        runs += 1
+        return 0.01 if runs < 3 else None
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add("a")
+        await until(lambda: runs == 3)
+        await asyncio.sleep(0.05)
+        assert runs == 3
+
+    asyncio.run(scenario())
+
+
+def test_the_earliest_of_several_delays_counts() -> None:
+    runs = 0
+
+    async def work(_: str) -> float | None:
+        nonlocal runs
+        runs += 1
+        return 3600.0
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add("a")
+        await until(lambda: runs == 1)
+        queue.add_within("a", 7200)
+        queue.add_within("a", 0.01)
+        queue.add_within("a", 1800)
+        await until(lambda: runs == 2)
+        await queue.close()
+
+    asyncio.run(scenario())
+
+
+def test_work_that_raises_is_tried_again_and_delays_no_other_key() -> None:
+    runs: Counter[str] = Counter()
+
+    async def work(key: str) -> None:
+        runs[key] += 1
+        if key == "bad" and runs[key] < 3:
+            raise RuntimeError("not yet")
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add("bad")
+        queue.add("good")
+        await until(lambda: runs["good"] == 1)
+        assert runs["bad"] == 1
+        await until(lambda: runs["bad"] == 3)
+
+    asyncio.run(scenario())
+
+
+def test_events_do_not_shorten_the_back_off_of_work_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "_BACKOFF", (3600.0,))
+    runs = 0
+
+    async def work(_: str) -> None:
+        nonlocal runs
+        runs += 1
+        queue.add("a")  # news while it runs, as an agent's report
+        raise RuntimeError("always")
+
+    async def scenario() -> None:
+        queue.start()
+        queue.add("a")
+        await until(lambda: runs == 1)
+        for _ in range(20):
+            queue.add("a")
+            queue.add_within("a", 0.001)
+            await asyncio.sleep(0.002)
+        assert runs == 1
+        await queue.close()
+
+    queue = KeyedQueue(work)
+    asyncio.run(scenario())
+
+
+def test_a_forgotten_key_is_not_run_again() -> None:
+    runs = 0
+
+    async def work(_: str) -> float | None:
+        nonlocal runs
+        runs += 1
+        return 0.02
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add("a")
+        await until(lambda: runs == 1)
+        queue.forget("a")
+        await asyncio.sleep(0.1)
+        assert runs == 1
+
+    asyncio.run(scenario())

@@ -1,0 +1,69 @@
+"""Slots in turns: nobody waits behind all that another one asks for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina.controller.turns import Turns
+
+
+async def take(turns: Turns, key: str, served: list[str]) -> None:
+    async with turns.turn(key):
+        served.append(key)
+        await asyncio.sleep(0)
+
+
+def test_one_who_asks_for_many_delays_another_by_one_turn() -> None:
+    async def scenario() -> list[str]:
+        turns, served = Turns(1), list[str]()
+        many = [asyncio.create_task(take(turns, "large", served)) for _ in range(1000)]
+        await asyncio.sleep(0)
+        await take(turns, "small", served)
+        await asyncio.gather(*many)
+        return served
+
+    served = asyncio.run(scenario())
+    assert served.index("small") <= 2
+    assert len(served) == 1001
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.none() | st.integers(0, 30)), max_size=30),
+)
+def test_slots_are_never_exceeded_or_lost(slots: int, wanted: list[tuple[str, int, int | None]]) -> None:
+    """Whoever is cancelled while waiting, or just as its turn comes, leaves the slot to the next."""
+
+    async def scenario() -> None:
+        turns, taken, most = Turns(slots), 0, 0
+
+        async def hold(key: str, ticks: int) -> None:
+            nonlocal taken, most
+            async with turns.turn(key):
+                taken += 1
+                most = max(most, taken)
+                try:
+                    for _ in range(ticks):
+                        await asyncio.sleep(0)
+                finally:
+                    taken -= 1
+
+        tasks: list[asyncio.Task[None]] = []
+        for key, ticks, cancelled in wanted:
+            tasks.append(asyncio.create_task(hold(key, ticks)))
+            await asyncio.sleep(0)
+            if cancelled is not None:
+                tasks[cancelled % len(tasks)].cancel()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert all(task.done() for task in tasks), "somebody waits for a slot that is free"
+        later = [asyncio.create_task(hold("z", 2)) for _ in range(slots)]
+        await asyncio.sleep(0)
+        assert taken == slots, "all slots are there again"
+        await asyncio.gather(*later)
+        assert (taken, most <= slots) == (0, True)
+
+    asyncio.run(scenario())

@@ -1,0 +1,35 @@
+"""What is nested deeply is cut out, and nothing else is changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina.kube.deep_json import DEEPEST, LEFT_OUT, loads, shallow_loads
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(VALUES)
+def test_what_is_not_nested_deeply_is_read_as_it_is(value: Any) -> None:
+    assert shallow_loads(json.dumps(value)) == value
+    assert shallow_loads(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@pytest.mark.parametrize(("opening", "closing"), [('{"a\\"[{":', "}"), ("[", "]")])
+def test_what_is_nested_deeply_is_left_out(opening: str, closing: str) -> None:
+    deep = opening * 100_000 + "1" + closing * 100_000
+    read = loads(f'{{"items": [{{"x": {deep}, "y": [2]}}, {{"z": "}}"}}]}}')
+    assert read["items"][1] == {"z": "}"}
+    assert read["items"][0]["y"] == [2]
+    inner, levels = read["items"][0]["x"], 3
+    while inner != LEFT_OUT:
+        inner, levels = (inner[0] if isinstance(inner, list) else next(iter(inner.values()))), levels + 1
+    assert levels == DEEPEST

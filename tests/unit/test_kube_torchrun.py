@@ -1,0 +1,36 @@
+"""The pods of `launcher: torchrun`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builders.manifests import container, environment, job
+from concertina.kube.manifests.torchrun import rendezvous_manifest
+from concertina.kube.parse.views import job_view
+from concertina.plan.types import CreateRendezvous
+
+
+def rendezvous(trainer: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    own = {"name": "trainer", "image": "mine", "command": ["torchrun", "train.py"], **trainer}
+    view = job_view(job({"replicas": 2, "launcher": "torchrun", "template": {"spec": {"containers": [own], **pod}}}))
+    assert view.spec is not None, view.spec_error
+    return rendezvous_manifest(view, view.spec, CreateRendezvous(3))
+
+
+def test_the_store_finds_torch_where_the_members_do() -> None:
+    """In a volume perhaps, which variables of the template name; no other variable of theirs is its business."""
+    env = [{"name": "PYTHONPATH", "value": "/site"}, {"name": "NCCL_DEBUG", "value": "INFO"}]
+    mount = {"name": "site", "mountPath": "/site", "readOnly": True}
+    volume = {"name": "site", "hostPath": {"path": "/opt/site"}}
+    made = rendezvous({"env": env, "volumeMounts": [mount]}, volumes=[volume])
+    assert environment(made)["PYTHONPATH"] == "/site"
+    assert "NCCL_DEBUG" not in environment(made)
+    assert container(made)["volumeMounts"][0] == mount
+    assert made["spec"]["volumes"] == [volume, {"name": "concertina", "emptyDir": {}}]
+
+
+def test_the_store_takes_no_gpu_and_does_not_start_again() -> None:
+    made = rendezvous({"resources": {"limits": {"nvidia.com/gpu": 8}}}, hostNetwork=True)
+    assert "nvidia.com/gpu" not in container(made)["resources"]["limits"]
+    assert made["spec"]["restartPolicy"] == "Never"
+    assert "hostNetwork" not in made["spec"]
