@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
 
 from concertina.local import s3
-from concertina_agent import shards
+from concertina_agent.files import shards
 from concertina_agent.protocol import Durable, SnapshotId
 from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import Precision, TrainerConfig

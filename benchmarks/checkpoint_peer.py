@@ -15,10 +15,10 @@ from pathlib import Path
 
 from concertina.agents.authority import Authority
 from concertina_agent import protocol as p
-from concertina_agent import tls
-from concertina_agent.copies import Peers
-from concertina_agent.snapshots import Snapshots
-from concertina_agent.wire import Dialer
+from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.net import tls
+from concertina_agent.net.wire import Dialer
+from concertina_agent.transfers.copies import Peers
 
 UID, HOLDER, ME = "bench", "holder", "me"
 GIVE_UP = 60.0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
 from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
-from concertina_agent import events as e
 from concertina_agent import protocol as p
+from concertina_agent.core import events as e
 from simulation.agents import AgentProcess
 from simulation.clock import changed
 from simulation.lineage import Lineage

@@ -13,9 +13,9 @@ from concertina.plan.pods import backoff, nodes
 from concertina.plan.recovery import budget, rounds
 from concertina.plan.rounds import claims, commits, growth
 from concertina.plan.state import restore, rollback
-from concertina_agent import stragglers, watchdog
+from concertina_agent.core import stragglers, watchdog
+from concertina_agent.core.rounds import AgentCore
 from concertina_agent.protocol import Restore
-from concertina_agent.rounds import AgentCore
 from simulation.cluster import Cluster
 from simulation.storage import Storage
 

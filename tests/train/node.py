@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from concertina_agent import worker_channel as channel
 from concertina_agent.protocol import MAX_LINE, Durable, Progress, Restore, SnapshotId
-from concertina_agent.typed_json import from_json
+from concertina_agent.protocol import worker_channel as channel
+from concertina_agent.protocol.typed_json import from_json
 from concertina_trainer.state.shardfile import header_length
 
 GIVE_UP = 120
@@ -33,7 +33,7 @@ class Parent:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "concertina_agent.forkserver", "--control", str(theirs.fileno())]
+        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--control", str(theirs.fileno())]
         command += ["--preload", "concertina_trainer.preload"]
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": path}

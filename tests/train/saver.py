@@ -13,7 +13,7 @@ import obstore
 import torch
 
 from concertina_agent.protocol import SnapshotId
-from concertina_agent.worker_channel import Publish, Ship
+from concertina_agent.protocol.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.state.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.snapshot import Snapshots

@@ -19,9 +19,10 @@ from replicas import GIVE_UP, UID, Job, running, write_identity
 
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, call
-from concertina_agent import main, protocol, server, tls
+from concertina_agent import main, protocol
 from concertina_agent import protocol as p
-from concertina_agent.wire import Dialer
+from concertina_agent.net import server, tls
+from concertina_agent.net.wire import Dialer
 
 IDLE = ["--", sys.executable, "-c", "import time; time.sleep(600)"]
 PREPARE = p.Prepare(UID, 1, "claim-1", ())

@@ -9,7 +9,7 @@ import pytest
 
 from concertina.local import certificates
 from concertina_agent.protocol import SnapshotId
-from concertina_agent.worker_channel import Publish, Ship
+from concertina_agent.protocol.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import Chunk, Facts, Layout

@@ -8,7 +8,7 @@ import pytest
 from published import publish, shard_file
 
 from concertina_agent.protocol import SnapshotId
-from concertina_agent.worker_channel import Ship
+from concertina_agent.protocol.worker_channel import Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.storage import catalogue
 from concertina_trainer.storage.folder import Folder

@@ -4,7 +4,7 @@ import pytest
 from published import publish
 
 from concertina_agent.protocol import Undone
-from concertina_agent.worker_channel import Probe, Undo
+from concertina_agent.protocol.worker_channel import Probe, Undo
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.storage import catalogue, checkpoint, rollback

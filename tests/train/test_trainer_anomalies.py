@@ -14,7 +14,7 @@ import builders.strange
 from builders.strange import BATCH, STEPS
 from concertina.cli.checkpoint import app
 from concertina_agent.protocol import Restore, Undone
-from concertina_agent.worker_channel import Undo
+from concertina_agent.protocol.worker_channel import Undo
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.data.skips import positions
 from concertina_trainer.state.shardfile import header_length, parse_header

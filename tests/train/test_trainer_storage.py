@@ -15,7 +15,7 @@ from published import publish, shard_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from concertina_agent.protocol import Durable, Restore, SnapshotId
-from concertina_agent.worker_channel import Probe, Publish, Ship
+from concertina_agent.protocol.worker_channel import Probe, Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.state.shardfile import Continued, header_length
 from concertina_trainer.storage import checkpoint as checkpoints

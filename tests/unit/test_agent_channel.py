@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from concertina_agent import worker_channel as w
 from concertina_agent.channel import SocketEnd
 from concertina_agent.protocol import MAX_LINE
-from concertina_agent.typed_json import ProtocolError
+from concertina_agent.protocol import worker_channel as w
+from concertina_agent.protocol.typed_json import ProtocolError
 
 
 def run(body) -> None:

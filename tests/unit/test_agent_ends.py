@@ -1,12 +1,12 @@
-"""The rules of `concertina_agent.rounds` about ends: how workers end, and when a round has succeeded."""
+"""The rules of `concertina_agent.core.rounds` about ends: how workers end, and when a round has succeeded."""
 
 import pytest
 
 from builders.agent import Driver, exits, prepare
-from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent import worker_channel as w
-from concertina_agent.rounds import LINGER_SECONDS
+from concertina_agent.core import events as e
+from concertina_agent.core.rounds import LINGER_SECONDS
+from concertina_agent.protocol import worker_channel as w
 
 DONE = w.Done("complete", 9)
 

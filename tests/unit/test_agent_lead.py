@@ -1,11 +1,11 @@
-"""The rules of `concertina_agent.rounds` between lead and members: whose failure it is, and who is lost."""
+"""The rules of `concertina_agent.core.rounds` between lead and members: whose failure it is, and who is lost."""
 
 import pytest
 
 from builders.agent import Driver, join, kinds
-from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent import worker_channel as w
+from concertina_agent.core import events as e
+from concertina_agent.protocol import worker_channel as w
 
 LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:9"
 

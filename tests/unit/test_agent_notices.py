@@ -3,10 +3,10 @@
 import pytest
 
 from builders.agent import Driver, assignment, exits, kinds, snapshot
-from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent import worker_channel as w
-from concertina_agent.drains import EXIT_NOTICED
+from concertina_agent.core import events as e
+from concertina_agent.core.drains import EXIT_NOTICED
+from concertina_agent.protocol import worker_channel as w
 
 
 def drain(durable: bool = False, grace: float = 30) -> p.Drain:

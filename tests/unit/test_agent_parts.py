@@ -5,11 +5,14 @@ import os
 
 import pytest
 
-from concertina_agent import addresses, main, protocol, seen, settings, store
-from concertina_agent.environment import worker_environment
-from concertina_agent.failures import signal_name
-from concertina_agent.shards import Damaged, commit, fill
-from concertina_agent.snapshots import Snapshots
+from concertina_agent import main, protocol, settings
+from concertina_agent.core.failures import signal_name
+from concertina_agent.files import seen
+from concertina_agent.files.shards import Damaged, commit, fill
+from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.protocol import addresses
+from concertina_agent.transfers import store
+from concertina_agent.workers.environment import worker_environment
 
 
 def world(*workers: int) -> protocol.Assign:

@@ -1,11 +1,11 @@
-"""The rules of `concertina_agent.rounds` about preparing and assigning a round, on the class itself."""
+"""The rules of `concertina_agent.core.rounds` about preparing and assigning a round, on the class itself."""
 
 import pytest
 
 from builders.agent import NAMES, UID, Driver, assignment, kinds, member, prepare
-from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent import worker_channel as w
+from concertina_agent.core import events as e
+from concertina_agent.protocol import worker_channel as w
 
 
 def test_prepare_persists_first_and_answers_last():

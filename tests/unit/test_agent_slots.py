@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from concertina_agent.snapshots import Snapshots
+from concertina_agent.files.snapshots import Snapshots
 
 ID = {"round": 1, "step": 6, "layout": "layout", "shards": 1}
 MARK = {"id": ID, "shard": 0, "size": 3, "crc32": 0, "committed": True}

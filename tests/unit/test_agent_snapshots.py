@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from concertina_agent import protocol as p
-from concertina_agent.shards import Damaged, Shard, commit, fill, forget
-from concertina_agent.snapshots import Snapshots
+from concertina_agent.files.shards import Damaged, Shard, commit, fill, forget
+from concertina_agent.files.snapshots import Snapshots
 
 ID = p.SnapshotId(round=1, step=5, layout="digest", shards=1)
 DATA = bytes(range(256)) * 4

@@ -1,11 +1,11 @@
-"""The rules of `concertina_agent.rounds` about state: snapshots that count, and what the lead does in storage."""
+"""The rules of `concertina_agent.core.rounds` about state: snapshots that count, and what the lead does in storage."""
 
 import pytest
 
 from builders.agent import UID, Driver, assignment, kinds, prepare, snapshot
-from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent import worker_channel as w
+from concertina_agent.core import events as e
+from concertina_agent.protocol import worker_channel as w
 
 
 def drops(effects: list[e.Effect]) -> list[e.DropSnapshots]:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.protocol import Limits, Pulse
-from concertina_agent.watchdog import (
+from concertina_agent.core.watchdog import (
     FIRST_STEP,
     LASTING,
     LEAST,
@@ -20,6 +19,7 @@ from concertina_agent.watchdog import (
     suspects,
     waits,
 )
+from concertina_agent.protocol import Limits, Pulse
 
 IN_COLLECTIVE = (
     "process 7: state S (sleeping), 9 threads",

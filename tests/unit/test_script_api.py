@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainingjob
-from concertina_agent import events as e
-from concertina_agent import main, stopping
-from concertina_agent import worker_channel as w
+from concertina_agent import main
+from concertina_agent.core import events as e
+from concertina_agent.core import stopping
+from concertina_agent.core.stopping import Stopping
 from concertina_agent.protocol import MemberState, Progress
-from concertina_agent.stopping import Stopping
+from concertina_agent.protocol import worker_channel as w
 from trainingjob._channel import Channel
 
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from concertina_agent import protocol
-from concertina_agent import worker_channel as channel
-from concertina_agent.typed_json import ProtocolError
+from concertina_agent.protocol import worker_channel as channel
+from concertina_agent.protocol.typed_json import ProtocolError
 
 ID = protocol.SnapshotId(round=3, step=7, layout="abc", shards=2)
 RESTORE = protocol.Restore("Memory", 7, ID, {"0": ("a",), "1": ("a", "b")})

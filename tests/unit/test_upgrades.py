@@ -15,7 +15,7 @@ from concertina.api.parse import SpecError, parse_spec, parse_stored
 from concertina.controller.apply import lost
 from concertina.plan.plan import plan
 from concertina_agent import protocol
-from concertina_agent.typed_json import ProtocolError
+from concertina_agent.protocol.typed_json import ProtocolError
 
 SPEC: dict[str, Any] = {
     "replicas": 2,

@@ -14,24 +14,27 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from concertina_agent import addresses, seen, store, tls
-from concertina_agent import events as e
 from concertina_agent import protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.channel import ChannelServer
-from concertina_agent.copies import Peers
-from concertina_agent.link import MemberStreams, follow_lead, tell
-from concertina_agent.local_workers import LocalWorkers
+from concertina_agent.core import events as e
+from concertina_agent.core.rounds import AgentCore
+from concertina_agent.files import seen
+from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.log import log
-from concertina_agent.processes import Reaper
-from concertina_agent.rounds import AgentCore
-from concertina_agent.server import Answered, Server
+from concertina_agent.net import tls
+from concertina_agent.net.link import MemberStreams, follow_lead, tell
+from concertina_agent.net.server import Answered, Server
+from concertina_agent.net.shard_wire import ShardWire
+from concertina_agent.net.wire import Dialer, Pinger, Wire
+from concertina_agent.protocol import addresses
 from concertina_agent.settings import Settings
-from concertina_agent.shard_wire import ShardWire
-from concertina_agent.snapshots import Snapshots
-from concertina_agent.uploads import Uploads
-from concertina_agent.wire import Dialer, Pinger, Wire
-from concertina_agent.workers import ForkParent
+from concertina_agent.transfers import store
+from concertina_agent.transfers.copies import Peers
+from concertina_agent.transfers.uploads import Uploads
+from concertina_agent.workers.local_workers import LocalWorkers
+from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.workers import ForkParent
 
 PING_SECONDS = 0.3
 TICK_SECONDS = 0.25

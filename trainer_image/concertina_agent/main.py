@@ -24,8 +24,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
-from concertina_agent import descriptors, settings
+from concertina_agent import settings
 from concertina_agent.log import log
+from concertina_agent.workers import descriptors
 
 PYZ = "agent.pyz"
 SCRIPT_PACKAGE = "trainingjob"

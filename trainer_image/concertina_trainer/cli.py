@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from concertina_agent.worker_channel import BAD_INPUT_EXIT
+from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_trainer.data import build as building
 from concertina_trainer.data.manifest import NAME, VALIDATION, Manifest, parse
 from concertina_trainer.data.sources import find

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from concertina_agent.worker_channel import Done
+from concertina_agent.protocol.worker_channel import Done
 from concertina_trainer.agreement import Said, agree
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.balance import Balance

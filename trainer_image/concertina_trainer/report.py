@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from concertina_agent.protocol import CheckpointInterval, Evaluated, Progress
+from concertina_agent.protocol.pulse import PulseWriter
 from concertina_agent.protocol.ranges import Ranges
-from concertina_agent.pulse import PulseWriter
-from concertina_agent.worker_channel import Beat, WorkerEnd
+from concertina_agent.protocol.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.waits import Waits
 

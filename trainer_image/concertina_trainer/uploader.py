@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from concertina_agent.protocol import Storage
-from concertina_agent.worker_channel import (
+from concertina_agent.protocol.worker_channel import (
     ChannelClosed,
     Message,
     Probe,

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from concertina_agent.protocol import Restore, Rollback, SnapshotId
 from concertina_agent.protocol.ranges import united
-from concertina_agent.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
+from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.balance import Balance
 from concertina_trainer.batch import plan_batch

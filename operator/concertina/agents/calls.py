@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from concertina.agents.bounds import bounded
 from concertina_agent import protocol
-from concertina_agent.addresses import split
-from concertina_agent.typed_json import ProtocolError
+from concertina_agent.protocol.addresses import split
+from concertina_agent.protocol.typed_json import ProtocolError
 
 CALL_SECONDS = 5.0
 """An agent that has not answered by then counts as not having got the request."""

@@ -24,7 +24,7 @@ The states of an agent; every arrow is one message or one event, and nothing els
           |                                                                          Prepare(N+k) leads out of it too
           +-- start of the agent: a new instance id; the highest (round, claim) ever seen is read back from its volume
 
-Rules, each enforced by `concertina_agent.rounds` and asserted by the simulation:
+Rules, each enforced by `concertina_agent.core.rounds` and asserted by the simulation:
 - Prepare or Assign of a round lower than the highest seen is refused, and so is the same round under another claim.
 - Prepare kills the workers of every older round before it is answered. The same Prepare again gets the same answer.
 - Assign is accepted only for the prepared (round, claim) and only if the instance id named for this agent is its own.
@@ -73,8 +73,8 @@ from concertina_agent.protocol.reports import (
     Report,
     Straggler,
 )
+from concertina_agent.protocol.typed_json import ProtocolError, from_json
 from concertina_agent.protocol.undone import Undone
-from concertina_agent.typed_json import ProtocolError, from_json
 
 __all__ = [
     "BEAT_SECONDS",

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from concertina_agent.protocol import Restore, SnapshotId
-from concertina_agent.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
+from concertina_agent.protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.model.parallel import World

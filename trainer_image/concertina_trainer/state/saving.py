@@ -6,7 +6,15 @@ import dataclasses
 import time
 
 from concertina_agent.protocol import Durable, History
-from concertina_agent.worker_channel import Committed, CopiedUpTo, Done, DrainRequest, SaveNow, WantDurable, WorkerEnd
+from concertina_agent.protocol.worker_channel import (
+    Committed,
+    CopiedUpTo,
+    Done,
+    DrainRequest,
+    SaveNow,
+    WantDurable,
+    WorkerEnd,
+)
 from concertina_trainer.agreement import Said
 from concertina_trainer.anomalies import Anomalies
 from concertina_trainer.config import CheckpointConfig, TrainerConfig

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from concertina_agent.protocol import Durable, SnapshotId, Undone
-from concertina_agent.typed_json import from_json
+from concertina_agent.protocol.typed_json import from_json
 from concertina_trainer.state.shardfile import Continued, Damaged, header_length, parse_header
 from concertina_trainer.storage import retention
 from concertina_trainer.storage.folder import Changed, Folder, StorageError

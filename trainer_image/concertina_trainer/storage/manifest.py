@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 from concertina_agent.protocol import SnapshotId, Undone
 from concertina_agent.protocol.ranges import Ranges
-from concertina_agent.typed_json import from_json
+from concertina_agent.protocol.typed_json import from_json
 from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import Continued, Facts
 

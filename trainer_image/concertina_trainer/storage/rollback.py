@@ -7,8 +7,8 @@ import zlib
 from functools import reduce
 
 from concertina_agent.protocol import Durable, Undone
+from concertina_agent.protocol.typed_json import from_json
 from concertina_agent.protocol.undone import joined
-from concertina_agent.typed_json import from_json
 from concertina_trainer.storage.checkpoint import Latest, change_latest, read_all_of_latest
 from concertina_trainer.storage.folder import Folder
 from concertina_trainer.storage.manifest import NAME, Manifest

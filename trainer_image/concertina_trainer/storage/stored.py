@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-from concertina_agent.typed_json import from_json
+from concertina_agent.protocol.typed_json import from_json
 from concertina_trainer.errors import BadInput
 from concertina_trainer.state.shardfile import Damaged, Header, parse_header
 from concertina_trainer.storage import manifest as manifests

@@ -11,7 +11,7 @@ PORT_NAME = "concertina"
 """Of the container port that says where a pod's agent listens."""
 HOST_PORTS = range(13000, 20000)
 """For pods in the host's network: below the node ports of Services (30000), below the ports that Linux gives to
-outgoing connections (32768), below those at which workers meet (20000, `concertina_agent.store`)."""
+outgoing connections (32768), below those at which workers meet (20000, `concertina_agent.transfers.store`)."""
 SHM = "concertina-shm"
 SHM_PATH = "/dev/shm"
 SHM_LEAST = 64 << 20

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from concertina_agent import descriptors, output
-from concertina_agent.forkserver import MAX_PACKET
 from concertina_agent.log import log
 from concertina_agent.memory import ADVICE, oom_kills
-from concertina_agent.processes import Reaper, die_with_parent, kill_group
+from concertina_agent.workers import descriptors, output
+from concertina_agent.workers.forkserver import MAX_PACKET
+from concertina_agent.workers.processes import Reaper, die_with_parent, kill_group
 
 SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """Where `concertina_agent` is imported from: a folder or the zipapp."""
@@ -115,7 +115,7 @@ class ForkParent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         environment = {**self._environment, **PRELOAD_ENVIRONMENT, **_search_path(self._environment)}
-        command = [sys.executable, "-m", "concertina_agent.forkserver", "--parent", str(os.getpid())]
+        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--parent", str(os.getpid())]
         command += ["--control", str(theirs.fileno()), "--preload", self._preload]
         try:
             self._process = start_command(command, environment, self._reaper, fds=(theirs.fileno(),))
@@ -139,7 +139,7 @@ class ForkParent:
                 return self._adopt(Process(answer["pid"], tail))
         log("fork_unfit", why=answer.get("unfit", ""))
         arguments = [str(target.fds[int(a[3:])]) if a.startswith("fd:") else a for a in target.arguments]
-        command = [sys.executable, "-m", "concertina_agent.forkserver", "--run", target.run, "--", *arguments]
+        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--run", target.run, "--", *arguments]
         environment = {**environment, **_search_path(environment)}
         return start_command(command, environment, self._reaper, prefix, target.fds)
 

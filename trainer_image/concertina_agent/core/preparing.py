@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Union
 
-from concertina_agent import events as e
 from concertina_agent import protocol as p
-from concertina_agent.drains import Draining
-from concertina_agent.lead import JOIN_SECONDS, Lead
-from concertina_agent.membership import Membership, Preparation
-from concertina_agent.workers_state import Workers
+from concertina_agent.core import events as e
+from concertina_agent.core.drains import Draining
+from concertina_agent.core.lead import JOIN_SECONDS, Lead
+from concertina_agent.core.membership import Membership, Preparation
+from concertina_agent.core.workers_state import Workers
 
 
 class Preparing(Draining):

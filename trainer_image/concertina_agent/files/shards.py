@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent import protocol as p
-from concertina_agent.typed_json import ProtocolError, from_json
+from concertina_agent.protocol.typed_json import ProtocolError, from_json
 
 CHUNK = 1 << 18
 

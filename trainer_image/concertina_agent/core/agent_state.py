@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Optional
 
 from concertina_agent import protocol as p
-from concertina_agent.durability import Durability
-from concertina_agent.holdings import Holdings
-from concertina_agent.lead import OVER, Lead
-from concertina_agent.membership import Membership, Notice, Preparation
+from concertina_agent.core.durability import Durability
+from concertina_agent.core.holdings import Holdings
+from concertina_agent.core.lead import OVER, Lead
+from concertina_agent.core.membership import Membership, Notice, Preparation
 
 ENDS = ("drained", "succeeded")
 """Of a lead they are said only when they are true of its whole round."""

@@ -47,7 +47,7 @@ from concertina_agent.protocol import (
     Storage,
     Undone,
 )
-from concertina_agent.typed_json import ProtocolError, from_json
+from concertina_agent.protocol.typed_json import ProtocolError, from_json
 
 BAD_INPUT_EXIT = 78
 """EX_CONFIG: trying again can't help."""

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Optional
 
-from concertina_agent.events import WorkerExited
+from concertina_agent.core.events import WorkerExited
 from concertina_agent.memory import ADVICE
 from concertina_agent.protocol import Failure
-from concertina_agent.worker_channel import BAD_INPUT_EXIT, Fault
+from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT, Fault
 
 LOST_PEER = (
     "Connection closed by peer",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_agent import failures
+from concertina_agent.core import failures
+from concertina_agent.core.watchdog import Watchdog
 from concertina_agent.protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId
-from concertina_agent.watchdog import Watchdog
 
 JOIN_SECONDS = 10.0
 """A member that has not joined the lead this long after the lead's own Assign is lost."""

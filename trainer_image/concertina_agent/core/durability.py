@@ -6,7 +6,7 @@ import dataclasses
 from typing import Optional
 
 from concertina_agent.protocol import Durable, Part, SnapshotId, Storage, Undone
-from concertina_agent.worker_channel import WantDurable
+from concertina_agent.protocol.worker_channel import WantDurable
 
 
 class Durability:

@@ -16,8 +16,8 @@ from typing import Optional
 
 from concertina_agent import protocol as p
 from concertina_agent.changes import Changes
+from concertina_agent.files.shards import Shard, forget, mark, marked
 from concertina_agent.log import log
-from concertina_agent.shards import Shard, forget, mark, marked
 
 
 class Snapshots:

@@ -1,7 +1,7 @@
 """A parent that has imported what workers need, and forks them in milliseconds.
 
-    python -m concertina_agent.forkserver --control FD --preload MODULE...
-    python -m concertina_agent.forkserver --run MODULE:FUNCTION [ARGUMENT...]      (the same bootstrap without a fork)
+    python -m concertina_agent.workers.forkserver --control FD --preload MODULE...
+    python -m concertina_agent.workers.forkserver --run MODULE:FUNCTION [ARGUMENT...]   (the same without a fork)
 
 The agent and it share a SOCK_SEQPACKET socket, one JSON object a packet. It first says {"warm": true} or {"error":
 sentence}. A request is {"run": "module:function", "arguments": [...], "environment": {...}} with the file descriptors
@@ -28,8 +28,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
-from concertina_agent import stacks
-from concertina_agent.processes import die_with_parent, exit_code
+from concertina_agent.workers import stacks
+from concertina_agent.workers.processes import die_with_parent, exit_code
 
 MAX_PACKET = 1 << 18
 MAX_FDS = 8
@@ -152,7 +152,7 @@ class Forkserver:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="concertina_agent.forkserver")
+    parser = argparse.ArgumentParser(prog="concertina_agent.workers.forkserver")
     parser.add_argument("--control", type=int)
     parser.add_argument("--parent", type=int, default=0)
     parser.add_argument("--preload", nargs="*", default=[])

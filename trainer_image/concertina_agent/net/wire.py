@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 from concertina_agent import protocol as p
-from concertina_agent.addresses import split
-from concertina_agent.shard_wire import THREADS, ShardWire, dial
-from concertina_agent.typed_json import ProtocolError
+from concertina_agent.net.shard_wire import THREADS, ShardWire, dial
+from concertina_agent.protocol.addresses import split
+from concertina_agent.protocol.typed_json import ProtocolError
 
 CONNECT_SECONDS = 3.0
 HIGH_WATER = 1 << 20

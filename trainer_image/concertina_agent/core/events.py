@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Optional, Union
 
 from concertina_agent import protocol as p
-from concertina_agent import worker_channel as w
+from concertina_agent.protocol import worker_channel as w
 
 # --- events ---------------------------------------------------------------------------------------------------------
 

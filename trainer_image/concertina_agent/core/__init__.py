@@ -1,0 +1,1 @@
+"""The agent's state, which takes events and answers with effects. Pure."""

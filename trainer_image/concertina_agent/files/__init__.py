@@ -1,0 +1,1 @@
+"""Snapshots in the volume, and what has been seen."""

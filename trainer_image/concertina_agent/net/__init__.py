@@ -1,0 +1,1 @@
+"""Connections of agents with each other and with the operator."""

@@ -1,0 +1,1 @@
+"""Copies of a peer's snapshots, parts to storage, and the round's store."""
