@@ -21,7 +21,7 @@ from concertina_agent.workers import descriptors, output
 from concertina_agent.workers.forkserver import MAX_PACKET
 from concertina_agent.workers.processes import Reaper, die_with_parent, kill_group
 
-SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Where `concertina_agent` is imported from: a folder or the zipapp."""
 PRELOAD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
