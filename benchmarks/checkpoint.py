@@ -33,21 +33,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from concertina.local import s3
 from concertina_agent.files import shards
 from concertina_agent.protocol import Durable, SnapshotId
-from concertina_trainer.batch import plan_batch
+from concertina_trainer.checkpoints import checkpoint, retention
+from concertina_trainer.checkpoints.manifest import Code
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import Precision, TrainerConfig
-from concertina_trainer.data.batches import Microbatch
-from concertina_trainer.loop import forward_backward
-from concertina_trainer.model import parallel, summing
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.format.shardfile import Facts
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.objects.folder import Folder
+from concertina_trainer.parallel import parallel, summing
+from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.restore import LocalShard
-from concertina_trainer.state.shardfile import Facts
 from concertina_trainer.state.snapshot import Snapshots, Taken
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.storage import checkpoint, retention
-from concertina_trainer.storage.folder import Folder
-from concertina_trainer.storage.manifest import Code
-from concertina_trainer.storage.stored import StoredCheckpoint
-from concertina_trainer.waits import Waits
+from concertina_trainer.training.loop import forward_backward
 
 UID = "bench"
 RUN = checkpoint.Publishing(UID, "bench/bench", {}, Code(), retention.Keeping(2))

@@ -36,12 +36,12 @@ import report
 from rich.console import Console
 
 from concertina.local import s3
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import DataConfig
+from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.manifest import FORMAT, NAME, Manifest, TokenizerFacts
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.data.write import Draft
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.objects.folder import Folder
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
@@ -194,7 +194,7 @@ def stall(uri: str, rate: float, seconds: float = 5.0) -> float:
     """Percent of the time that a loop waits which takes `rate` tokens a second, once it is warm."""
     import torch
 
-    from concertina_trainer.data.batches import Batches
+    from concertina_trainer.data.read.batches import Batches
 
     reader = Reader(DataConfig(uri=uri), LENGTH, seed=1)
     batches = Batches(reader, plan_batch(BATCH, BATCH, 1), 0, 0, torch.device("cpu"))

@@ -17,15 +17,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
-from concertina_trainer.agreement import Said, agree
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import Precision, TrainerConfig
-from concertina_trainer.data.batches import Microbatch
-from concertina_trainer.loop import forward_backward
-from concertina_trainer.model import parallel, summing
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.parallel import parallel, summing
+from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.waits import Waits
+from concertina_trainer.training.agreement import Said, agree
+from concertina_trainer.training.loop import forward_backward
 
 CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
 

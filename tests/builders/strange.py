@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from concertina_agent.protocol import Undone
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data.build import build
+from concertina_trainer.data.build.build import build
 from concertina_trainer.data.manifest import VALIDATION
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.data.skips import positions
-from concertina_trainer.storage.stored import StoredCheckpoint
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.data.read.skips import positions
 
 STEPS, BATCH, LENGTH = 110, 4, 32
 BACK, EVERY = 12, 10

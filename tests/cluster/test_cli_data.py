@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from concertina.local.cluster import LocalCluster
-from concertina_trainer.data.build import build
-from concertina_trainer.data.sources import find
-from concertina_trainer.data.write import Recipe
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.build.sources import find
+from concertina_trainer.data.build.write import Recipe
 
 COMMAND = [str(Path(sys.executable).parent / "concertina"), "data", "build", "--cluster"]
 SHARD_BYTES = int(0.01 * 2**20)

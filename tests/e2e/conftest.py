@@ -10,7 +10,7 @@ import pytest
 
 from builders import drills, e2e
 from builders.e2e import Cluster
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.objects.folder import Folder
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def cut(node: str, own: str, others: list[str]) -> Iterator[float]:
 
 def latest() -> Object:
     """What `LATEST` in storage names."""
-    from concertina_trainer.storage.folder import Folder
+    from concertina_trainer.objects.folder import Folder
 
     value = Folder(e2e.job()["spec"]["checkpoint"]["uri"]).get("LATEST")
     assert value is not None

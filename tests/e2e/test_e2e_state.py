@@ -15,7 +15,7 @@ import yaml
 from builders import e2e
 from builders.e2e import Cluster, Object
 from builders.strange import check_went_back, rolling_back, strange
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.objects.folder import Folder
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 SMALL: Object = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}

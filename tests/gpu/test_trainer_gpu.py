@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from concertina.demo import text
-from concertina_trainer.data.build import build
+from concertina_trainer.data.build.build import build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 import node

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from concertina_agent.protocol import Restore
 from concertina_agent.protocol.ranges import Ranges, united
-from concertina_trainer.anomalies import Anomalies
-from concertina_trainer.data.skips import positions
+from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import RollBack
+from concertina_trainer.training.anomalies import Anomalies
 from simulation.lineage import BATCH, Lineage, steps_of
 
 if TYPE_CHECKING:

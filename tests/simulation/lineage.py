@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from concertina_agent.protocol import Undone
 from concertina_agent.protocol.ranges import Ranges, united
-from concertina_trainer.data.skips import positions
-from concertina_trainer.state.shardfile import Trend
+from concertina_trainer.data.read.skips import positions
+from concertina_trainer.format.shardfile import Trend
 from simulation.clock import Violation
 
 BATCH = 4

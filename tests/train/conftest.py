@@ -9,7 +9,7 @@ import pytest
 
 from concertina.demo import text
 from concertina.local.s3 import serve
-from concertina_trainer.data.build import build
+from concertina_trainer.data.build.build import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 import azurite

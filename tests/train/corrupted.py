@@ -5,7 +5,7 @@ import os
 import torch
 
 from concertina_trainer import worker
-from concertina_trainer.digests import Digests
+from concertina_trainer.training.digests import Digests
 
 
 def flip(tensor):

@@ -4,8 +4,8 @@ import os
 import time
 
 from concertina_trainer import worker
-from concertina_trainer.evaluation import Evaluation
-from concertina_trainer.state.saving import Saving
+from concertina_trainer.training.evaluation import Evaluation
+from concertina_trainer.training.saving import Saving
 
 
 def main():

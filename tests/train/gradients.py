@@ -6,15 +6,15 @@ import sys
 
 import torch
 
-from concertina_trainer import loop
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.batches import microbatches
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.model import parallel
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batches import microbatches
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.model.summing import PlainSums
+from concertina_trainer.parallel import parallel
+from concertina_trainer.parallel.summing import PlainSums
 from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.training import loop
 
 
 def main() -> int:

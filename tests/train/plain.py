@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.model.optimizer import learning_rate
 

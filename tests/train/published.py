@@ -7,7 +7,7 @@ from pathlib import Path
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.protocol.worker_channel import Publish, Published, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.state.shardfile import Chunk, Continued, Facts, Layout
+from concertina_trainer.format.shardfile import Chunk, Continued, Facts, Layout
 from concertina_trainer.uploader import answer
 
 

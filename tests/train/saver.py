@@ -15,7 +15,7 @@ import torch
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.protocol.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.state.shardfile import Chunk, Facts, Layout
+from concertina_trainer.format.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.snapshot import Snapshots
 from concertina_trainer.uploader import answer
 

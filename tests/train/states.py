@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from concertina_trainer.state.shardfile import header_length, parse_header
+from concertina_trainer.format.shardfile import header_length, parse_header
 from concertina_trainer.state.train_state import DTYPES
 
 

@@ -13,12 +13,12 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from concertina.cli.checkpoint import app
+from concertina_trainer.checkpoints import catalogue
+from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.storage import catalogue
-from concertina_trainer.storage.checkpoint import read_latest
-from concertina_trainer.storage.folder import Folder
-from concertina_trainer.storage.stored import StoredCheckpoint
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.objects.folder import Folder
 
 
 def command(*arguments: str, code: int = 0) -> str:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_trainer import cli
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data.batches import AHEAD, Batches, microbatches
-from concertina_trainer.data.build import build
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batches import AHEAD, Batches, microbatches
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
 from concertina_trainer.model.attention import _blocks, document_mask
 

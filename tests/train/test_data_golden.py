@@ -9,8 +9,8 @@ import pytest
 
 from concertina_trainer import cli
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data.build import build
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.read.reader import Reader
 
 LENGTH, POSITIONS = 24, 10_000
 GOLDEN = {

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data import batches, cache
-from concertina_trainer.data.batches import Batches
-from concertina_trainer.data.build import build
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.read import batches, cache
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batches import Batches
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.objects.folder import Folder, StorageError
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 

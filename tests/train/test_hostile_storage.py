@@ -10,12 +10,12 @@ import pytest
 from concertina.local import certificates
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.protocol.worker_channel import Publish, Ship
+from concertina_trainer.checkpoints import stored as stored_checkpoints
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
-from concertina_trainer.state.shardfile import Chunk, Facts, Layout
-from concertina_trainer.storage import stored as stored_checkpoints
-from concertina_trainer.storage.folder import Folder, StorageError
-from concertina_trainer.storage.stored import StoredCheckpoint
+from concertina_trainer.format.shardfile import Chunk, Facts, Layout
+from concertina_trainer.objects.folder import Folder, StorageError
 from concertina_trainer.uploader import answer
 
 ROWS = 2_500_000

@@ -9,9 +9,9 @@ from published import publish, shard_file
 
 from concertina_agent.protocol import SnapshotId
 from concertina_agent.protocol.worker_channel import Ship
+from concertina_trainer.checkpoints import catalogue
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.storage import catalogue
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.objects.folder import Folder
 from concertina_trainer.uploader import answer
 
 CACHESTAT = 451

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from concertina.cli.checkpoint import app
 from concertina_trainer import cli
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.storage.folder import PIECE, Changed, Folder, StorageError
-from concertina_trainer.storage.stored import StoredCheckpoint
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.objects.folder import PIECE, Changed, Folder, StorageError
 
 CONTENT = random.Random(1).randbytes(PIECE + 12345)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import identity
 import pytest
 
-from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.objects.folder import Folder, StorageError
 
 SHORT = timedelta(seconds=2)
 

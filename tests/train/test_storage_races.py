@@ -8,11 +8,11 @@ import threading
 
 from published import publish
 
-from concertina_trainer.storage.checkpoint import read_latest
-from concertina_trainer.storage.folder import Changed, Folder, StorageError
-from concertina_trainer.storage.manifest import NAME, Place
-from concertina_trainer.storage.retention import lease, remove
-from concertina_trainer.storage.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.manifest import NAME, Place
+from concertina_trainer.checkpoints.retention import lease, remove
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.objects.folder import Changed, Folder, StorageError
 
 GIVE_UP = 60.0
 REQUESTS = ("get", "put", "delete", "entries", "read_range")

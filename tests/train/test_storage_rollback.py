@@ -5,12 +5,12 @@ from published import publish
 
 from concertina_agent.protocol import Undone
 from concertina_agent.protocol.worker_channel import Probe, Undo
+from concertina_trainer.checkpoints import catalogue, checkpoint, rollback
+from concertina_trainer.checkpoints.retention import found, lease
+from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage import catalogue, checkpoint, rollback
-from concertina_trainer.storage.folder import Folder
-from concertina_trainer.storage.retention import found, lease
-from concertina_trainer.storage.stored import StoredCheckpoint, resolve
+from concertina_trainer.objects.folder import Folder
 from concertina_trainer.uploader import answer
 
 

@@ -15,11 +15,11 @@ from builders.strange import BATCH, STEPS
 from concertina.cli.checkpoint import app
 from concertina_agent.protocol import Restore, Undone
 from concertina_agent.protocol.worker_channel import Undo
+from concertina_trainer.checkpoints.checkpoint import read_all_of_latest, read_latest
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.data.skips import positions
-from concertina_trainer.state.shardfile import header_length, parse_header
-from concertina_trainer.storage.checkpoint import read_all_of_latest, read_latest
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.data.read.skips import positions
+from concertina_trainer.format.shardfile import header_length, parse_header
+from concertina_trainer.objects.folder import Folder
 from concertina_trainer.uploader import answer
 
 

@@ -18,14 +18,14 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
+from concertina_trainer.format.hf_names import config_json
+from concertina_trainer.format.shardfile import Continued
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.state.shardfile import Continued
 from concertina_trainer.state.weights import SafetensorsFiles
-from concertina_trainer.storage.hf_names import config_json
-from concertina_trainer.storage.stored import StoredCheckpoint
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import time
 import torch
 from saver import ELEMENTS, RANKS, UID
 
-from concertina_trainer.storage.checkpoint import read_latest
-from concertina_trainer.storage.folder import Folder
-from concertina_trainer.storage.manifest import Place
-from concertina_trainer.storage.retention import found
-from concertina_trainer.storage.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.manifest import Place
+from concertina_trainer.checkpoints.retention import found
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.objects.folder import Folder
 
 CRASHES = int(os.environ.get("CONCERTINA_CRASHES", "16"))
 GIVE_UP = 60.0

@@ -10,8 +10,8 @@ import pytest
 
 from concertina_trainer import cli
 from concertina_trainer.config import DataConfig
-from concertina_trainer.data.build import build
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("data_cache")

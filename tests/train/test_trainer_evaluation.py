@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from concertina.demo import text
 from concertina_agent.protocol.worker_channel import Done
 from concertina_trainer.config import DataConfig, TrainerConfig
-from concertina_trainer.data.build import build
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.data.write import Recipe
-from concertina_trainer.evaluation import SEED
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.training.evaluation import SEED
 
 STEPS, SEQUENCES = 6, 17
 """Sequences: two whole batches of 7, and a part of one."""

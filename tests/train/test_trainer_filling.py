@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from concertina_agent.protocol import SnapshotId
 from concertina_trainer.errors import RestoreFailed
+from concertina_trainer.format.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.restore import LocalShard
-from concertina_trainer.state.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.train_state import Piece, _fill
 
 SHAPE = (7, 5)

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 
 from concertina.demo import text
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.build import build
+from concertina_trainer.data.build.build import build
 from concertina_trainer.data.manifest import parse
 from concertina_trainer.data.packing import pack
-from concertina_trainer.data.reader import Reader
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder, initial_weight
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.objects.folder import Folder
 
 
 def whole_gradient(parent, trainer, world, tmp_path, shares=()):

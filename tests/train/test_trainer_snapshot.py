@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.state.shardfile import header_length, parse_header
+from concertina_trainer.format.shardfile import header_length, parse_header
 from concertina_trainer.state.snapshot import Slot, Snapshots
 
 

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from concertina_agent.protocol import Durable, Restore, SnapshotId
 from concertina_agent.protocol.worker_channel import Probe, Publish, Ship
+from concertina_trainer.checkpoints import checkpoint as checkpoints
+from concertina_trainer.checkpoints.retention import found, lease
+from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.state.shardfile import Continued, header_length
-from concertina_trainer.storage import checkpoint as checkpoints
-from concertina_trainer.storage.folder import PIECE, Changed, Folder, StorageError
-from concertina_trainer.storage.retention import found, lease
-from concertina_trainer.storage.stored import StoredCheckpoint
+from concertina_trainer.format.shardfile import Continued, header_length
+from concertina_trainer.objects.folder import PIECE, Changed, Folder, StorageError
 from concertina_trainer.uploader import answer
 
 

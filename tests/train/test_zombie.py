@@ -7,8 +7,8 @@ import os
 from replicas import running, trained
 
 from concertina_agent import protocol as p
-from concertina_trainer.storage.checkpoint import read_latest
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.objects.folder import Folder
 
 
 def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_published(folder, trainer, s3, tmp_path):

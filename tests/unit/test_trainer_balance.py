@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_trainer.balance import WINDOW, Balance
-from concertina_trainer.batch import plan_batch
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.training.balance import WINDOW, Balance
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.data.order import WINDOW, Order, permute
+from concertina_trainer.data.read.batch import plan_batch
 
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_agent.protocol import Undone
-from concertina_trainer.storage.manifest import Place
-from concertina_trainer.storage.retention import Keeping, doomed
+from concertina_trainer.checkpoints.manifest import Place
+from concertina_trainer.checkpoints.retention import Keeping, doomed
 
 ANY = st.builds(Place, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
 PLACES = st.sets(ANY, min_size=1)

@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 
 from concertina_agent.protocol import SnapshotId
-from concertina_trainer.state.shardfile import Chunk, Continued, Damaged, Facts, Layout, header_length, parse_header
+from concertina_trainer.format.shardfile import Chunk, Continued, Damaged, Facts, Layout, header_length, parse_header
 
 CHUNKS = [
     Chunk("b", "F32", (4, 0), (2, 3), (6, 3)),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_trainer.batch import plan_batch
-from concertina_trainer.shares import BOUND, LEAST_GAIN, even, rebalanced, soonest
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.training.shares import BOUND, LEAST_GAIN, even, rebalanced, soonest
 
 SECONDS = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=12)
 TOTAL = st.integers(12, 400)

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_agent.protocol.ranges import MOST_RANGES, united
-from concertina_trainer.agreement import Agreed, Said
-from concertina_trainer.anomalies import IN_A_ROW, SEASONED, Anomalies
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.skips import positions
+from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import BadInput, RollBack
-from concertina_trainer.state.shardfile import Trend
+from concertina_trainer.format.shardfile import Trend
+from concertina_trainer.training.agreement import Agreed, Said
+from concertina_trainer.training.anomalies import IN_A_ROW, SEASONED, Anomalies
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=6)
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_trainer.batch import plan_batch
-from concertina_trainer.model.summing import OrderedSums
-from concertina_trainer.waits import Waits
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.parallel.summing import OrderedSums
+from concertina_trainer.parallel.waits import Waits
 
 NUMBERS = st.floats(width=32, allow_nan=False, min_value=-1e4, max_value=1e4)
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT
-from concertina_trainer.data import build as building
+from concertina_trainer.data.build import build as building
+from concertina_trainer.data.build.sources import find
+from concertina_trainer.data.build.write import Recipe
 from concertina_trainer.data.manifest import NAME, VALIDATION, Manifest, parse
-from concertina_trainer.data.sources import find
-from concertina_trainer.data.write import Recipe
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import Folder, StorageError
+from concertina_trainer.objects.folder import Folder, StorageError
 
 _WIDTH = 30
 _SHOWN = 20
@@ -187,7 +187,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from concertina_trainer.data.verify import verify
+    from concertina_trainer.data.build.verify import verify
 
     damaged = False
     for uri, manifest in _manifests(options.uri):

@@ -21,12 +21,12 @@ from concertina_agent.protocol.worker_channel import (
     UploaderHello,
     WorkerEnd,
 )
+from concertina_trainer.checkpoints import checkpoint, rollback
+from concertina_trainer.checkpoints.manifest import about_this_process
+from concertina_trainer.checkpoints.retention import Keeping
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
-from concertina_trainer.state.shardfile import Damaged
-from concertina_trainer.storage import checkpoint, rollback
-from concertina_trainer.storage.folder import IMPATIENCE, Folder, StorageError
-from concertina_trainer.storage.manifest import about_this_process
-from concertina_trainer.storage.retention import Keeping
+from concertina_trainer.format.shardfile import Damaged
+from concertina_trainer.objects.folder import IMPATIENCE, Folder, StorageError
 
 
 def main() -> NoReturn:

@@ -18,27 +18,27 @@ from pydantic import ValidationError
 from concertina_agent.protocol import Restore, Rollback, SnapshotId
 from concertina_agent.protocol.ranges import united
 from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
-from concertina_trainer.anomalies import Anomalies
-from concertina_trainer.balance import Balance
-from concertina_trainer.batch import plan_batch
 from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig
-from concertina_trainer.data.batches import Batches
-from concertina_trainer.data.reader import Reader
-from concertina_trainer.digests import Digests
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batches import Batches
+from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
-from concertina_trainer.evaluation import Evaluation, validation_reader
-from concertina_trainer.loop import Run, train
-from concertina_trainer.model import parallel, summing
+from concertina_trainer.format.shardfile import Facts
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.model.parallel import World
-from concertina_trainer.report import Reporter
+from concertina_trainer.objects.folder import StorageError
+from concertina_trainer.parallel import parallel, summing
+from concertina_trainer.parallel.parallel import World
 from concertina_trainer.state.restore import restore
-from concertina_trainer.state.saving import Saving
-from concertina_trainer.state.shardfile import Facts
 from concertina_trainer.state.snapshot import Snapshots
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.storage.folder import StorageError
+from concertina_trainer.training.anomalies import Anomalies
+from concertina_trainer.training.balance import Balance
+from concertina_trainer.training.digests import Digests
+from concertina_trainer.training.evaluation import Evaluation, validation_reader
+from concertina_trainer.training.loop import Run, train
+from concertina_trainer.training.report import Reporter
+from concertina_trainer.training.saving import Saving
 
 AFTER_THE_CULPRIT = 0.5
 """Seconds by which who has nothing to do with a corruption lets the one that has speak first."""

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from concertina_trainer.storage.manifest import Manifest
+    from concertina_trainer.checkpoints.manifest import Manifest
 
 app = typer.Typer(no_args_is_help=True, help="See, check, export, copy and prune checkpoints in durable storage.")
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
@@ -31,7 +31,7 @@ def _sentences() -> Iterator[None]:
     """What went wrong as a sentence, and exit status 1."""
     try:
         from concertina_trainer.errors import BadInput
-        from concertina_trainer.storage.folder import StorageError
+        from concertina_trainer.objects.folder import StorageError
     except ImportError as error:
         typer.echo(f"{error}: install concertina[trainer], or use the image concertina/trainer.", err=True)
         raise typer.Exit(1) from error
@@ -56,8 +56,8 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 def list_(uri: Run) -> None:
     """List the finished checkpoints of a run, and which one LATEST names."""
     with _sentences():
-        from concertina_trainer.storage import catalogue
-        from concertina_trainer.storage.folder import Folder
+        from concertina_trainer.checkpoints import catalogue
+        from concertina_trainer.objects.folder import Folder
 
         folder = Folder(uri)
         manifests, problems = catalogue.finished(folder)
@@ -81,8 +81,8 @@ def list_(uri: Run) -> None:
 def show(uri: Uri, output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "") -> None:
     """Show what a checkpoint's manifest says."""
     with _sentences():
-        from concertina_trainer.storage import catalogue
-        from concertina_trainer.storage.manifest import to_json
+        from concertina_trainer.checkpoints import catalogue
+        from concertina_trainer.checkpoints.manifest import to_json
 
         checkpoint = catalogue.opened(uri)
     if output == "json":
@@ -122,7 +122,7 @@ def _print(uri: str, manifest: Manifest) -> None:
 def verify(uri: Uri) -> None:
     """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad."""
     with _sentences():
-        from concertina_trainer.storage import catalogue
+        from concertina_trainer.checkpoints import catalogue
 
         checkpoint = catalogue.opened(uri)
         with _bar("verifying", checkpoint.manifest.size) as advance:
@@ -146,9 +146,9 @@ def export(
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
     with _sentences():
-        from concertina_trainer.storage import catalogue
-        from concertina_trainer.storage import export as exporting
-        from concertina_trainer.storage.folder import Folder
+        from concertina_trainer.checkpoints import catalogue
+        from concertina_trainer.export import export as exporting
+        from concertina_trainer.objects.folder import Folder
 
         checkpoint = catalogue.opened(uri)
         target = Folder(_target(out), create=True)
@@ -166,8 +166,8 @@ def copy_(
 ) -> None:
     """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
     with _sentences():
-        from concertina_trainer.storage import catalogue
-        from concertina_trainer.storage.folder import Folder
+        from concertina_trainer.checkpoints import catalogue
+        from concertina_trainer.objects.folder import Folder
 
         checkpoint = catalogue.opened(uri)
         with _bar("copying", 2 * checkpoint.manifest.size) as advance:
@@ -184,8 +184,8 @@ def prune(
 ) -> None:
     """Delete old checkpoints, and leftovers of unfinished ones. What LATEST names and what is being read stays."""
     with _sentences():
-        from concertina_trainer.storage import catalogue
-        from concertina_trainer.storage.folder import Folder
+        from concertina_trainer.checkpoints import catalogue
+        from concertina_trainer.objects.folder import Folder
 
         folder = Folder(uri)
         places = catalogue.to_prune(folder, keep, keep_every_steps)

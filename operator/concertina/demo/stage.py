@@ -84,7 +84,7 @@ def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default")
 
 def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
     """Byte-level token shards of `text`, in the bucket's folder `data`. Yields bytes done and bytes in all."""
-    from concertina_trainer.data.build import build
+    from concertina_trainer.data.build.build import build
 
     os.environ.update(storage.environment())
     with tempfile.TemporaryDirectory() as folder:

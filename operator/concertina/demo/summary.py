@@ -16,7 +16,7 @@ RECOVERY_PROMISE = 30.0
 
 def manifests(stage: Stage) -> list[str]:
     """Keys of all checkpoints in the bucket."""
-    from concertina_trainer.storage.folder import Folder
+    from concertina_trainer.objects.folder import Folder
 
     os.environ.update(stage.storage.environment())
     keys = Folder(f"s3://{BUCKET}").list("checkpoints/")

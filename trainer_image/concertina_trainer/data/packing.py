@@ -15,7 +15,7 @@ from concertina_agent.protocol.typed_json import ProtocolError, from_json
 from concertina_trainer.data.manifest import Manifest, Shard
 from concertina_trainer.data.rows import packed, singles
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.objects.folder import Folder
 
 FORMAT = 1
 

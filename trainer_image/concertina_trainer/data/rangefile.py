@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from concertina_trainer.errors import BadInput
-from concertina_trainer.storage.folder import Folder
+from concertina_trainer.objects.folder import Folder
 
 CHUNK = 4 * 2**20
 """Bytes asked of a store at once, at least."""

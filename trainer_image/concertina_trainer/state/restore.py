@@ -15,18 +15,18 @@ import torch.distributed as dist
 
 from concertina_agent.protocol import Restore, SnapshotId
 from concertina_agent.protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
+from concertina_trainer.checkpoints.retention import lease
+from concertina_trainer.checkpoints.rollback import go_back
+from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.model.parallel import World
-from concertina_trainer.state.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
+from concertina_trainer.format import hf_config, hf_names
+from concertina_trainer.format.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
+from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.refusals import final
+from concertina_trainer.parallel.parallel import World
 from concertina_trainer.state.train_state import ShardBytes, TrainState, overlapping
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
-from concertina_trainer.storage import hf_config, hf_names
-from concertina_trainer.storage.folder import Folder
-from concertina_trainer.storage.refusals import final
-from concertina_trainer.storage.retention import lease
-from concertina_trainer.storage.rollback import go_back
-from concertina_trainer.storage.stored import StoredCheckpoint, resolve
 
 STRETCH = 16 << 20
 """Bytes that one thread reads at a time."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from concertina_agent.protocol import SnapshotId
 from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.state.shardfile import Facts
+from concertina_trainer.format.shardfile import Facts
 from concertina_trainer.state.train_state import DTYPES, TrainState
 
 SLOTS = 3

@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.errors import BadInput
+from concertina_trainer.format.hf_names import MODEL
+from concertina_trainer.format.shardfile import Chunk, Header, Layout, Placed, layout_digest
 from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.model.optimizer import ShardedAdamW, local
-from concertina_trainer.model.parallel import World
-from concertina_trainer.state.shardfile import Chunk, Header, Layout, Placed, layout_digest
-from concertina_trainer.storage.hf_names import MODEL
+from concertina_trainer.parallel.parallel import World
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "BF16": torch.bfloat16, "F16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

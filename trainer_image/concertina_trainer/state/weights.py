@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from concertina_agent.protocol import SnapshotId
+from concertina_trainer.checkpoints.checkpoint import LATEST
+from concertina_trainer.checkpoints.manifest import NAME
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
-from concertina_trainer.state.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
-from concertina_trainer.storage import hf_config, hf_names
-from concertina_trainer.storage.checkpoint import LATEST
-from concertina_trainer.storage.folder import Folder
-from concertina_trainer.storage.manifest import NAME
+from concertina_trainer.format import hf_config, hf_names
+from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
+from concertina_trainer.objects.folder import Folder
 
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"

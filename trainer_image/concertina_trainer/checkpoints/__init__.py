@@ -1,0 +1,1 @@
+"""Durable checkpoints: parts, manifests, LATEST, what is kept. No torch."""

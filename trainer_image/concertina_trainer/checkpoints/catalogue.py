@@ -1,0 +1,141 @@
+"""What can be done with checkpoints in storage without a cluster: list, verify, copy, prune. No torch.
+
+`Advance` is told of bytes as they are done, for progress bars.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+from concertina_agent.protocol import Durable
+from concertina_trainer.checkpoints import manifest as manifests
+from concertina_trainer.checkpoints.checkpoint import LATEST, Latest, read_all_of_latest, read_latest
+from concertina_trainer.checkpoints.manifest import NAME, Manifest, Place, to_json
+from concertina_trainer.checkpoints.retention import Keeping, doomed, found, lease, remove
+from concertina_trainer.checkpoints.stored import StoredCheckpoint, StoredPart, resolve
+from concertina_trainer.errors import BadInput
+from concertina_trainer.objects.folder import Changed, Folder, StorageError
+
+Advance = Callable[[int], None]
+THREADS = 4
+
+
+def finished(folder: Folder) -> tuple[list[Manifest], list[str]]:
+    """All finished checkpoints below a run's folder, oldest first; and of those that can't be used, why: a sentence."""
+    _, places = found(folder.entries())
+    read, problems = [], []
+    for place, text in zip(places, folder.get_many([f"{place.folder}/{NAME}" for place in places]), strict=True):
+        try:
+            read += [manifests.parse(text, f"{folder.uri}/{place.folder}")] if text is not None else []
+        except BadInput as error:
+            problems.append(str(error))
+    return sorted(read, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)), sorted(problems)
+
+
+def named(folder: Folder, whole: Sequence[Manifest]) -> tuple[Place | None, str]:
+    """Which of these finished checkpoints LATEST names; and what is wrong with it: a sentence, or nothing."""
+    try:
+        latest = read_latest(folder)
+    except StorageError as error:
+        return None, str(error)
+    if latest is None:
+        return None, ""
+    place = Place(latest.uid, latest.round, latest.step)
+    if place not in [manifest.place for manifest in whole]:
+        return None, f"{folder.uri}/{LATEST} names {place.folder}, which is not there or can't be used."
+    return place, ""
+
+
+def undone(folder: Folder, manifests: Sequence[Manifest]) -> set[Place]:
+    """Which of these a rollback has made void, as far as LATEST can be read."""
+    with contextlib.suppress(StorageError):
+        if latest := read_all_of_latest(folder):
+            places = [manifest.place for manifest in manifests]
+            return {place for place in places if latest.voids(place.uid, place.round, place.step)}
+    return set()
+
+
+def verify(checkpoint: StoredCheckpoint, advance: Advance) -> list[str]:
+    """Read everything; what is wrong, a sentence for each file."""
+    with lease(checkpoint.folder), concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        problems = list(pool.map(lambda part: _problem(part, checkpoint.manifest, advance), checkpoint.parts))
+    return [problem for problem in problems if problem]
+
+
+def _problem(part: StoredPart, manifest: Manifest, advance: Advance) -> str:
+    try:
+        value = 0
+        for block in part.blocks():
+            value = zlib.crc32(block, value)
+            advance(len(block))
+        facts = part.header.facts
+    except (BadInput, StorageError) as error:
+        return str(error)
+    if value != part.part.crc32:
+        return f"{part.uri} is damaged: its crc32 is {value:08x} and the manifest says {part.part.crc32:08x}."
+    if (facts.id, facts.position, facts.data) != (manifest.id, manifest.position, manifest.data):
+        return f"{part.uri} belongs to step {facts.id.step} of round {facts.id.round}, not to this checkpoint."
+    return ""
+
+
+def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
+    """Copy one checkpoint below another run's folder, read it back, and point LATEST there at it where there is none.
+    Returns its URI. Raises StorageError, or BadInput where the source is damaged or the copy is."""
+    manifest = source.manifest
+    place = manifest.place
+    if source.uri == f"{target.uri}/{place.folder}":
+        raise BadInput(f"{source.uri} would be copied onto itself: name another folder.")
+    with lease(source.folder), concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda part: _copy_part(part, source.folder, target, place, advance), source.parts))
+    text = to_json(manifest)
+    target.put(f"{place.folder}/{NAME}", text)
+    target.settle([f"{place.folder}/{NAME}"])
+    copied = StoredCheckpoint(f"{target.uri}/{place.folder}")
+    if problems := verify(copied, advance):
+        raise BadInput(f"the copy is not what was copied: {problems[0]}")
+    if read_latest(target) is None:
+        durable = Durable(manifest.uid, manifest.id.round, manifest.id.step, copied.uri, manifest.complete, manifest.at)
+        with contextlib.suppress(Changed):  # somebody was quicker
+            target.put_if(LATEST, to_json(Latest(durable, f"{place.folder}/{NAME}", zlib.crc32(text))), None)
+    return copied.uri
+
+
+def _copy_part(part: StoredPart, source: Folder, target: Folder, place: Place, advance: Advance) -> None:
+    def counted() -> Iterator[memoryview]:
+        for block in part.blocks():
+            yield block
+            advance(len(block))
+
+    mark = part.part.key.removesuffix(".safetensors") + ".json"
+    written = [f"{place.folder}/{part.part.key}"]
+    target.put_pieces(written[0], counted(), part.part.size)
+    text = source.get(mark)
+    if text is not None:
+        written.append(f"{place.folder}/{mark}")
+        target.put(written[1], text)
+    target.settle(written)
+
+
+def to_prune(folder: Folder, keep: int, keep_every: int | None) -> list[Place]:
+    """What `prune` would delete, oldest first. Raises BadInput where LATEST names nothing."""
+    read = read_all_of_latest(folder)
+    latest = read.durable if read else None
+    if read is None or latest is None:
+        raise BadInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
+    places, whole = found(folder.entries())
+    newest = Place(latest.uid, latest.round, latest.step)
+    return doomed(places, whole, newest, Keeping(keep, keep_every), read.undid(latest.uid))
+
+
+def prune(folder: Folder, places: list[Place]) -> list[Place]:
+    """Delete these; returns those that stay because somebody reads them."""
+    now = max(entry.at for entry in folder.entries().values())
+    return [place for place in places if not remove(folder, place, now)]
+
+
+def opened(uri: str) -> StoredCheckpoint:
+    """One checkpoint, by its own URI or as the newest of its run's folder."""
+    return StoredCheckpoint(resolve(uri))

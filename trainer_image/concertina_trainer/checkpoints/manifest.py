@@ -1,0 +1,180 @@
+"""What a checkpoint says of itself: its manifest, and the mark beside each part. docs/checkpoints.md describes both.
+
+No torch. The forms are dataclasses, read by their type hints: fields that this version does not know are passed over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from concertina_agent.protocol import SnapshotId, Undone
+from concertina_agent.protocol.ranges import Ranges
+from concertina_agent.protocol.typed_json import from_json
+from concertina_trainer.errors import BadInput
+from concertina_trainer.format.shardfile import Continued, Facts
+
+VERSION = 1
+BLOCK = 4 << 20
+"""Bytes of a part that have a checksum of their own, so that byte ranges can be checked."""
+NAME = "manifest.json"
+LIBRARIES = ("concertina", "torch", "numpy", "obstore")
+_PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a checkpoint lies below its run's URI."""
+
+    uid: str
+    round: int
+    step: int
+
+    @property
+    def folder(self) -> str:
+        return f"{self.uid}/round-{self.round}/step-{self.step}"
+
+    @staticmethod
+    def of(key: str) -> tuple[Place, str] | None:
+        """The place that a key is in, and the rest of the key; None for a key of something else."""
+        found = _PLACE.match(key)
+        return (Place(found[1], int(found[2]), int(found[3])), found[4]) if found else None
+
+
+def part_name(id: SnapshotId, shard: int) -> str:
+    """Without its ending."""
+    return f"shard-{shard}-of-{id.shards}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One shard's file."""
+
+    key: str
+    """Within the checkpoint's folder."""
+    size: int
+    crc32: int
+    header_size: int
+    """Bytes before the tensors' own."""
+    header_crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PartMark:
+    """Beside a part: a part without it is not there."""
+
+    part: Part
+    facts: Facts
+    blocks: tuple[int, ...]
+    """crc32 of the file up to the end of each block of BLOCK bytes; the last one is that of the whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """What wrote it, as far as it is known."""
+
+    commit: str = ""
+    image: str = ""
+    """As the pod's template names it, with its digest where the template gives one."""
+    python: str = ""
+    libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    version: int
+    uid: str
+    job: str
+    """namespace/name"""
+    id: SnapshotId
+    position: int
+    """Samples consumed."""
+    config: str
+    """Digest of what decides the run's numbers."""
+    data: str
+    """Digest of the data's manifest."""
+    complete: bool
+    at: float
+    """Unix seconds."""
+    parts: tuple[Part, ...]
+    parallelism: Mapping[str, int]
+    """Ranks by kind; their product is the world's size."""
+    trainer: Mapping[str, Any]
+    """spec.trainer, with its defaults; empty where it is not known."""
+    code: Code
+    continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
+    skipped: Ranges = ()
+    """Positions that were left out."""
+    undone: tuple[Undone, ...] = ()
+    """What the run went back from before this: checkpoints of those rounds beyond those steps are void."""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.uid, self.id.round, self.id.step)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.size for part in self.parts)
+
+
+def code(environment: Mapping[str, str]) -> Code:
+    """Of this process."""
+    found = {name: _version(name) for name in LIBRARIES}
+    return Code(
+        environment.get("CONCERTINA_COMMIT", ""),
+        environment.get("CONCERTINA_IMAGE", ""),
+        platform.python_version(),
+        {name: version for name, version in found.items() if version},
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def running_crc32(content: Any) -> tuple[int, ...]:
+    """crc32 of a buffer up to the end of each block: one pass for the whole's checksum and the blocks'."""
+    view, value, ends = memoryview(content), 0, []
+    for begin in range(0, len(view), BLOCK):
+        value = zlib.crc32(view[begin : begin + BLOCK], value)
+        ends.append(value)
+    return tuple(ends) or (0,)
+
+
+def parse(text: bytes, uri: str) -> Manifest:
+    """Raises BadInput with a sentence."""
+    try:
+        manifest = from_json(Manifest, json.loads(text))
+    except ValueError as error:
+        raise BadInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.") from error
+    if manifest.version > VERSION:
+        raise BadInput(
+            f"{uri} was written by a newer concertina (manifest version {manifest.version}, this one reads {VERSION}): "
+            "use the version that wrote it, or a newer one."
+        )
+    return manifest
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(dataclasses.asdict(value)).encode()
+
+
+def here(uid: str, id: SnapshotId) -> str:
+    """The folder of a snapshot's checkpoint."""
+    return Place(uid, id.round, id.step).folder
+
+
+def about_this_process() -> tuple[str, Code]:
+    """The job's name and the code, for manifests."""
+    return os.environ.get("CONCERTINA_JOB", ""), code(os.environ)

@@ -1,0 +1,124 @@
+"""Which checkpoints are kept, and how the others go without taking anything away from who is reading them.
+
+A reader puts a lease (an object in `<checkpoint>/readers/`) before it looks at the manifest. Who deletes takes the
+manifest away first, and looks for leases then: where one is found, the manifest is put back. So either the reader finds
+no manifest and takes the newer checkpoint, or its lease is seen. Leases of readers that died run out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from concertina_agent.protocol import Durable, Undone
+from concertina_trainer.checkpoints.manifest import NAME, Place
+from concertina_trainer.objects.folder import Entry, Folder, StorageError
+
+LEASE = datetime.timedelta(hours=6)
+READERS = "readers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeping:
+    """What stays."""
+
+    newest: int
+    every: int | None = None
+    """Of every so many steps the first."""
+    back: tuple[int, ...] = ()
+    """Steps that a rollback may undo: for each of these, one from before stays, whatever `newest` says."""
+
+
+def doomed(
+    places: Collection[Place],
+    finished: Collection[Place],
+    latest: Place,
+    keeping: Keeping,
+    undone: Iterable[Undone] = (),
+) -> list[Place]:
+    """What may go, oldest first. What was undone stays only as LATEST names it; parts of unfinished ones stay while
+    they can still be finished, which is as long as LATEST has not passed them. Other uids than `latest`'s are those of
+    jobs that it went on from, and older."""
+    void = tuple(undone)
+
+    def age(place: Place) -> tuple[bool, int, int]:
+        return place.uid == latest.uid, place.round, place.step
+
+    def is_void(place: Place) -> bool:
+        return place.uid == latest.uid and any(some.covers(place.round, place.step) for some in void)
+
+    ordered = [place for place in sorted(finished, key=age) if not is_void(place)]
+    kept = {*ordered[-keeping.newest :], latest}
+    if keeping.every is not None:
+        kept |= set(_milestones(ordered, keeping.every))
+    for steps in keeping.back:
+        kept |= set([place for place in ordered if place.step <= latest.step - steps][-1:])
+    passed = [place for place in places if place not in finished and age(place) < age(latest)]
+    return sorted([*(place for place in finished if place not in kept), *passed], key=age)
+
+
+def _milestones(ordered: list[Place], every: int) -> Iterator[Place]:
+    """The first of every `every` steps, of those that no later round has gone over again."""
+    current: list[Place] = []
+    for place in ordered:
+        current = [*(before for before in current if before.step < place.step), place]
+    for number, group in itertools.groupby(current, key=lambda place: place.step // every):
+        if number:
+            yield next(group)
+
+
+def sweep(folder: Folder, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping) -> list[Place]:
+    """Delete what may go, of this job and of the one with uid `before` that it went on from ("": none)."""
+    entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
+    here = Place(latest.uid, latest.round, latest.step)
+    places, finished = found(entries)
+    now = max((entry.at for entry in entries.values()), default=None)
+    gone = doomed(places, finished, here, keeping, undone)
+    return [place for place in gone if now is not None and remove(folder, place, now)]
+
+
+def found(entries: Mapping[str, Entry]) -> tuple[set[Place], set[Place]]:
+    """All places, and those with a manifest, in a listing of a run's folder."""
+    keys = [where for key in entries if (where := Place.of(key))]
+    return {place for place, _ in keys}, {place for place, rest in keys if rest == NAME}
+
+
+def remove(folder: Folder, place: Place, now: datetime.datetime) -> bool:
+    """Delete one checkpoint unless somebody reads it. `now`: by the store's clock. The manifest goes first, so that no
+    manifest ever names a part that is gone."""
+    here = place.folder
+    if _leased(folder, here, now):
+        return False
+    manifest = folder.get(f"{here}/{NAME}")
+    if manifest is not None:
+        folder.delete([f"{here}/{NAME}"])
+        if _leased(folder, here, now):
+            folder.put(f"{here}/{NAME}", manifest)
+            return False
+    folder.delete(list(folder.entries(here)))
+    return True
+
+
+def _leased(folder: Folder, here: str, now: datetime.datetime) -> bool:
+    return any(entry.at > now - LEASE for entry in folder.entries(f"{here}/{READERS}").values())
+
+
+@contextlib.contextmanager
+def lease(folder: Folder) -> Iterator[None]:
+    """Around reading a checkpoint, `folder` being its own. Who may only read goes without: parts that are deleted
+    meanwhile are then named, with the advice to try again."""
+    key = f"{READERS}/{secrets.token_hex(8)}"
+    try:
+        folder.put(key, b"{}")
+    except StorageError:
+        key = ""
+    try:
+        yield
+    finally:
+        if key:
+            with contextlib.suppress(StorageError):
+                folder.delete([key])

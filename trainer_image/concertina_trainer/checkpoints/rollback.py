@@ -1,0 +1,58 @@
+"""Going back in durable storage: `LATEST` names the newest checkpoint that was not undone, and says what was."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from functools import reduce
+
+from concertina_agent.protocol import Durable, Undone
+from concertina_agent.protocol.typed_json import from_json
+from concertina_agent.protocol.undone import joined
+from concertina_trainer.checkpoints.checkpoint import Latest, change_latest, read_all_of_latest
+from concertina_trainer.checkpoints.manifest import NAME, Manifest
+from concertina_trainer.checkpoints.retention import found
+from concertina_trainer.objects.folder import Folder
+
+
+def undo(folder: Folder, uid: str, undone: Undone) -> Durable | None:
+    """From now on `LATEST` names nothing of this job that was undone, and takes nothing of it. Returns what it names.
+    Again does no harm; a `LATEST` of a later round is past it. Raises StorageError."""
+
+    def without(latest: Latest | None) -> Latest | None:
+        before = latest.undid(uid) if latest else ()
+        void = joined(before, undone)
+        named = latest.durable if latest else None
+        if void == before or (named and named.uid == uid and named.round > undone.round):
+            return None
+        if latest and named and not (named.uid == uid and undone.covers(named.round, named.step)):
+            return Latest(named, latest.manifest, latest.crc32, void, uid)
+        return newest(folder, uid, void) or Latest(None, "", 0, void, uid)
+
+    now = change_latest(folder, without)
+    return now.durable if now else None
+
+
+def go_back(uri: str, uid: str, *undone: Undone) -> Durable | None:
+    """The newest checkpoint of this job that was not undone, now or before; None where none is left. Raises
+    StorageError."""
+    folder = Folder(uri)
+    latest = read_all_of_latest(folder)
+    good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()))
+    return good.durable if good else None
+
+
+def newest(folder: Folder, uid: str, undone: tuple[Undone, ...]) -> Latest | None:
+    """As `LATEST` would name it."""
+    _, finished = found(folder.entries(uid))
+    good = [place for place in finished if not any(some.covers(place.round, place.step) for some in undone)]
+    for place in sorted(good, key=lambda place: (place.round, place.step), reverse=True):
+        key = f"{place.folder}/{NAME}"
+        text = folder.get(key)
+        if text is not None:  # else it was deleted just now
+            manifest = from_json(Manifest, json.loads(text))
+            durable = Durable(
+                uid, place.round, place.step, f"{folder.uri}/{place.folder}", manifest.complete, manifest.at
+            )
+            return Latest(durable, key, zlib.crc32(text), undone, uid)
+    return None

@@ -1,0 +1,1 @@
+"""Shards of tokens, made from text."""

@@ -1,0 +1,205 @@
+"""Token shards from text: in parallel, resumable, and the same bytes for any number of processes or machines.
+
+The sources' sizes alone decide the parts; a part becomes one shard (and one of validation), whoever writes it. What is
+done is remembered beside the shards, until the last one who finds all parts done writes the manifest.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from concertina_agent.protocol.typed_json import from_json
+from concertina_trainer.data.build.sources import Piece, Source, cut, find
+from concertina_trainer.data.build.write import Part, Recipe, Written, write
+from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, Manifest, TokenizerFacts
+from concertina_trainer.errors import BadInput
+from concertina_trainer.objects.folder import Folder
+
+SHARD_BYTES = 64 * 2**20
+MADE_BY = "made-by"
+"""The object that names what the data were built from, and how."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    done: int
+    """Bytes of text, about."""
+    total: int
+    manifest: Manifest | None = None
+    """With the last one, and only for who finished the whole."""
+    overlap: dict[str, object] | None = None
+    """Counts of the contamination check, where one was asked for."""
+
+
+def build(
+    sources: Sequence[Source | Path],
+    out: str,
+    shard_bytes: int = SHARD_BYTES,
+    recipe: Recipe = Recipe(),  # noqa: B008 - it is immutable
+    processes: int = 1,
+    share: tuple[int, int] = (0, 1),
+) -> Iterator[Progress]:
+    """Write shards and manifest below the URI or path `out`; what an interrupted run has done is not done again.
+    `share`: (i, n): of n machines that build together, this is the i-th. A document never crosses shards. Raises
+    BadInput or StorageError."""
+    uri = out if "://" in out else str(Path(out).resolve())
+    parts = plan([source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe)
+    folder = Folder(uri, create=True)
+    key = _key(parts, recipe)
+    _claim(folder, key)
+    records = f"building/{key}"
+    held = folder.list(records)
+    mine = parts[share[0] :: share[1]]
+    missing = [part for part in mine if _record(records, part.index) not in held]
+    total = sum(part.size for part in mine)
+    done = total - sum(part.size for part in missing)
+    yield Progress(done, total)
+    for part in _written(missing, functools.partial(_write, uri=uri, records=records, recipe=recipe), processes):
+        done += part.size
+        yield Progress(done, total)
+    finished = _finish(folder, records, len(parts), recipe)
+    if finished is not None:
+        yield Progress(total, total, *finished)
+
+
+def plan(sources: Sequence[Source], shard_bytes: int, recipe: Recipe) -> list[Part]:
+    """Consecutive pieces to parts of about `shard_bytes` of text, by size alone."""
+    parts: list[Part] = []
+    group: list[Piece] = []
+    size = 0
+    for piece in (piece for source in sources for piece in cut(source, shard_bytes, recipe.column)):
+        if group and size + piece.size > shard_bytes:
+            parts.append(Part(len(parts), tuple(group), size))
+            group, size = [], 0
+        group.append(piece)
+        size += piece.size
+    return [*parts, Part(len(parts), tuple(group), size)] if group else parts
+
+
+def _source(path: Path) -> Source:
+    status = path.stat()
+    return Source(str(path), status.st_size, status.st_mtime_ns)
+
+
+def _key(parts: Sequence[Part], recipe: Recipe) -> str:
+    """Of what an interrupted run must have had in common with this one."""
+    against = find(recipe.against) if recipe.against else []
+    options = dataclasses.asdict(recipe)
+    if not recipe.against_column:  # so that what was built before there was one is known again
+        del options["against_column"]
+    content = [
+        options, recipe.load_tokenizer().digest,
+        [dataclasses.asdict(source) for source in against], [dataclasses.asdict(part) for part in parts],
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _claim(folder: Folder, key: str) -> None:
+    """Say what is being built here. Data that something else made stay as they are: jobs may be reading them."""
+    made = folder.get(MADE_BY)
+    if made == key.encode():
+        return
+    held = folder.get(NAME)
+    if held is not None:
+        raise BadInput(
+            f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
+            "build into another folder, or delete that one first."
+        )
+    folder.put(MADE_BY, key.encode())
+
+
+def _record(records: str, index: int) -> str:
+    return f"{records}/part-{index:06}.json"
+
+
+def _write(part: Part, uri: str, records: str, recipe: Recipe) -> Part:
+    """In whatever process: a part's shards, and then the record that says so."""
+    written = write(part, uri, VALIDATION, recipe)
+    Folder(uri).put(_record(records, part.index), json.dumps(dataclasses.asdict(written)).encode())
+    return part
+
+
+def _written(parts: Sequence[Part], writing: functools.partial[Part], processes: int) -> Iterator[Part]:
+    """Each part when it is done. Processes are spawned: the store's client has threads, which no fork survives."""
+    if processes <= 1 or len(parts) <= 1:
+        yield from map(writing, parts)
+        return
+    context = multiprocessing.get_context("spawn")
+    count = min(processes, len(parts))
+    with concurrent.futures.ProcessPoolExecutor(count, context, initializer=_end_with_parent) as pool:
+        futures = [pool.submit(writing, part) for part in parts]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise BadInput(
+                "a process that writes shards was killed, perhaps for want of memory: run the same command again with "
+                "fewer --processes; what is done is kept."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _finish(
+    folder: Folder, records: str, count: int, recipe: Recipe
+) -> tuple[Manifest, dict[str, object] | None] | None:
+    """Write the manifests if all parts are done; several who find so write the same."""
+    if len(folder.list(records)) < count:
+        return None
+    texts = [folder.get(_record(records, index)) for index in range(count)]
+    if None in texts:
+        return None  # who finished before us clears up
+    parts = [from_json(Written, json.loads(text)) for text in texts if text is not None]
+    loaded = recipe.load_tokenizer()
+    facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
+    shape = (FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
+    manifest = Manifest(*shape, tuple(shard for part in parts for shard in part.training))
+    aside = Manifest(*shape, tuple(shard for part in parts for shard in part.validation))
+    if not manifest.tokens:
+        raise BadInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
+    overlap = None
+    if recipe.against:
+        from concertina_trainer.data.build.overlap import report
+
+        overlap = report(recipe, [part.overlap for part in parts])
+        folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
+    if loaded.file:
+        folder.put("tokenizer.json", loaded.file)
+    if aside.shards:
+        Folder(f"{folder.uri}/{VALIDATION}").put(NAME, aside.to_json())
+    folder.put(NAME, manifest.to_json())
+    folder.delete([_record(records, index) for index in range(count)])
+    if "://" not in folder.uri:
+        _sweep(Path(folder.uri), records)
+    return manifest, overlap
+
+
+def _sweep(out: Path, records: str) -> None:
+    """Empty folders, and drafts (`name#1`) that the store's client leaves where it is killed."""
+    for draft in (*out.glob("shard-*#*"), *out.glob(f"{VALIDATION}/shard-*#*"), *out.glob(f"{records}/*#*")):
+        draft.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is being built there
+        (out / records).rmdir()
+        (out / records).parent.rmdir()

@@ -1,0 +1,136 @@
+"""Contamination: which n-grams of words of evaluation files the training documents have.
+
+Words are runs of letters and digits, in lower case; bytes beyond ASCII count as letters. An n-gram is known by a 64-bit
+polynomial hash, computed for a whole document at once: of 10^12 comparisons with 10^6 n-grams about 0.05 are chance.
+The n-gram of 13 words is that of Brown et al. 2020 (appendix C).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concertina_trainer.data.build.sources import cut, documents, find
+from concertina_trainer.data.build.write import Overlap, Recipe
+from concertina_trainer.data.order import mix
+from concertina_trainer.errors import BadInput
+
+_Hashes = NDArray[np.uint64]
+_BASE = np.uint64(0x9E3779B97F4A7C15 | 1)
+_INVERSE = np.uint64(pow(int(_BASE), -1, 2**64))
+_NEXT = np.uint64(0xD1B54A32D192ED03)
+
+
+def _letters() -> NDArray[np.uint8]:
+    """Each byte as its letter: lower case, and 0 for what is between words."""
+    kept = [chr(b).lower().encode("latin-1")[0] if chr(b).isalnum() and b < 128 else b * (b >= 128) for b in range(256)]
+    return np.array(kept, dtype=np.uint8)
+
+
+_LETTERS = _letters()
+
+
+@functools.lru_cache(maxsize=2)
+def _powers(base: np.uint64, count: int) -> _Hashes:
+    return np.concatenate([np.ones(1, np.uint64), np.full(count - 1, base).cumprod(dtype=np.uint64)])
+
+
+def word_hashes(text: bytes) -> _Hashes:
+    """One number a word."""
+    letters = _LETTERS[np.frombuffer(text, np.uint8)]
+    edges = np.flatnonzero(np.diff((letters != 0).astype(np.int8), prepend=0, append=0))
+    begins, ends = edges[::2], edges[1::2]
+    size = 1 << max(12, len(letters).bit_length())
+    sums = np.concatenate(
+        [np.zeros(1, np.uint64), np.cumsum(letters * _powers(_BASE, size)[: len(letters)], dtype=np.uint64)]
+    )
+    return mix((sums[ends] - sums[begins]) * _powers(_INVERSE, size)[begins])
+
+
+def ngrams(text: bytes, count: int) -> _Hashes:
+    """One number for each run of `count` words; none for a shorter text."""
+    words = word_hashes(text)
+    total = len(words) - count + 1
+    if total <= 0:
+        return np.empty(0, np.uint64)
+    result = np.zeros(total, np.uint64)
+    for offset in range(count):
+        result = result * _NEXT + words[offset : offset + total]
+    return result
+
+
+@functools.lru_cache(maxsize=1)
+def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
+    """Of each evaluation file, the n-grams of each document."""
+    column = recipe.against_column or recipe.column
+    try:
+        return [
+            (
+                source.location,
+                [
+                    ngrams(text, recipe.ngram)
+                    for piece in cut(source, 2**30, column)
+                    for text in documents(piece, column)
+                ],
+            )
+            for source in find(recipe.against)
+        ]
+    except BadInput as error:  # it advises what holds for training data
+        raise BadInput(str(error).replace("--column", "--against-column")) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _table(recipe: Recipe) -> _Hashes:
+    grams = [gram for _, texts in _evaluation(recipe) for gram in texts]
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *grams]))
+
+
+def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
+    """Where those of `grams` that the sorted table holds stand in it."""
+    if not len(table):
+        return np.empty(0, np.int64)
+    places = np.minimum(np.searchsorted(table, grams), len(table) - 1)
+    return np.unique(places[table[places] == grams])
+
+
+class Search:
+    """The n-grams of the evaluation, looked for in document after document."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._table, self._length = _table(recipe), recipe.ngram
+        self._seen: set[int] = set()
+        self._documents = 0
+
+    def look(self, text: bytes) -> None:
+        places = _places(ngrams(text, self._length), self._table)
+        self._documents += len(places) > 0
+        self._seen.update(places.tolist())
+
+    def found(self) -> Overlap:
+        return Overlap(self._documents, tuple(sorted(self._seen)))
+
+
+def report(recipe: Recipe, parts: Sequence[Overlap]) -> dict[str, object]:
+    """Counts: of training documents with an n-gram of the evaluation, and, a file of it, of what was found."""
+    table = _table(recipe)
+    seen = np.zeros(len(table), bool)
+    for part in parts:
+        seen[list(part.ngrams)] = True
+    files = []
+    for location, texts in _evaluation(recipe):
+        places = [_places(grams, table) for grams in texts]
+        every = np.unique(np.concatenate([np.empty(0, np.int64), *places]))
+        files.append(
+            {
+                "file": location,
+                "documents": len(texts),
+                "tooShort": sum(not len(grams) for grams in texts),
+                "documentsFound": sum(bool(seen[found].any()) for found in places),
+                "ngrams": len(every),
+                "ngramsFound": int(seen[every].sum()),
+            }
+        )
+    return {"ngram": recipe.ngram, "trainingDocuments": sum(part.documents for part in parts), "files": files}

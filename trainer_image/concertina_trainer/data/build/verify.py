@@ -1,0 +1,41 @@
+"""Reading a whole data set and comparing it with its manifest."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from concertina_trainer.data.manifest import Manifest, Shard
+from concertina_trainer.data.tokenizer import TYPES
+from concertina_trainer.objects.folder import Folder, StorageError
+
+
+def verify(folder: Folder, manifest: Manifest, threads: int) -> Iterator[tuple[Shard, str]]:
+    """Each shard, in order, and what is wrong with it: a sentence, or nothing."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        problems = pool.map(lambda shard: _problem(folder, shard, manifest), manifest.shards)
+        yield from zip(manifest.shards, problems, strict=True)
+
+
+def _problem(folder: Folder, shard: Shard, manifest: Manifest) -> str:
+    place = f"{folder.uri}/{shard.file}"
+    try:
+        content, begins = folder.get(shard.file), folder.get(shard.documents_file)
+    except StorageError as error:
+        return str(error)
+    if content is None or begins is None:
+        return f"{place if content is None else f'{folder.uri}/{shard.documents_file}'} is missing."
+    if hashlib.sha256(content).hexdigest() != shard.sha256:
+        return f"{place} is damaged: it has {len(content)} bytes, of which the manifest's sha256 is not."
+    if hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
+        return f"{folder.uri}/{shard.documents_file} is damaged: the manifest's sha256 is not its."
+    starts = np.frombuffer(begins, "<u8")
+    if len(starts) != shard.documents or starts[0] != 0 or (np.diff(starts.astype(np.int64)) <= 0).any():
+        return f"{folder.uri}/{shard.documents_file} does not hold where {shard.documents} documents begin."
+    highest = int(np.frombuffer(content, TYPES[manifest.token_bytes]).max())
+    if len(content) != shard.tokens * manifest.token_bytes or highest >= manifest.vocab_size:
+        return f"{place} holds token {highest} or a size that the manifest ({manifest.vocab_size} values) rules out."
+    return ""

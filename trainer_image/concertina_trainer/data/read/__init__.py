@@ -1,0 +1,1 @@
+"""Which samples a step has, and their tokens."""

@@ -1,0 +1,131 @@
+"""The microbatches of each step, prepared ahead of it by a thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from concertina_trainer.config import Documents
+from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.data.read.buckets import buckets
+from concertina_trainer.data.read.reader import Reader
+
+AHEAD = 2
+_TELL_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Microbatch:
+    tokens: Tensor
+    """int64 [rows, length + 1]."""
+    weights: Tensor
+    """float32 [rows, length]: each prediction's part in the mean over the global batch, 0 for filling; those of all
+    ranks and microbatches add up to 1."""
+    documents: Tensor | None
+    """int32 [rows, length]: which document of its row each token is of; None: they are not told apart."""
+
+    def to(self, device: torch.device) -> Microbatch:
+        documents = None if self.documents is None else self.documents.to(device)
+        return Microbatch(self.tokens.to(device), self.weights.to(device), documents)
+
+
+class Batches:
+    """Step after step from `position` on, this rank's part of each global batch."""
+
+    def __init__(self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device) -> None:
+        self._reader, self._rank, self._device = reader, rank, device
+        self.plan = plan
+        """Of the round's first batch."""
+        self._ready: queue.Queue[list[Microbatch] | Exception] = queue.Queue(AHEAD)
+        self._taken = 0
+        self._change: tuple[int, BatchPlan] | None = None
+        self.stalled_seconds = 0.0
+        threading.Thread(target=self._prepare, args=(position,), name="batches", daemon=True).start()
+
+    def next(self, stalled: Callable[[str, float], None]) -> list[Microbatch]:
+        """Waits where reading is slower than training. While that is because of the store, `stalled` is told now and
+        then why, and how long this round has waited for data in all. Raises what the reader raised."""
+        started, before = time.perf_counter(), self.stalled_seconds
+        batch = None
+        while batch is None:
+            try:
+                batch = self._ready.get(timeout=_TELL_SECONDS)
+            except queue.Empty:
+                if reason := self._reader.waiting_for:
+                    stalled(reason, before + time.perf_counter() - started)
+        self.stalled_seconds = before + time.perf_counter() - started
+        if isinstance(batch, Exception):
+            raise batch
+        self._taken += 1
+        return [microbatch.to(self._device) for microbatch in batch]
+
+    def change(self, plan: BatchPlan) -> None:
+        """Another plan for the same positions, from the first batch on that can't have been begun: AHEAD wait, and one
+        is at work. So it is the same batch on every rank that has taken as many. Not again before that."""
+        self._change = (self._taken + AHEAD + 1, plan)
+
+    def _prepare(self, position: int) -> None:
+        plan = self.plan
+        for index in itertools.count():
+            change = self._change
+            if change is not None and change[0] == index:
+                plan = change[1]
+            try:
+                batch = microbatches(self._reader, plan, self._rank, position)
+            except Exception as error:  # handed over: raised in the loop's thread
+                self._ready.put(error)
+                return
+            self._ready.put(batch)
+            position += plan.global_size
+
+
+def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end: int | None = None) -> list[Microbatch]:
+    """This rank's part of the global batch that begins at `position`, filled up to the plan's shapes; with `end`,
+    without the sequences from there on."""
+    reader.expect(position)
+    counts = reader.predicted(position, position + plan.global_size)
+    taken = plan.global_size if end is None else end - position
+    share = 1.0 / max(1, int(counts[:taken].sum()))
+    return [
+        _filled(reader, position + part[part < taken], rows, length, share)
+        for part, rows, length in _parts(reader, counts, plan, rank)
+    ]
+
+
+def _parts(
+    reader: Reader, counts: NDArray[np.int64], plan: BatchPlan, rank: int
+) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+    """For each microbatch: which sequences of the batch, how many rows, of what length."""
+    if reader.documents is not Documents.bucketed:
+        for part in plan.parts(rank):
+            yield np.arange(part.start, part.stop), plan.rows_for(len(part)), reader.length
+        return
+    for bucket in buckets(counts, reader.length, plan.rows, plan.world):
+        for part in bucket.plan.parts(rank):
+            yield bucket.sequences[part.start : part.stop], bucket.plan.rows, bucket.length
+
+
+def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, share: float) -> Microbatch:
+    found = reader.sequences(sequences)
+    count = len(sequences)
+    tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
+    tokens[:count] = torch.from_numpy(found.tokens[:, : length + 1])
+    weights = torch.zeros(rows, length)
+    weights[:count] = share
+    if found.predicted is None or found.documents is None:
+        return Microbatch(tokens, weights, None)
+    weights[:count] *= torch.from_numpy(found.predicted[:, :length])
+    if reader.documents is Documents.bucketed:
+        return Microbatch(tokens, weights, None)  # nothing looks ahead at the filling
+    documents = torch.zeros(rows, length, dtype=torch.int32)
+    documents[:count] = torch.from_numpy(found.documents[:, :length])
+    return Microbatch(tokens, weights, documents)

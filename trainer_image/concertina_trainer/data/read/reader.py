@@ -1,0 +1,174 @@
+"""Reading sequences of tokens by position, from one data set or a mixture of several."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concertina_trainer.config import DataConfig, Documents
+from concertina_trainer.data.manifest import digest_of
+from concertina_trainer.data.order import Skipped
+from concertina_trainer.data.read.cache import Cache, Told, folder_on_node
+from concertina_trainer.data.read.dataset import DataSet, Opened
+from concertina_trainer.data.read.mixture import Interleave
+from concertina_trainer.data.rows import Rows
+from concertina_trainer.errors import BadInput
+
+_Numbers = NDArray[np.int64]
+_BLOCK = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    tokens: _Numbers
+    """[count, length + 1]: inputs, and shifted by one what is predicted; filled up with 0."""
+    documents: NDArray[np.int32] | None = None
+    """[count, length]: which document each input is of, counted within its sequence; what fills up counts as one more.
+    None: documents are not told apart, and every token is predicted."""
+    predicted: NDArray[np.bool_] | None = None
+    """[count, length]: whether the token after an input is of the same document, so that predicting it counts."""
+
+
+class Reader:
+    """The n-th sequence that a run consumes, for any n, is a function of the configuration, the seed and `skipped`."""
+
+    def __init__(
+        self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
+        told: Told = lambda reason, seconds: None, begun: bool = False,
+    ) -> None:  # fmt: skip
+        """`skipped`: see order.Skipped. `told`: of waiting for a store, meanwhile. `begun`: the run has read these data
+        in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
+        sentence."""
+        limit = config.cache_mebibytes * 2**20
+        self._cache = Cache(folder_on_node(), limit, config.patience_seconds, begun)
+        self._pool = concurrent.futures.ThreadPoolExecutor(config.fetch_threads, "fetch")
+        sources, self.length, self.documents = config.sources, sequence_length, config.documents
+        self._sets = [
+            DataSet(
+                source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
+                limit // len(sources), told,
+            )
+            for i, source in enumerate(sources)
+        ]  # fmt: skip
+        self._interleave = Interleave([source.weight for source in sources])
+        self._skipped = Skipped(skipped)
+        self._block = functools.lru_cache(maxsize=4)(self._places)
+        self._check()
+        weights = [source.weight for source in sources]
+        self.digest = digest_of(config.documents, [each.manifest.digest for each in self._sets], weights)
+        """Names the data and how sequences are made of them: a position under another digest is another sequence."""
+
+    def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
+        """These positions (see order.Skipped), once they are known and before anything is read."""
+        self._skipped = Skipped(skipped)
+
+    def _check(self) -> None:
+        tokenizers = {each.manifest.tokenizer.digest: each.manifest.tokenizer.name for each in self._sets}
+        if len(tokenizers) > 1:
+            raise BadInput(
+                "the data sets of data.mixture were built with different tokenizers "
+                f"({', '.join(tokenizers.values())}): build them again with one."
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are below this."""
+        return max(each.manifest.vocab_size for each in self._sets)
+
+    @property
+    def epoch_size(self) -> int:
+        """Sequences of all data sets together."""
+        return sum(each.order.epoch_size for each in self._sets)
+
+    @property
+    def waiting_for(self) -> str:
+        """Why reading waits for a store: a sentence; "" where it doesn't."""
+        return self._cache.waiting_for
+
+    def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Data set, shard and row of each of these sequences: the n-th that is consumed, for each n."""
+        blocks, inside = np.divmod(consumed, _BLOCK)
+        found = np.empty((3, len(consumed)), dtype=np.int64)
+        for block in np.unique(blocks).tolist():
+            mine = blocks == block
+            found[:, mine] = self._block(block)[:, inside[mine]]
+        return found[0], found[1], found[2]
+
+    def _places(self, block: int) -> _Numbers:
+        """Of many sequences at once: alone, each would cost as much as a hundred."""
+        consumed = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
+        sets, nth = self._interleave.at(self._skipped.position_of(consumed))
+        found = np.empty((3, _BLOCK), dtype=np.int64)
+        found[0] = sets
+        for index, data in enumerate(self._sets):
+            inside = sets == index
+            if inside.any():
+                found[1:, inside] = data.order.at(nth[inside])
+        return found
+
+    def read(self, start: int, stop: int) -> _Numbers:
+        """Tokens [stop - start, sequence_length + 1] of the sequences [start, stop)."""
+        self.expect(start)
+        return self.sequences(np.arange(start, stop)).tokens
+
+    def sequences(self, consumed: _Numbers) -> Sequences:
+        """These sequences, with what tells their documents apart."""
+        count, length = len(consumed), self.length
+        tokens = np.zeros((count, length + 1), dtype=np.int64)
+        if self.documents is Documents.joined:
+            for opened, which, rows in self._opened(consumed):
+                for i, begin in zip(which.tolist(), (rows * length).tolist(), strict=True):
+                    tokens[i] = opened.tokens[begin : begin + length + 1]
+            return Sequences(tokens)
+        owners = np.empty((count, length + 1), dtype=np.int32)
+        predicted = np.zeros((count, length), dtype=bool)
+        for opened, which, rows in self._opened(consumed):
+            assert opened.rows is not None
+            for i, row in zip(which.tolist(), rows.tolist(), strict=True):
+                _lay_out(opened.tokens, opened.rows, row, tokens[i], owners[i], predicted[i])
+        return Sequences(tokens, owners[:, :-1], predicted)
+
+    def predicted(self, start: int, stop: int) -> _Numbers:
+        """How many tokens count in each of the sequences [start, stop): told from the documents' lengths."""
+        counts = np.full(stop - start, self.length, dtype=np.int64)
+        if self.documents is not Documents.joined:
+            for opened, which, rows in self._opened(np.arange(start, stop)):
+                assert opened.rows is not None
+                counts[which] = opened.rows.predicted(rows)
+        return counts
+
+    def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
+        """Each shard that is needed, which of the sequences are in it, and their rows."""
+        sets, shards, rows = self.places(consumed)
+        for index, data in enumerate(self._sets):
+            mine = np.flatnonzero(sets == index)
+            for shard in np.unique(shards[mine]).tolist():
+                which = mine[shards[mine] == shard]
+                yield data.shard(shard), which, rows[which]
+
+    def expect(self, start: int) -> None:
+        """Begin to fetch what the sequences from `start` on will need."""
+        [position] = self._skipped.position_of(np.array([start], dtype=np.int64)).tolist()
+        for data, place in zip(self._sets, self._interleave.before(position), strict=True):
+            data.expect(place)
+
+
+def _lay_out(
+    source: NDArray[np.unsignedinteger], rows: Rows, row: int,
+    tokens: _Numbers, owners: NDArray[np.int32], predicted: NDArray[np.bool_],
+) -> None:  # fmt: skip
+    """The segments of a row, one after the other."""
+    at = 0
+    first, last = int(rows.first[row]), int(rows.first[row + 1])
+    for segment in range(first, last):
+        begin, size = int(rows.begins[segment]), int(rows.lengths[segment])
+        tokens[at : at + size] = source[begin : begin + size]
+        owners[at : at + size] = segment - first
+        predicted[at : at + size - 1] = True
+        at += size
+    owners[at:] = last - first

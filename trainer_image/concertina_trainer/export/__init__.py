@@ -1,0 +1,1 @@
+"""A checkpoint in the shape that transformers reads."""

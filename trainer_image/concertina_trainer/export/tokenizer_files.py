@@ -1,0 +1,128 @@
+"""The tokenizer of an exported model: files that transformers' AutoTokenizer loads, where they can be made. No torch.
+
+They encode text as the run saw it: without special tokens around it, and never cut off. Which files and fields there
+are: https://huggingface.co/docs/transformers/main_classes/tokenizer
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data import manifest as data_manifests
+from concertina_trainer.data.manifest import TokenizerFacts
+from concertina_trainer.data.tokenizer import BYTES
+from concertina_trainer.errors import BadInput
+from concertina_trainer.objects.folder import IMPATIENCE, Folder, StorageError
+
+FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+CLASS = "PreTrainedTokenizerFast"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedTokenizer:
+    files: Mapping[str, object]
+    """Content, for JSON, by name."""
+    said: str
+    """What was written, or why nothing was and what to do: a sentence."""
+    facts: TokenizerFacts | None = None
+
+    @property
+    def config(self) -> dict[str, object]:
+        """What config.json says of it. Llama's defaults for these tokens mean nothing to a model of ours."""
+        known = {"trained_tokenizer": dataclasses.asdict(self.facts)} if self.facts else {}
+        return {"bos_token_id": None, "eos_token_id": self.facts and self.facts.separator, **known}
+
+
+def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> ExportedTokenizer:
+    """The tokenizer of the data that a run of this configuration consumed, whose Reader.digest is `digest`.
+    `elsewhere`: where the data lie now, or one data set of a mixture."""
+    try:
+        folder, facts = _of_the_data(trainer, digest, elsewhere)
+        if facts.digest == BYTES:
+            return ExportedTokenizer(_bytes(), "The tokenizer is that of bytes.", facts)
+        if facts.name.endswith(".json"):
+            files = _hugging_face(folder, facts, trainer.model.sequence_length)
+            return ExportedTokenizer(files, f"The tokenizer is {facts.name} of {folder.uri}.", facts)
+    except (BadInput, StorageError) as error:
+        if trainer.model.vocab_size != 256:
+            return ExportedTokenizer({}, f"No tokenizer is written: {error}")
+        return ExportedTokenizer(_bytes(), f"The tokenizer is taken for that of bytes, as vocabSize is 256: {error}")
+    said = (
+        f"No tokenizer is written, for transformers has none for {facts.name}: encode with tiktoken, as config.json "
+        f"says; token {facts.separator} ends a document."
+    )
+    return ExportedTokenizer({}, said, facts)
+
+
+def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[Folder, TokenizerFacts]:
+    """The data's folder (of a mixture the first: all have one tokenizer), and what its manifest says."""
+    sources = trainer.data.sources
+    folders = [Folder(uri, IMPATIENCE) for uri in ([elsewhere] if elsewhere else [source.uri for source in sources])]
+    found = [_manifest(folder) for folder in folders]
+    if len(found) == len(sources):
+        digests, weights = [each.digest for each in found], [source.weight for source in sources]
+        if data_manifests.digest_of(trainer.data.documents, digests, weights) != digest:
+            raise BadInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
+    return folders[0], found[0].tokenizer
+
+
+def _manifest(folder: Folder) -> data_manifests.Manifest:
+    text = folder.get(data_manifests.NAME)
+    if text is None:
+        raise BadInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")
+    return data_manifests.parse(text, folder.uri)
+
+
+def _hugging_face(folder: Folder, facts: TokenizerFacts, length: int) -> dict[str, object]:
+    text = folder.get(FILE)
+    if text is None or data_manifests.short_digest(text) != facts.digest:
+        raise BadInput(
+            f"{folder.uri}/{FILE} is {'missing' if text is None else 'not the one that the data were built with'}: put "
+            f"{facts.name} (digest {facts.digest}) there, or beside the model."
+        )
+    content = json.loads(text)
+    plain = {"truncation": None, "padding": None, "post_processor": None}
+    return {FILE: {**content, **plain}, CONFIG: _config(length, eos_token=_text_of(content, facts.separator))}
+
+
+def _text_of(content: Mapping[str, Any], token: int) -> str:
+    """Of a token, by its number."""
+    added = {each["id"]: each["content"] for each in content["added_tokens"]}
+    vocabulary = content["model"]["vocab"]  # by text, or in order with scores
+    texts = enumerate(text for text, _ in vocabulary) if isinstance(vocabulary, list) else _turned(vocabulary)
+    return str({**dict(texts), **added}[token])
+
+
+def _turned(vocabulary: Mapping[str, int]) -> list[tuple[int, str]]:
+    return [(number, text) for text, number in vocabulary.items()]
+
+
+def _config(length: int, **more: object) -> dict[str, object]:
+    return {"tokenizer_class": CLASS, "model_max_length": length, "clean_up_tokenization_spaces": False, **more}
+
+
+def _bytes() -> dict[str, object]:
+    """A tokenizer whose tokens are bytes, each with its own value. Byte-level BPE without merges writes bytes as
+    characters: printable ones as themselves, the others from 256 on (as GPT-2's does)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    vocabulary = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    tokenizer: dict[str, object] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocabulary, "merges": []},
+    }  # fmt: skip
+    return {FILE: tokenizer, CONFIG: _config(10**9)}

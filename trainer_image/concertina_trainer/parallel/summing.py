@@ -1,0 +1,187 @@
+"""How gradients, losses and the gradient's norm are summed over microbatches and ranks.
+
+`PlainSums` is the fast way: each rank adds up its microbatches, one reduce-scatter adds up the ranks. The same numbers
+are added in another order in another world, so results differ by rounding.
+
+`OrderedSums` gives the same bits in every world. The batch is cut into the same microbatches in all of them, dealt out
+to the ranks in turn (`BatchPlan.fixed`), so that round i of W ranks computes microbatches iW ... iW+W-1. After each
+round every rank receives its part of all W gradients (all-to-all) and adds them to its sum one after another: the sum
+is ((m0 + m1) + m2) + ... whatever W is. Losses travel one by one. The squared norm is added up per row of a parameter
+(no world cuts rows), in a fixed tree, and rows are added as fixed-point integers, for which order does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.parallel.waits import Allocating, Waits
+
+WORDS, BITS = 5, 32
+"""A squared norm is a fixed-point number of so many digits of so many bits, the last one worth 2**LEAST."""
+LEAST = -96
+_TOO_MUCH = 2.0 ** (LEAST + BITS * WORDS + 16)
+"""From here on a row's sum of squares counts as infinite: its top digit would not fit."""
+
+
+class Sums(Protocol):
+    """What travels in the step's all-reduce: `losses` and `squares` make words of float64, which are added up over the
+    ranks, `loss` and `squared_norm` read the sums."""
+
+    def begin(self, model: nn.Module, index: int, count: int) -> None:
+        """Before microbatch `index` of `count`."""
+        ...
+
+    def finish(self, gradients: Sequence[Tensor]) -> None:
+        """After the last one."""
+        ...
+
+    def losses(self, parts: Sequence[Tensor]) -> Tensor: ...
+
+    def squares(self, gradients: Sequence[Tensor]) -> Tensor: ...
+
+    def loss(self, word: Sequence[float]) -> float: ...
+
+    def squared_norm(self, word: Sequence[float]) -> float: ...
+
+
+class PlainSums:
+    def begin(self, model: nn.Module, index: int, count: int) -> None:
+        """Only the last microbatch of a step reduces gradients (the others add up unreduced)."""
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(index == count - 1)
+        model.set_is_last_backward(index == count - 1)
+
+    def finish(self, gradients: Sequence[Tensor]) -> None: ...
+
+    def losses(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts)).double().sum().view(1)
+
+    def squares(self, gradients: Sequence[Tensor]) -> Tensor:
+        return torch.stack(torch._foreach_norm(list(gradients))).double().square().sum().view(1)
+
+    def loss(self, word: Sequence[float]) -> float:
+        return word[0]
+
+    def squared_norm(self, word: Sequence[float]) -> float:
+        return word[0]
+
+
+class OrderedSums:
+    def __init__(self, model: nn.Module, plan: BatchPlan, rank: int, waits: Waits) -> None:
+        self._plan, self._rank = plan, rank
+        self._parameters = list(model.parameters())  # the sharded ones: between microbatches the model shows others
+        self._reducers: list[OrderedReduceScatter] = []
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                self._reducers.append(OrderedReduceScatter(waits))
+                module.set_custom_reduce_scatter(self._reducers[-1])  # type: ignore[arg-type]  # as in `waits`
+
+    def begin(self, model: nn.Module, index: int, count: int) -> None:
+        assert isinstance(model, FSDPModule)
+        model.set_reshard_after_backward(index == count - 1)
+        for reducer in self._reducers:
+            reducer.fresh = index == 0
+            reducer.taken = min(self._plan.world, self._plan.cuts - index * self._plan.world)
+        if self._plan.world > 1:  # else FSDP copies what it has reduced, and adds it up in the same order by itself
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def finish(self, gradients: Sequence[Tensor]) -> None:
+        """A sum that began with -0.0 is told from one that began with 0.0."""
+        torch._foreach_add_(list(gradients), 0.0)
+
+    def losses(self, parts: Sequence[Tensor]) -> Tensor:
+        word = torch.zeros(self._plan.cuts, dtype=torch.float64, device=parts[0].device)
+        for part, index in zip(parts, range(self._rank, self._plan.cuts, self._plan.world), strict=False):
+            word[index] = part
+        return word
+
+    def loss(self, word: Sequence[float]) -> float:
+        total = 0.0
+        for part in word:
+            total += part
+        return total
+
+    def squares(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The digits, and how many rows are not finite."""
+        rows = torch.cat([_row_sums(gradient.double().square()) for gradient in gradients])
+        bad = ~(rows < _TOO_MUCH)
+        left = rows.masked_fill(bad, 0.0)
+        digits = []
+        for k in range(WORDS):
+            unit = 2.0 ** (LEAST + BITS * (WORDS - 1 - k))
+            digit = torch.trunc(left / unit)
+            left = left - digit * unit
+            digits.append(digit.long().sum())
+        *sums, infinite = torch.stack([*digits, bad.sum()]).tolist()
+        carried = _digits(_whole(sums))
+        return torch.tensor([*carried, infinite], dtype=torch.float64, device=rows.device)
+
+    def squared_norm(self, word: Sequence[float]) -> float:
+        *digits, infinite = (round(part) for part in word)
+        return math.inf if infinite else math.ldexp(_whole(digits), LEAST)
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """Of each row, float64 [rows], by adding halves to halves: elementwise, so no row's bits depend on the others."""
+    if values.dim() < 2:
+        return values
+    values = values.reshape(values.size(0), -1)
+    while (width := values.size(1)) > 1:
+        half = width // 2
+        folded = values[:, :half] + values[:, half : 2 * half]
+        if width % 2:
+            folded[:, 0] += values[:, -1]
+        values = folded
+    return values[:, 0]
+
+
+def _whole(digits: Sequence[int]) -> int:
+    total = 0
+    for digit in digits:
+        total = (total << BITS) + digit
+    return total
+
+
+def _digits(whole: int) -> list[int]:
+    low = [(whole >> (BITS * k)) % (1 << BITS) for k in range(WORDS - 1)]
+    return [whole >> (BITS * (WORDS - 1)), *reversed(low)]
+
+
+class OrderedReduceScatter(Allocating):
+    """The sum so far plus each rank's contribution, in the order of ranks (FSDP2's ReduceScatter protocol)."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._sum: Tensor | None = None
+        self.fresh = True
+        """Whether the sum begins anew."""
+        self.taken = 0
+        """How many ranks' contributions count; the rest is filling."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        received = torch.empty_like(input_tensor)
+        with self._waits.measured():
+            dist.all_to_all_single(received, input_tensor, group=group)
+        parts = received.view(-1, output_tensor.numel())[: self.taken]
+        if self.fresh or self._sum is None:
+            output_tensor.zero_()
+        else:
+            output_tensor.copy_(self._sum)
+        for part in parts:
+            output_tensor.add_(part)
+        self._sum = output_tensor
+
+
+def sums(ordered: bool, model: nn.Module, plan: BatchPlan, rank: int, waits: Waits) -> Sums:
+    return OrderedSums(model, plan, rank, waits) if ordered else PlainSums()

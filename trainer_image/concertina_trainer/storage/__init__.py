@@ -1,1 +1,0 @@
-"""Checkpoints in durable storage, by URI. No module here needs torch."""

@@ -1,0 +1,106 @@
+"""Steps that look wrong: a loss or gradient that is not finite, or a loss far above those before it.
+
+Every rank judges the same agreed numbers, before weights are touched, so all do the same. What is known of earlier
+losses is two numbers, which are part of the saved state: a run that was interrupted judges as one that was not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Protocol
+
+from concertina_agent.protocol.ranges import MOST_RANGES, Ranges, united, words
+from concertina_trainer.config import Answer, TrainerConfig
+from concertina_trainer.data.read.skips import positions
+from concertina_trainer.errors import BadInput, RollBack
+from concertina_trainer.format.shardfile import Trend
+
+SMOOTHING = 1 / 16
+"""Weight of a new loss in mean and variance."""
+SEASONED = 32
+"""Losses before there is anything to compare with."""
+IN_A_ROW = 8
+"""Batches skipped one after another: then it is not the batch."""
+
+
+class Judged(Protocol):
+    """Of a step: as `agreement.Agreed` says it. (No torch here: the simulation plays these rules too.)"""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def squared_norm(self) -> float: ...
+
+
+def followed(trend: Trend, loss: float) -> Trend:
+    """With one more loss: exponentially weighted mean and variance (West 1979)."""
+    if trend.losses == 0:
+        return Trend(loss, 0.0, 1)
+    apart = loss - trend.mean
+    variance = (1 - SMOOTHING) * (trend.variance + SMOOTHING * apart * apart)
+    return Trend(trend.mean + SMOOTHING * apart, variance, trend.losses + 1)
+
+
+def spikes(trend: Trend, loss: float, deviations: float) -> bool:
+    return trend.losses >= SEASONED and loss > trend.mean + deviations * math.sqrt(trend.variance)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sight:
+    reason: str
+    says: str
+    answer: Answer
+
+
+class Anomalies:
+    def __init__(self, config: TrainerConfig, skipped: Ranges, trend: Trend) -> None:
+        """Raises BadInput where more was left out than can be recorded."""
+        self._policy, self._batch = config.anomalies, config.global_batch_size
+        self.skipped, self.trend = _few(skipped), trend
+        self._in_a_row = 0
+
+    def skips(self, step: int, position: int, agreed: Judged) -> str:
+        """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, BadInput, or
+        FloatingPointError."""
+        seen = self._look(agreed)
+        if seen is None:
+            self.trend, self._in_a_row = followed(self.trend, agreed.loss), 0
+            return ""
+        batch = positions(position, position + self._batch, self.skipped)
+        said = f"step {step + 1} ({words(batch)}): {seen.says}"
+        if seen.answer is Answer.roll_back:
+            back = max(0, step - self._policy.rollback_steps)
+            first = position - (step - back) * self._batch
+            skip = positions(max(0, first), position + self._batch, self.skipped)
+            raise RollBack(seen.reason, f"{said}; rolled back to step {back} or before, {words(skip)} left out",
+                           back, self._with(skip))  # fmt: skip
+        if seen.answer is Answer.skip and self._in_a_row < IN_A_ROW:
+            self.skipped, self._in_a_row = self._with(batch), self._in_a_row + 1
+            return f"{said}; left out"
+        also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
+        if seen.reason == "LossNotFinite":
+            raise FloatingPointError(f"{said}{also}; nothing of that step is kept")
+        raise BadInput(f"{said}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
+                       "again: the run goes on from its checkpoint.")  # fmt: skip
+
+    def _look(self, agreed: Judged) -> _Sight | None:
+        policy = self._policy
+        if not math.isfinite(agreed.loss + agreed.squared_norm):
+            norm = math.sqrt(agreed.squared_norm) if agreed.squared_norm >= 0 else agreed.squared_norm
+            says = f"the loss is {agreed.loss} and the gradient's norm {norm}"
+            return _Sight("LossNotFinite", says, policy.non_finite)
+        if policy.spike is Answer.ignore or not spikes(self.trend, agreed.loss, policy.spike_deviations):
+            return None
+        says = f"the loss is {agreed.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
+        return _Sight("LossSpike", says + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
+
+    def _with(self, more: Ranges) -> Ranges:
+        return _few(united(self.skipped, more))
+
+
+def _few(skipped: Ranges) -> Ranges:
+    if len(skipped) > MOST_RANGES:
+        raise BadInput(f"samples were left out in {MOST_RANGES} places already, which is more than bad luck: "
+                       "look at the data and at the learning rate.")  # fmt: skip
+    return skipped

@@ -1,0 +1,112 @@
+"""The loss on documents that are set aside (`concertina data build --validation`), every so many steps.
+
+Always the same sequences, in batches of the training's size and shape: so the loss is the same in every world as far as
+a training step's is, to the bit with `determinism: bitwise`. Nothing of the training is touched: neither its order nor
+its gradients. A step is evaluated before the next one begins, so a round that goes on from it does so again, and one
+that ended before it could makes up for it. So no drain has to wait: all ranks leave an evaluation between two batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from concertina_agent.protocol import Evaluated
+from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
+from concertina_trainer.data.manifest import VALIDATION
+from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.data.read.batches import Microbatch, microbatches
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.errors import BadInput
+from concertina_trainer.model.decoder import Decoder, token_losses
+from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.summing import Sums
+from concertina_trainer.training.report import Reporter
+from concertina_trainer.training.saving import Saving
+
+SEED = 0
+"""The same sequences whatever the run's seed, so that runs can be compared."""
+
+
+class Evaluation:
+    def __init__(
+        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: World,
+        reporter: Reporter, saving: Saving,
+    ) -> None:  # fmt: skip
+        self._every, self._reader, self._plan = config.every_steps, reader, plan
+        self._model, self._sums, self._world, self._reporter, self._saving = model, sums, world, reporter, saving
+        self._count = min(config.sequences, reader.epoch_size)
+        self._done = 0
+        """The last step that was evaluated in this round."""
+
+    def after(self, step: int, last: bool = False) -> bool:
+        """Where it is due after `step` steps, or the run ends with them. False where it was left for a drain."""
+        if step == self._done or (step % self._every and not last):
+            return True
+        self._done, started = step, time.perf_counter()
+        self._reporter.evaluating(step)
+        losses, tokens = self._losses()
+        seconds, batches = time.perf_counter() - started, -(-self._count // self._plan.global_size)
+        if len(losses) < batches:
+            self._reporter.note(
+                f"step {step}: the evaluation is left for a drain, after {len(losses)} of {batches} batches; the round "
+                "that goes on from this step begins it anew"
+            )
+            return False
+        loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))
+        self._reporter.evaluated(
+            Evaluated(step, loss),
+            f"step {step}: evaluation loss {loss:.4f} (mean of {sum(tokens):,} tokens, {seconds:.1f} s)",
+        )
+        return True
+
+    @torch.no_grad()
+    def _losses(self) -> tuple[list[float], list[int]]:
+        """Of each batch: its mean, and how many tokens its sequences predict. Of fewer where a drain has come."""
+        words: list[Tensor] = []
+        tokens: list[int] = []
+        for begin in range(0, self._count, self._plan.global_size):
+            end = min(self._count, begin + self._plan.global_size)
+            batch = microbatches(self._reader, self._plan, self._world.rank, begin, end)
+            count = int(self._reader.predicted(begin, end).sum())
+            # The host waits for the device once a batch, as it does once a step, and only here: this batch was read
+            # while the device computed the one before.
+            if words and words[-1][-1].item():
+                break
+            losses = self._sums.losses(self._parts(batch))
+            word = torch.cat([losses, losses.new_tensor([self._saving.say().drain])])
+            with self._world.waits.measured():
+                dist.all_reduce(word)
+            words.append(word)
+            tokens.append(count)
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # no backward comes that would
+        return [self._sums.loss(word) for *word, _ in torch.stack(words).tolist()], tokens
+
+    def _parts(self, batch: Sequence[Microbatch]) -> list[Tensor]:
+        found = []
+        for part in (part.to(self._world.device) for part in batch):
+            losses = token_losses(self._model(part.tokens[:, :-1], part.documents), part.tokens[:, 1:])
+            found.append((losses * part.weights).sum())
+        return found
+
+
+def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
+    """Of what was set aside of each data set. `begun`: see Reader. Raises BadInput with a sentence."""
+    aside = [
+        source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
+    ]
+    data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside})
+    try:
+        return Reader(data, config.model.sequence_length, SEED, begun=begun)
+    except BadInput as error:
+        raise BadInput(
+            f"{error} trainer.evaluation needs what `concertina data build --validation SHARE` sets aside: build the "
+            "data so, or remove it."
+        ) from error
