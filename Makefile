@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-e2e e2e-prerequisites azurite lint format bench crds lock clean environment binaries
+.PHONY: help setup demo check test test-e2e e2e-prerequisites azurite lint format bench crds lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -21,6 +21,13 @@ binaries: environment
 
 demo: setup ## See a job lose a node, go on, grow back and finish: a cluster of its own, about 3 minutes
 	@$(BIN)/concertina demo
+
+check: environment ## For each save: form, types, import rules and unit tests, about a minute
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -n 2 tests/unit
 
 test: setup ## Run all tests; TESTS=tests/unit runs some
 	@$(BIN)/python -m pytest -rs $(TESTS)

@@ -4,8 +4,8 @@ Standard library only and Python 3.9+: this file is imported by both sides and b
 
 The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes. A connection carries one request;
 the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every BEAT_SECONDS.
-A line is {"v": VERSION, "kind": class name, "body": fields}. One version more or less than one's own is understood, for
-agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults.
+A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). One version more or less than one's own is
+understood, for agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults.
 
 Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
 Assign, Drain, Save and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
@@ -33,11 +33,10 @@ Rules, each enforced by `concertina_agent.core.rounds` and asserted by the simul
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import typing
 from typing import Any, Union
 
+from concertina_agent.protocol.lines import JsonLines
 from concertina_agent.protocol.operator import (
     Accepted,
     Assign,
@@ -73,7 +72,6 @@ from concertina_agent.protocol.reports import (
     Report,
     Straggler,
 )
-from concertina_agent.protocol.typed_json import ProtocolError, from_json
 from concertina_agent.protocol.undone import Undone
 
 __all__ = [
@@ -141,25 +139,21 @@ Message = Union[
     Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
     ShardHeader, Copied, MemberState, Report,
 ]  # fmt: skip
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+KINDS: dict[str, type[Any]] = {
+    "Prepare": Prepare, "Prepared": Prepared, "Assign": Assign, "Drain": Drain, "Save": Save,
+    "Accepted": Accepted, "Refused": Refused, "Watch": Watch, "Join": Join, "DurableMoved": DurableMoved,
+    "StopAt": StopAt, "Ping": Ping, "Index": Index, "Pull": Pull, "ShardHeader": ShardHeader,
+    "Copied": Copied, "MemberState": MemberState, "Report": Report,
+}  # fmt: skip
+"""By the names that lines have for them: these stay, whatever a class is called."""
+_LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)
 
 
 def encode(message: Message) -> bytes:
-    """One line, newline included."""
-    body = dataclasses.asdict(message)
-    line = json.dumps({"v": VERSION, "kind": type(message).__name__, "body": body}, separators=(",", ":")).encode()
-    if len(line) >= MAX_LINE:
-        raise ProtocolError(f"a {type(message).__name__} of {len(line)} bytes is over the limit of {MAX_LINE}")
-    return line + b"\n"
+    """One line, newline included. Raises ProtocolError where it is too long."""
+    return _LINES.encode(message)
 
 
 def decode(line: bytes) -> Message:
     """The message in one line; raises ProtocolError with a sentence."""
-    try:
-        frame = json.loads(line)
-        version, kind, body = frame["v"], KINDS[frame["kind"]], frame["body"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"not a message of this protocol: {line[:80]!r}") from error
-    if version not in (VERSION - 1, VERSION, VERSION + 1):
-        raise ProtocolError(f"protocol version {version}, this side speaks {VERSION}, and one more or less")
-    return typing.cast(Message, from_json(kind, body))
+    return typing.cast(Message, _LINES.decode(line))

@@ -1,7 +1,7 @@
 """What an agent and the processes that it forks (workers, the uploader) say to each other, and both ends of it.
 
 Standard library only, Python 3.9+. One unix stream socket (CONCERTINA_SOCKET), served by the agent, a connection per
-process, one JSON object a line as in `protocol`: {"kind": class name, "body": fields}.
+process, one JSON object a line as in `protocol`: {"kind": name in KINDS, "body": fields}.
 
 A worker's life (bundled trainer):
 
@@ -29,7 +29,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
 import socket
 import threading
 import typing
@@ -47,7 +46,8 @@ from concertina_agent.protocol import (
     Storage,
     Undone,
 )
-from concertina_agent.protocol.typed_json import ProtocolError, from_json
+from concertina_agent.protocol.lines import JsonLines
+from concertina_agent.protocol.typed_json import ProtocolError
 
 BAD_INPUT_EXIT = 78
 """EX_CONFIG: trying again can't help."""
@@ -271,7 +271,16 @@ Message = Union[
     Attends, Passed, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo, Attended, AskPassed, StopAt,
     UploaderHello, Probe, StorageState, Ship, Shipped, Publish, Published, Undo,
 ]  # fmt: skip
-KINDS: Dict[str, Type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+KINDS: Dict[str, Type[Any]] = {
+    "Hello": Hello, "Progress": Progress, "Beat": Beat, "Committed": Committed, "WantDurable": WantDurable,
+    "FetchHeader": FetchHeader, "Fetch": Fetch, "Done": Done, "Fault": Fault, "Attends": Attends,
+    "Passed": Passed, "Start": Start, "FetchedHeader": FetchedHeader, "Fetched": Fetched, "DrainRequest": DrainRequest,
+    "SaveNow": SaveNow, "CopiedUpTo": CopiedUpTo, "Attended": Attended, "AskPassed": AskPassed, "StopAt": StopAt,
+    "UploaderHello": UploaderHello, "Probe": Probe, "StorageState": StorageState, "Ship": Ship, "Shipped": Shipped,
+    "Publish": Publish, "Published": Published, "Undo": Undo,
+}  # fmt: skip
+"""By the names that lines have for them: these stay, whatever a class is called."""
+_LINES = JsonLines(KINDS, "the worker channel")
 T = TypeVar("T")
 
 
@@ -281,18 +290,12 @@ class ChannelClosed(ConnectionError):
 
 def encode(message: Message) -> bytes:
     """One line, newline included."""
-    frame = {"kind": type(message).__name__, "body": dataclasses.asdict(message)}
-    return json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+    return _LINES.encode(message)
 
 
 def decode(line: bytes) -> Message:
     """The message in one line; raises ProtocolError with a sentence."""
-    try:
-        frame = json.loads(line)
-        kind, body = KINDS[frame["kind"]], frame["body"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"not a message of the worker channel: {line[:80]!r}") from error
-    return typing.cast(Message, from_json(kind, body))
+    return typing.cast(Message, _LINES.decode(line))
 
 
 class WorkerEnd:
