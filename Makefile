@@ -6,6 +6,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
+# Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so.
+SIDE_BY_SIDE ?= 2
 BENCHMARKS ?= local_cluster neighbours recovery checkpoint determinism data
 
 help: ## Show this
@@ -29,8 +31,8 @@ check: environment ## For each save: form, types, import rules and unit tests, a
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -n 2 tests/unit
 
-test: setup ## Run all tests; TESTS=tests/unit runs some
-	@$(BIN)/python -m pytest -rs $(TESTS)
+test: setup ## Run all tests; TESTS=tests/unit runs some, SIDE_BY_SIDE=0 one after the other
+	@$(BIN)/python -m pytest -rs -n $(SIDE_BY_SIDE) --dist loadfile $(TESTS)
 
 test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/drills.md
 	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest -rs tests/e2e

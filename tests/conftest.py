@@ -1,6 +1,7 @@
 """For all tests."""
 
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -22,3 +23,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("drills: seconds from the blow on")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of a process that runs some of the tests beside others: its figures are told by the one that started it."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["figures"] = session.config.stash.get(FIGURES, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(FIGURES, []).extend(getattr(node, "workeroutput", {}).get("figures", []))
