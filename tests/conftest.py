@@ -1,6 +1,9 @@
 """For all tests."""
 
+import json
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +20,35 @@ settings.load_profile("concertina")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+TIMES = Path(__file__).with_name("times.json")
+"""Seconds of each test that takes more than LONG, as of when it was last written: CONCERTINA_TIMES=write make test."""
+LONG, NEWS = 5.0, 2.0
+"""A test is named that takes so many times as long as it is known to, or as LONG."""
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The figures of the drills that were played: seconds from the blow on."""
+    """Tests that have become slow, and the figures of the drills that were played: seconds from the blow on."""
+    _compare_times(terminalreporter)
     if lines := config.stash.get(FIGURES, []):
         terminalreporter.section("drills: seconds from the blow on")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+def _compare_times(terminalreporter: pytest.TerminalReporter) -> None:
+    passed = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
+    known: dict[str, float] = json.loads(TIMES.read_text())
+    if os.environ.get("CONCERTINA_TIMES") == "write":
+        known |= {report.nodeid: round(report.duration, 1) for report in passed if report.duration > LONG}
+        TIMES.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+        return
+    slow = [report for report in passed if report.duration > NEWS * max(LONG, known.get(report.nodeid, LONG))]
+    if slow:
+        terminalreporter.section(f"slower than {TIMES.name} says")
+        for report in sorted(slow, key=lambda report: -report.duration):
+            before = known.get(report.nodeid)
+            was = f"was {before:.0f} s" if before else "is new"
+            terminalreporter.write_line(f"{report.duration:6.1f} s, {was}: {report.nodeid}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,0 +1,95 @@
+"""How large a job can be here: `python benchmarks/replicas.py [SIZES ...] [--json FILE]`.
+
+On a local cluster a job of each size begins, loses a replica, is whole again, and is deleted. Its agents are real, its
+workers sleep: what is measured is the rounds, on as few cores as this machine has for all of them together. (Each agent
+pings every other one, so the work of a round grows with the square.)"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import report
+
+from concertina.demo import stage as stages
+from concertina.demo.stage import Stage, until
+
+LIMIT = 600.0
+NODES = 4
+PATH = "/apis/concertina.dev/v1alpha1/namespaces/default/trainingjobs"
+STAY = "import time; time.sleep(3600)"
+
+
+def job(name: str, replicas: int) -> dict[str, Any]:
+    container = {"name": "trainer", "image": "concertina/trainer:bench", "command": ["python3", "-c", STAY]}
+    elastic = {"minReplicas": 1, "growAfterSeconds": 1}
+    pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
+    spec = {"replicas": replicas, "elastic": elastic, "template": {"spec": pod}}
+    return {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+
+
+def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
+    """Infinite where it did not come in time."""
+    try:
+        until(what, LIMIT, check)
+    except TimeoutError:
+        return float("inf")
+    return time.time() - begun
+
+
+def play(stage: Stage, size: int, samples: dict[str, list[float]]) -> bool:
+    """False where the job never began."""
+    name = f"of-{size}"
+
+    def world() -> dict[str, Any]:
+        status = stage.job(name).get("status") or {}
+        ready = next((each["reason"] for each in status.get("conditions", ()) if each["type"] == "Ready"), "")
+        return status["world"] if ready == "Training" else {}
+
+    begun = time.time()
+    stage.cluster.api.call("POST", PATH, job(name, size))
+    first = seconds(begun, "the first round", lambda: world().get("replicas") == size)
+    samples[f"{size} replicas: all in one round"].append(first)
+    if first == float("inf"):
+        return False
+    before = world()
+    lost = before["members"][-1]["replica"]
+    begun = time.time()
+    stage.cluster.api.call("DELETE", f"/api/v1/namespaces/default/pods/{lost}?gracePeriodSeconds=0")
+    after = seconds(begun, "a round without it", lambda: world().get("round", 0) > before["round"])
+    samples[f"{size} replicas: next round after one is lost"].append(after)
+    whole = seconds(begun, "all again", lambda: world().get("replicas") == size and lost not in str(world()))
+    samples[f"{size} replicas: all again"].append(whole)
+    begun = time.time()
+    stage.cluster.api.call("DELETE", f"{PATH}/{name}")
+    samples[f"{size} replicas: deleted"].append(seconds(begun, "no pod", lambda: not stage.pods(name)))
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sizes", type=int, nargs="*", default=[16, 64, 128, 256])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    @contextmanager
+    def step(text: str) -> Iterator[stages.Say]:
+        print(f"{text} ...", flush=True)
+        yield lambda more: None
+
+    samples: dict[str, list[float]] = defaultdict(list)
+    with stages.standing("bench-replicas", NODES, step) as stage:
+        for size in options.sizes:
+            if not play(stage, size, samples):
+                break
+    report.show("A job of so many replicas, all on this machine", samples)
+    report.write(options.json, "replicas", samples)
+
+
+if __name__ == "__main__":
+    main()
