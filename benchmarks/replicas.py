@@ -19,7 +19,7 @@ import report
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage, until
 
-LIMIT = 600.0
+LIMIT = 240.0
 NODES = 4
 PATH = "/apis/concertina.dev/v1alpha1/namespaces/default/trainingjobs"
 STAY = "import time; time.sleep(3600)"
@@ -37,8 +37,10 @@ def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
     """Infinite where it did not come in time."""
     try:
         until(what, LIMIT, check)
-    except TimeoutError:
+    except TimeoutError as error:
+        print(error, flush=True)
         return float("inf")
+    print(f"{what}: {time.time() - begun:.1f} s", flush=True)
     return time.time() - begun
 
 
@@ -73,7 +75,7 @@ def play(stage: Stage, size: int, samples: dict[str, list[float]]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sizes", type=int, nargs="*", default=[16, 64, 128, 256])
+    parser.add_argument("sizes", type=int, nargs="*", default=[16, 32, 64])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 

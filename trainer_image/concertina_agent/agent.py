@@ -37,6 +37,9 @@ from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.workers import ForkParent
 
 PING_SECONDS = 0.3
+PINGS, MORE_SECONDS = 8, 0.03
+"""Handshakes cost milliseconds at both ends, and all agents make theirs at the same time: an agent has so many pings
+under way, and where there are more candidates each has so much longer for each of them."""
 TICK_SECONDS = 0.25
 FAREWELL_SECONDS = 0.2
 """For the last lines to the lead and the operator to arrive before the streams break."""
@@ -211,10 +214,14 @@ class Agent:
         self._spawn(self._ping_all(effect.prepare))
 
     async def _ping_all(self, prepare: p.Prepare) -> None:
+        some = asyncio.Semaphore(PINGS)
+        timeout = PING_SECONDS + MORE_SECONDS * max(0, len(prepare.candidates) - PINGS)
+
         async def reachable(candidate: p.Candidate) -> bool:
             if candidate.replica == self._settings.replica:
                 return True
-            return await self._pinger.reachable(candidate.address, PING_SECONDS)
+            async with some:
+                return await self._pinger.reachable(candidate.address, timeout)
 
         answers = await asyncio.gather(*map(reachable, prepare.candidates))
         reached = tuple(c.replica for c, there in zip(prepare.candidates, answers) if there)

@@ -14,8 +14,8 @@ from concertina_trainer.config import TrainerConfig
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""
 
-MOST_REPLICAS, MOST_SPARES = 256, 64
-"""Every agent pings every other, and every Prepare names all: what was shown to work, until that fans out."""
+MOST_REPLICAS, MOST_SPARES = 64, 16
+"""What was shown to work (benchmarks/replicas.py): every agent pings every other, and every Prepare names all."""
 
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=256)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Field(max_length=256)]

@@ -129,7 +129,7 @@ def test_a_manifest_that_got_past_an_older_crd(jobs: Jobs) -> None:
         kubectl("patch", "crd", "trainingjobs.concertina.dev", "--type=json", "-p", json.dumps(strict))
     jobs.create("good", SAY)
     bad = jobs.wait_true("bad", "Stalled")
-    assert "spec.replicas must be at most 256" in jobs.condition(bad, "Stalled")["message"]
+    assert "spec.replicas must be at most 64" in jobs.condition(bad, "Stalled")["message"]
     assert jobs.pods("bad") == []
     jobs.wait_true("good", "Complete")
 
