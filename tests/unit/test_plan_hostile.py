@@ -115,3 +115,17 @@ def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
     told = wire(jobs.lead_report(progress=progress)).progress
     assert (told.step, told.steps, told.tokens_per_second, told.step_seconds) == (2**53, 0, 253_402_300_799.0, 0.0)
     assert (math.isnan(told.loss), told.at, len(told.phase)) == (True, 253_402_300_799.0, 63)
+
+
+@pytest.mark.parametrize("claim", [None, {"round": 9}, {"round": -1}], ids=["none", "later", "earlier"])
+def test_a_status_that_names_members_without_their_claim_is_gone_on_from(claim: dict[str, int] | None) -> None:
+    """Somebody wrote into it, or a part of it could not be read: a new round, of whoever is ready."""
+    seen = jobs.running(jobs.spec())
+    world = seen.job.status.world
+    assert world.claim is not None
+    there = world.claim.model_copy(update={**claim, "committed": True}) if claim else None
+    status = seen.job.status.model_copy(update={"world": world.model_copy(update={"claim": there})})
+    made = plan(replace(seen, job=replace(seen.job, status=status)), jobs.T0 + 20)
+    assert made.status.world.claim
+    assert not made.status.world.claim.committed
+    assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-0", "demo-2-0"]

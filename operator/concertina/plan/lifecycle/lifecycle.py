@@ -155,9 +155,8 @@ def _suspended(look: Look) -> Decision:
 
 
 def first_round(look: Look) -> Decision | None:
-    """No round has members: when all wanted replicas are ready, or enough of them after a while."""
-    if look.world.members:
-        return None
+    """No round is committed: when all wanted replicas are ready, or enough of them after a while. As the last policy it
+    answers for a status as well that names members and no claim of theirs: somebody wrote into it."""
     names = claims.candidates(look)
     size, trouble = sizes.fitting(len(names), look.spec), _start_trouble(look)
     if trouble and not size:
