@@ -11,8 +11,7 @@ import argparse
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +96,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    @contextmanager
-    def step(text: str) -> Iterator[stages.Say]:
-        print(f"{text} ...", flush=True)
-        yield lambda more: None
-
-    with stages.standing("bench-neighbours", 3, step) as stage:
+    with stages.standing("bench-neighbours", 3, report.step) as stage:
         for namespace in ("small", "large"):
             stage.cluster.create_namespace(namespace)
         stage.cluster.api.call("POST", JOBS.format("small"), job("trains", "small", STEPS))

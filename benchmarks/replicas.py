@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +78,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    @contextmanager
-    def step(text: str) -> Iterator[stages.Say]:
-        print(f"{text} ...", flush=True)
-        yield lambda more: None
-
     samples: dict[str, list[float]] = defaultdict(list)
-    with stages.standing("bench-replicas", NODES, step) as stage:
+    with stages.standing("bench-replicas", NODES, report.step) as stage:
         for size in options.sizes:
             if not play(stage, size, samples):
                 break

@@ -6,11 +6,19 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 Samples = Mapping[str, Sequence[float]]
 """Seconds (or the unit that the row's name gives) by row, a number a run; inf where a run never got there."""
+
+
+@contextmanager
+def step(text: str) -> Iterator[Callable[[str], None]]:
+    """Round each part of setting up, which may have more to say while it lasts."""
+    print(f"{text} ...", flush=True)
+    yield lambda more: None
 
 
 def summary(values: Sequence[float], more_is_better: bool = False) -> dict[str, float | int | None]:

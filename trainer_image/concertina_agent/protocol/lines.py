@@ -5,6 +5,7 @@ The name of a kind is part of the wire, that of its class is not. Standard libra
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -23,9 +24,13 @@ class JsonLines:
     most: Optional[int] = None
     """Bytes of a line."""
 
+    @functools.cached_property
+    def _names(self) -> Mapping[type[Any], str]:
+        return {kind: name for name, kind in self.kinds.items()}
+
     def encode(self, message: Any) -> bytes:
         """One line, newline included. Raises ProtocolError where it is too long."""
-        kind = next(name for name, kind in self.kinds.items() if kind is type(message))
+        kind = self._names[type(message)]
         head = {} if self.version is None else {"v": self.version}
         frame = {**head, "kind": kind, "body": dataclasses.asdict(message)}
         line = json.dumps(frame, separators=(",", ":")).encode()
