@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from concertina.local import s3
 from concertina_agent.files import shards
-from concertina_agent.protocol import Durable, SnapshotId
+from concertina_protocol import Durable, SnapshotId
 from concertina_trainer.checkpoints import checkpoint, retention
 from concertina_trainer.checkpoints.manifest import Code
 from concertina_trainer.checkpoints.stored import StoredCheckpoint

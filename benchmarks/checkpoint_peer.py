@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import concertina_protocol as p
 from concertina.agents.authority import Authority
-from concertina_agent import protocol as p
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.net import tls
 from concertina_agent.net.wire import Dialer

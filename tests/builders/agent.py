@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.rounds import AgentCore
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 UID = "u"
 NAMES = ("a", "b", "c")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import concertina_protocol as protocol
 from concertina.api.parse import parse_spec
 from concertina.api.status import JobStatus
 from concertina.plan.types import AgentView, Call, JobView, NodeView, Observed, Plan, PodView, Send
-from concertina_agent import protocol
 
 UID = "uid-1"
 T0 = 1_800_000_000.0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from concertina_agent.protocol import Undone
+from concertina_protocol import Undone
 from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
 from concertina_agent.core.rounds import AgentCore
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 from simulation.collective import Collective
 
 if TYPE_CHECKING:

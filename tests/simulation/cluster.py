@@ -7,10 +7,10 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+import concertina_protocol as p
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
 from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
 from simulation.agents import AgentProcess
 from simulation.clock import changed

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 from concertina_trainer.errors import BadInput, RollBack
 from simulation.clock import Violation, changed
 from simulation.judging import USUAL, Judge

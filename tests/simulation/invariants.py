@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import concertina_protocol as p
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.types import CreatePod, DeletePod, PodView
-from concertina_agent import protocol as p
 from simulation.clock import Violation
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from concertina_agent.protocol import Undone
-from concertina_agent.protocol.ranges import Ranges, united
+from concertina_protocol import Undone
+from concertina_protocol.ranges import Ranges, united
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.format.shardfile import Trend
 from simulation.clock import Violation

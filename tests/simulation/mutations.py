@@ -15,7 +15,7 @@ from concertina.plan.rounds import claims, commits, growth
 from concertina.plan.state import restore, rollback
 from concertina_agent.core import stragglers, watchdog
 from concertina_agent.core.rounds import AgentCore
-from concertina_agent.protocol import Restore
+from concertina_protocol import Restore
 from simulation.cluster import Cluster
 from simulation.storage import Storage
 

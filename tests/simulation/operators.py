@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
+import concertina_protocol as p
 from concertina.agents.absence import TICK_SECONDS, Absence, discounted
 from concertina.plan.plan import plan
 from concertina.plan.types import (
@@ -24,7 +25,6 @@ from concertina.plan.types import (
     Refused,
     Send,
 )
-from concertina_agent import protocol as p
 from simulation.clock import changed
 from simulation.cluster import Conflict
 

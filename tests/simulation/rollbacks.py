@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from concertina.api.status import JobStatus
-from concertina_agent.protocol import Undone
-from concertina_agent.protocol.ranges import Ranges, united
+from concertina_protocol import Undone
+from concertina_protocol.ranges import Ranges, united
 from simulation.clock import Violation
 from simulation.lineage import Lineage, check_lineage
 

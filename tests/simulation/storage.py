@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Iterable
 
-from concertina_agent.protocol import Durable, SnapshotId, Undone
-from concertina_agent.protocol.undone import joined
+from concertina_protocol import Durable, SnapshotId, Undone
+from concertina_protocol.undone import joined
 from simulation.clock import Clock, Violation
 from simulation.lineage import FRESH, Lineage, check_lineage, steps_of
 

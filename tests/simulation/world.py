@@ -6,8 +6,8 @@ import re
 import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
+import concertina_protocol as p
 from concertina.api.status import JobStatus
-from concertina_agent import protocol as p
 from simulation.agents import AgentProcess
 from simulation.clock import Clock, Violation
 from simulation.cluster import Cluster

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from concertina_agent.protocol import SnapshotId
+from concertina_protocol import SnapshotId
 from concertina_trainer.format.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.snapshot import Snapshots
 

@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from concertina_agent.protocol import MAX_LINE, Durable, Progress, Restore, SnapshotId
-from concertina_agent.protocol import worker_channel as channel
-from concertina_agent.protocol.typed_json import from_json
+from concertina_protocol import MAX_LINE, Durable, Progress, Restore, SnapshotId
+from concertina_protocol import worker_channel as channel
+from concertina_protocol.typed_json import from_json
 from concertina_trainer.format.shardfile import header_length
 
 GIVE_UP = 120

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from concertina_agent.protocol import SnapshotId
-from concertina_agent.protocol.worker_channel import Publish, Published, Ship
+from concertina_protocol import SnapshotId
+from concertina_protocol.worker_channel import Publish, Published, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.format.shardfile import Chunk, Continued, Facts, Layout
 from concertina_trainer.uploader import answer

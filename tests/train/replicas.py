@@ -15,9 +15,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, call, connection, receive
-from concertina_agent import protocol as p
 
 GIVE_UP = 120.0
 """Only a limit: nothing takes this long."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import obstore
 import torch
 
-from concertina_agent.protocol import SnapshotId
-from concertina_agent.protocol.worker_channel import Publish, Ship
+from concertina_protocol import SnapshotId
+from concertina_protocol.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.format.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.snapshot import Snapshots

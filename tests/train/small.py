@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from concertina_agent.protocol import Durable, SnapshotId
-from concertina_agent.protocol.worker_channel import Publish, Ship
+from concertina_protocol import Durable, SnapshotId
+from concertina_protocol.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.format.shardfile import Chunk, Facts, Layout
 from concertina_trainer.uploader import answer

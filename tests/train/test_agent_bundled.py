@@ -8,7 +8,7 @@ from pathlib import Path
 
 from replicas import GIVE_UP, HERE, UID, Job, gone, newest_complete, running, trained
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 
 TINY = ["--bundled", "--package", "tiny"]
 

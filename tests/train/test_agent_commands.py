@@ -8,7 +8,7 @@ import sys
 import pytest
 from replicas import GIVE_UP, UID, gone, running
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 
 
 def script(text: str) -> list[str]:

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from replicas import GIVE_UP, UID, Job, running, write_identity
 
+import concertina_protocol as p
+import concertina_protocol as protocol
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, call
-from concertina_agent import main, protocol
-from concertina_agent import protocol as p
+from concertina_agent import main
 from concertina_agent.net import server, tls
 from concertina_agent.net.wire import Dialer
 

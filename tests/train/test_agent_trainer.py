@@ -7,8 +7,8 @@ import os
 
 from replicas import UID, newest_complete, running, trained
 
+import concertina_protocol as p
 from concertina.plan.state import memory
-from concertina_agent import protocol as p
 
 
 def environment(trainer, data, **more) -> dict[str, str]:

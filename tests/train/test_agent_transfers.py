@@ -13,8 +13,8 @@ import pytest
 from endless import State
 from replicas import GIVE_UP, UID, write_identity
 
+import concertina_protocol as p
 from concertina.agents.authority import Authority
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Damaged, commit, fill
 from concertina_agent.files.snapshots import Snapshots

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from replicas import Job, running, trained
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 
 HERE = Path(__file__).parent
 

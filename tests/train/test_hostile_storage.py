@@ -8,8 +8,8 @@ import hostile
 import pytest
 
 from concertina.local import certificates
-from concertina_agent.protocol import SnapshotId
-from concertina_agent.protocol.worker_channel import Publish, Ship
+from concertina_protocol import SnapshotId
+from concertina_protocol.worker_channel import Publish, Ship
 from concertina_trainer.checkpoints import stored as stored_checkpoints
 from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import CheckpointConfig

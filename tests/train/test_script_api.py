@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from replicas import UID, gone, running, trained
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 
 SCRIPT = Path(__file__).with_name("scripted.py")
 ENDLESS = 10**9

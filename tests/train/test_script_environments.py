@@ -8,8 +8,8 @@ import sys
 
 from replicas import running
 
-from concertina_agent.protocol import Assign, Member, Restore
 from concertina_agent.workers.environment import worker_environment
+from concertina_protocol import Assign, Member, Restore
 
 ONLY_SLURM_OR_MPI = """
 import os, socket, sys

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from replicas import UID, Job, Replica, running
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 LIMIT = 400.0

@@ -7,8 +7,8 @@ import os
 import pytest
 from published import publish, shard_file
 
-from concertina_agent.protocol import SnapshotId
-from concertina_agent.protocol.worker_channel import Ship
+from concertina_protocol import SnapshotId
+from concertina_protocol.worker_channel import Ship
 from concertina_trainer.checkpoints import catalogue
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.objects.folder import Folder

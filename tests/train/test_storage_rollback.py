@@ -3,8 +3,8 @@
 import pytest
 from published import publish
 
-from concertina_agent.protocol import Undone
-from concertina_agent.protocol.worker_channel import Probe, Undo
+from concertina_protocol import Undone
+from concertina_protocol.worker_channel import Probe, Undo
 from concertina_trainer.checkpoints import catalogue, checkpoint, rollback
 from concertina_trainer.checkpoints.retention import found, lease
 from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from concertina.demo import text
-from concertina_agent.protocol.worker_channel import Done
+from concertina_protocol.worker_channel import Done
 from concertina_trainer.config import DataConfig, TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.write import Recipe

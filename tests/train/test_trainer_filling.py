@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_agent.protocol import SnapshotId
+from concertina_protocol import SnapshotId
 from concertina_trainer.errors import RestoreFailed
 from concertina_trainer.format.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.restore import LocalShard

@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from published import publish, shard_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from concertina_agent.protocol import Durable, Restore, SnapshotId
-from concertina_agent.protocol.worker_channel import Probe, Publish, Ship
+from concertina_protocol import Durable, Restore, SnapshotId
+from concertina_protocol.worker_channel import Probe, Publish, Ship
 from concertina_trainer.checkpoints import checkpoint as checkpoints
 from concertina_trainer.checkpoints.retention import found, lease
 from concertina_trainer.checkpoints.stored import StoredCheckpoint

@@ -6,7 +6,7 @@ import os
 
 from replicas import running, trained
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.objects.folder import Folder
 

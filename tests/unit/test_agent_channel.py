@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from concertina_agent.channel import SocketEnd
-from concertina_agent.protocol import MAX_LINE
-from concertina_agent.protocol import worker_channel as w
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol import MAX_LINE
+from concertina_protocol import worker_channel as w
+from concertina_protocol.typed_json import ProtocolError
 
 
 def run(body) -> None:

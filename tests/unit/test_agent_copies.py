@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.transfers.copies import nearest
 
 PLACES = st.tuples(st.sampled_from(["n0", "n1", "n2"]), st.sampled_from(["", "a", "b"]))

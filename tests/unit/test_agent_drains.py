@@ -2,10 +2,10 @@
 
 import pytest
 
+import concertina_protocol as p
 from builders.agent import UID, Driver, join, kinds, snapshot
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 
 def drain(durable: bool = False, round: int = 1) -> p.Drain:

@@ -2,11 +2,11 @@
 
 import pytest
 
+import concertina_protocol as p
 from builders.agent import Driver, exits, prepare
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.rounds import LINGER_SECONDS
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 DONE = w.Done("complete", 9)
 

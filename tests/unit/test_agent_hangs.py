@@ -1,9 +1,9 @@
 """Hangs and stopped workers: who is behind, and when that is said."""
 
+import concertina_protocol as p
 from builders.agent import UID, Driver, assignment, kinds
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 
 def ticked(

@@ -2,10 +2,10 @@
 
 import pytest
 
+import concertina_protocol as p
 from builders.agent import Driver, join, kinds
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:9"
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+import concertina_protocol as p
 from builders.agent import Driver, assignment, exits, kinds, snapshot
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.drains import EXIT_NOTICED
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 
 def drain(durable: bool = False, grace: float = 30) -> p.Drain:

@@ -5,14 +5,15 @@ import os
 
 import pytest
 
-from concertina_agent import main, protocol, settings
+import concertina_protocol as protocol
+from concertina_agent import main, settings
 from concertina_agent.core.failures import signal_name
 from concertina_agent.files import seen
 from concertina_agent.files.shards import Damaged, commit, fill
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.protocol import addresses
 from concertina_agent.transfers import store
 from concertina_agent.workers.environment import worker_environment
+from concertina_protocol import addresses
 
 
 def world(*workers: int) -> protocol.Assign:

@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.rounds import AgentCore
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 UID = "u"
 ROUNDS = st.integers(1, 4)

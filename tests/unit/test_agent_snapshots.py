@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.files.shards import Damaged, Shard, commit, fill, forget
 from concertina_agent.files.snapshots import Snapshots
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+import concertina_protocol as p
 from builders.agent import UID, Driver, assignment, kinds, prepare, snapshot
-from concertina_agent import protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 
 def drops(effects: list[e.Effect]) -> list[e.DropSnapshots]:

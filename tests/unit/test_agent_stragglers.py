@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_agent.core.stragglers import IN_A_ROW, WINDOW_SECONDS, WINDOW_STEPS, Stragglers, Work, late
-from concertina_agent.protocol import Pulse, Straggler
+from concertina_protocol import Pulse, Straggler
 
 
 @pytest.mark.parametrize(

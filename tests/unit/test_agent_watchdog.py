@@ -19,7 +19,7 @@ from concertina_agent.core.watchdog import (
     suspects,
     waits,
 )
-from concertina_agent.protocol import Limits, Pulse
+from concertina_protocol import Limits, Pulse
 
 IN_COLLECTIVE = (
     "process 7: state S (sleeping), 9 threads",

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from concertina_agent import main, protocol
+import concertina_protocol as protocol
+from concertina_agent import main
 
 PRETEND = """
 import runpy, sys

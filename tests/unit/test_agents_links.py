@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+import concertina_protocol as protocol
 from concertina.agents import calls as calls_module
 from concertina.agents import links as links_module
 from concertina.agents.authority import Authority
 from concertina.agents.links import Links
 from concertina.plan.types import ConnectionRefusal
-from concertina_agent import protocol
 
 LIMIT = 20.0  # only to give up
 MASTER, UID, CREATED = b"m" * 32, "u1", 1_700_000_000.0

@@ -24,7 +24,7 @@ TOPS = {
     "concertina.cli": (),
     "concertina.cli.main": (),
     "concertina_agent": (),
-    "concertina_agent.protocol": (),
+    "concertina_protocol": (),
     "concertina_trainer": (),
     "concertina_trainer.config": ("pydantic",),
 }

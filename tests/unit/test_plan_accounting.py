@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import unix_seconds
 from concertina.plan.plan import plan
 from concertina.plan.status.accounting import MOST_SHARES, SECONDS
 from concertina.plan.types import Observed
-from concertina_agent import protocol
 
 
 def with_lead(seen: Observed, **report: object) -> Observed:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from concertina.plan.plan import plan
 from concertina.plan.types import Observed
-from concertina_agent import protocol
 
 
 def restarted(seen: Observed, index: int = 1, **ended: object) -> Observed:

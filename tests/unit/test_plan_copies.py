@@ -8,7 +8,7 @@ from typing import Any
 from builders import jobs
 from concertina.plan.plan import plan
 from concertina.plan.types import NodeView, Observed, Plan
-from concertina_agent.protocol import Assign, Prepare
+from concertina_protocol import Assign, Prepare
 
 
 def committed(places: list[tuple[str, str]], spec: Any = None) -> tuple[Observed, Plan]:

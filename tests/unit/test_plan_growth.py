@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeletePod, Observed, Plan
-from concertina_agent import protocol
 
 SPARE = jobs.spec(elastic={"minReplicas": 2, "growAfterSeconds": 5, "spares": 1})
 FIXED = jobs.spec(elastic={"spares": 1})

@@ -9,7 +9,7 @@ from concertina.api.parse import SpecError
 from concertina.plan.facts.look import Look
 from concertina.plan.plan import plan
 from concertina.plan.rounds import commits
-from concertina_agent.protocol import CheckpointInterval
+from concertina_protocol import CheckpointInterval
 
 
 def test_a_round_is_told_how_long_the_job_has_run_and_how_often_it_failed():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
@@ -16,7 +17,6 @@ from concertina.plan.facts.look import Look
 from concertina.plan.plan import plan
 from concertina.plan.recovery import ladder
 from concertina.plan.types import NodeView, Observed, Plan
-from concertina_agent import protocol
 
 MARK = CheckpointMark(step=20, round=1, uri="s3://bucket/run", at=rfc3339(T0))
 DURABLE: dict[str, Any] = {"checkpoint": {"uri": "s3://bucket/run"}}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.plan import plan
 from concertina.plan.types import AgentView, ConnectionRefusal, CreatePod, DeletePod, Observed, Plan
-from concertina_agent import protocol
 
 KEYS = ("active", "older")
 

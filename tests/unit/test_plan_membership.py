@@ -6,7 +6,7 @@ import pytest
 
 from builders import jobs
 from concertina.plan.facts import membership, sizes
-from concertina_agent.protocol import Prepared
+from concertina_protocol import Prepared
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.plan import plan
 from concertina.plan.types import ConnectionRefusal, CreatePod, DeletePod, NodeView, Observed, Plan
-from concertina_agent import protocol
 
 TAINT = "aws-node-termination-handler/spot-itn"
 

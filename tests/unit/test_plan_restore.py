@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from builders import jobs
 from concertina.api.status import Base, CheckpointMark, JobStatus, World, rfc3339
 from concertina.plan.state import restore
-from concertina_agent.protocol import Durable, Held, Prepared, SnapshotId, Storage
+from concertina_protocol import Durable, Held, Prepared, SnapshotId, Storage
 
 UID = jobs.UID
 READY = Storage("Ready", None)

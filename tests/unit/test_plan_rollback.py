@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+import concertina_protocol as protocol
 from builders import jobs
 from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.state import restore
-from concertina_agent import protocol
-from concertina_agent.protocol import Durable, Held, Prepared, SnapshotId, Storage, Undone
+from concertina_protocol import Durable, Held, Prepared, SnapshotId, Storage, Undone
 
 WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
 NOW = jobs.T0 + 20

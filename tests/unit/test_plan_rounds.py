@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.types import Call, ConnectionRefusal, CreatePod, Observed, Plan
-from concertina_agent import protocol
 
 
 def phase_of(made: Plan) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import concertina_protocol as protocol
 from builders import jobs
 from concertina.plan.plan import plan
 from concertina.plan.types import Call, Observed
-from concertina_agent import protocol
-from concertina_agent.protocol import Durable, Progress, Storage
+from concertina_protocol import Durable, Progress, Storage
 
 STORED = {"checkpoint": {"uri": "s3://bucket/run"}}
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.plan import plan
 from concertina.plan.types import AgentView, CreatePod, DeletePod, NodeView, Observed, Plan
-from concertina_agent import protocol
 
 PULL: dict[str, Any] = {"phase": "Pending", "ip": "", "waiting": "ImagePullBackOff", "waiting_message": "no such tag"}
 SILENT: dict[str, Any] = {"connected": False, "report": None, "ready_at": 0.0, "wanted_at": T0 + 20}

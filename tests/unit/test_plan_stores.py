@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from builders import jobs
 from concertina.plan.plan import plan
-from concertina_agent.protocol import Storage
+from concertina_protocol import Storage
 
 NOW = jobs.T0 + 20
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import concertina_protocol as protocol
 from builders import jobs
 from concertina.plan.plan import plan
 from concertina.plan.types import DeletePod, Observed
-from concertina_agent import protocol
 
 FOUND = protocol.Straggler("demo-2-0", 2, 0.31, 0.05)
 SAID = (

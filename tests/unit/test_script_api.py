@@ -18,8 +18,8 @@ from concertina_agent import main
 from concertina_agent.core import events as e
 from concertina_agent.core import stopping
 from concertina_agent.core.stopping import Stopping
-from concertina_agent.protocol import MemberState, Progress
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import MemberState, Progress
+from concertina_protocol import worker_channel as w
 from trainingjob._channel import Channel
 
 

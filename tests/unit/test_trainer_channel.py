@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from concertina_agent import protocol
-from concertina_agent.protocol import worker_channel as channel
-from concertina_agent.protocol.typed_json import ProtocolError
+import concertina_protocol as protocol
+from concertina_protocol import worker_channel as channel
+from concertina_protocol.typed_json import ProtocolError
 
 ID = protocol.SnapshotId(round=3, step=7, layout="abc", shards=2)
 RESTORE = protocol.Restore("Memory", 7, ID, {"0": ("a",), "1": ("a", "b")})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.protocol import History
+from concertina_protocol import History
 from concertina_trainer.training.interval import SHORTEST, Interval, best
 
 

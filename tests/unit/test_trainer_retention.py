@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.protocol import Undone
+from concertina_protocol import Undone
 from concertina_trainer.checkpoints.manifest import Place
 from concertina_trainer.checkpoints.retention import Keeping, doomed
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from concertina_agent.protocol import SnapshotId
+from concertina_protocol import SnapshotId
 from concertina_trainer.format.shardfile import Chunk, Continued, Damaged, Facts, Layout, header_length, parse_header
 
 CHUNKS = [

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from concertina.api.parse import SpecError, parse_spec, parse_stored
 from concertina.controller.apply import lost
 from concertina.plan.plan import plan
-from concertina_agent import protocol
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.typed_json import ProtocolError
 
 SPEC: dict[str, Any] = {
     "replicas": 2,

@@ -17,8 +17,8 @@ from typing import Any, Union
 
 import pytest
 
-from concertina_agent import protocol
-from concertina_agent.protocol import worker_channel
+import concertina_protocol as protocol
+from concertina_protocol import worker_channel
 
 GOLDEN = Path(__file__).with_name("golden")
 PROTOCOLS: dict[str, ModuleType] = {"protocol": protocol, "worker_channel": worker_channel}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.channel import ChannelServer
 from concertina_agent.core import events as e
@@ -27,7 +27,6 @@ from concertina_agent.net.link import MemberStreams, follow_lead, tell
 from concertina_agent.net.server import Answered, Server
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Dialer, Pinger, Wire
-from concertina_agent.protocol import addresses
 from concertina_agent.settings import Settings
 from concertina_agent.transfers import store
 from concertina_agent.transfers.copies import Peers
@@ -35,6 +34,7 @@ from concertina_agent.transfers.uploads import Uploads
 from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.workers import ForkParent
+from concertina_protocol import addresses
 
 PING_SECONDS = 0.3
 PINGS, MORE_SECONDS = 8, 0.03

@@ -41,7 +41,7 @@ def install(destination: Path) -> Path:
     _copy_package(SCRIPT_PACKAGE, destination / settings.SCRIPT_API / SCRIPT_PACKAGE)
     with tempfile.TemporaryDirectory(dir=destination) as scratch:
         tree, built = Path(scratch, "tree"), Path(scratch, PYZ)
-        for package in ("concertina_agent", SCRIPT_PACKAGE):
+        for package in ("concertina_agent", "concertina_protocol", SCRIPT_PACKAGE):
             _copy_package(package, tree / package)
         shutil.copy(tree / "concertina_agent" / ENTRY, tree / "__main__.py")
         zipapp.create_archive(tree, built, interpreter="/usr/bin/env python3")

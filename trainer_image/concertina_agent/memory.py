@@ -6,7 +6,6 @@ import contextlib
 
 COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """As the container sees its own cgroup, version 2 and version 1."""
-ADVICE = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 
 
 def oom_kills(counters: tuple[str, ...] = COUNTERS) -> int:

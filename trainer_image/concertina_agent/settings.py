@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from concertina_agent.protocol import PORT
+from concertina_protocol import PORT
 
 
 class SettingsError(ValueError):

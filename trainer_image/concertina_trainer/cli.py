@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT
+from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_trainer.data.build import build as building
 from concertina_trainer.data.build.sources import find
 from concertina_trainer.data.build.write import Recipe

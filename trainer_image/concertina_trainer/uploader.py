@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from concertina_agent.protocol import Storage
-from concertina_agent.protocol.worker_channel import (
+from concertina_protocol import Storage
+from concertina_protocol.worker_channel import (
     ChannelClosed,
     Message,
     Probe,

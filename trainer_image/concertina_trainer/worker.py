@@ -15,9 +15,9 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from concertina_agent.protocol import Restore, Rollback, SnapshotId
-from concertina_agent.protocol.ranges import united
-from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
+from concertina_protocol import Restore, Rollback, SnapshotId
+from concertina_protocol.ranges import united
+from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches

@@ -8,10 +8,10 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import concertina_protocol as protocol
 from concertina.agents.bounds import bounded
-from concertina_agent import protocol
-from concertina_agent.protocol.addresses import split
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.addresses import split
+from concertina_protocol.typed_json import ProtocolError
 
 CALL_SECONDS = 5.0
 """An agent that has not answered by then counts as not having got the request."""

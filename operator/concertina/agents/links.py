@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import concertina_protocol as protocol
 from concertina.agents.absence import TICK_SECONDS, Absence, discounted
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, Request, call
 from concertina.agents.streams import follow
 from concertina.plan.types import AgentView, Call, ConnectionRefusal
-from concertina_agent import protocol
 
 log = logging.getLogger(__name__)
 CALLS = {

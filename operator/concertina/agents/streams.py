@@ -8,9 +8,9 @@ import random
 import ssl
 from collections.abc import Callable
 
+import concertina_protocol as protocol
 from concertina.agents.calls import CallError, Identity, connection, receive
 from concertina.plan.types import ConnectionRefusal
-from concertina_agent import protocol
 
 log = logging.getLogger(__name__)
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)

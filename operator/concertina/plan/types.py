@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
-from concertina_agent import protocol
 
 
 @dataclass(frozen=True)

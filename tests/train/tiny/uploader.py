@@ -4,9 +4,9 @@ import json
 import os
 from pathlib import Path
 
-from concertina_agent.protocol import Durable, Storage
-from concertina_agent.protocol import worker_channel as w
-from concertina_agent.protocol.typed_json import from_json
+from concertina_protocol import Durable, Storage
+from concertina_protocol import worker_channel as w
+from concertina_protocol.typed_json import from_json
 
 
 def main() -> int:

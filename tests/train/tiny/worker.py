@@ -6,8 +6,8 @@ import time
 import zlib
 from pathlib import Path
 
-from concertina_agent.protocol import Progress, SnapshotId
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import Progress, SnapshotId
+from concertina_protocol import worker_channel as w
 from tiny.store import Group
 
 

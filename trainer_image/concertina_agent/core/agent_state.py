@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Optional
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core.durability import Durability
 from concertina_agent.core.holdings import Holdings
 from concertina_agent.core.lead import OVER, Lead

@@ -6,12 +6,12 @@ import dataclasses
 import signal
 from typing import Optional
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.lead import Lead
 from concertina_agent.core.membership import Membership, Notice
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 EXIT_NOTICED = 128 + signal.SIGTERM
 OF_COMMANDS = frozenset({"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_agent.protocol import Durable, Part, SnapshotId, Storage, Undone
-from concertina_agent.protocol.worker_channel import WantDurable
+from concertina_protocol import Durable, Part, SnapshotId, Storage, Undone
+from concertina_protocol.worker_channel import WantDurable
 
 
 class Durability:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional, Union
 
-from concertina_agent import protocol as p
-from concertina_agent.protocol import worker_channel as w
+import concertina_protocol as p
+from concertina_protocol import worker_channel as w
 
 # --- events ---------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from concertina_agent.core.events import WorkerExited
-from concertina_agent.memory import ADVICE
-from concertina_agent.protocol import Failure
-from concertina_agent.protocol.worker_channel import BAD_INPUT_EXIT, Fault
+from concertina_protocol import Failure
+from concertina_protocol.reports import OUT_OF_MEMORY
+from concertina_protocol.worker_channel import BAD_INPUT_EXIT, Fault
 
 LOST_PEER = (
     "Connection closed by peer",
@@ -62,7 +62,7 @@ def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], st
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
         permanent = reason == "BadInput" and code == BAD_INPUT_EXIT
     elif code < 0 and ended.out_of_memory:
-        reason, message = "OutOfMemory", f"Rank {rank} was killed by {signal_name(-code)}: {ADVICE}."
+        reason, message = "OutOfMemory", f"Rank {rank} was killed by {signal_name(-code)}: {OUT_OF_MEMORY}."
     elif code < 0:
         reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}."
     elif code == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
-from concertina_agent.protocol import Held, Restore, SnapshotId
+from concertina_protocol import Held, Restore, SnapshotId
 
 OWN_SLOTS = 3
 COPY_SLOTS = 2

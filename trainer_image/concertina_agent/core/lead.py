@@ -7,7 +7,7 @@ from typing import Optional
 
 from concertina_agent.core import failures
 from concertina_agent.core.watchdog import Watchdog
-from concertina_agent.protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId
+from concertina_protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId
 
 JOIN_SECONDS = 10.0
 """A member that has not joined the lead this long after the lead's own Assign is lost."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core.failures import better
 from concertina_agent.core.holdings import Holdings
 from concertina_agent.core.lead import Lead
 from concertina_agent.core.stopping import Stopping
 from concertina_agent.core.watchdog import Heartbeats
 from concertina_agent.core.workers_state import Workers
-from concertina_agent.protocol.worker_channel import Committed
+from concertina_protocol.worker_channel import Committed
 
 
 @dataclasses.dataclass

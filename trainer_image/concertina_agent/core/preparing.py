@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.drains import Draining
 from concertina_agent.core.lead import JOIN_SECONDS, Lead

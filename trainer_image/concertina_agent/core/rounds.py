@@ -34,13 +34,13 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.failures import worker_failure, worker_stopped
 from concertina_agent.core.lead import Lead
 from concertina_agent.core.membership import Membership
 from concertina_agent.core.preparing import Preparing
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import worker_channel as w
 
 LINGER_SECONDS = 5.0
 """From a round's success to the agent's exit with 0: time for the operator and the members to hear of it."""

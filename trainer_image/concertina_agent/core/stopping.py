@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.protocol import MemberState
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import MemberState
+from concertina_protocol import worker_channel as w
 
 ANSWER_SECONDS = 5.0
 """A worker that does not say how far it is (stopped, or its interpreter is busy) costs the others their agreement."""

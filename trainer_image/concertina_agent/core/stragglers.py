@@ -10,7 +10,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-from concertina_agent.protocol import Pulse, Straggler
+from concertina_protocol import Pulse, Straggler
 
 WINDOW_SECONDS, WINDOW_STEPS = 5.0, 10
 """A window lasts both."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Deque, Optional
 
 from concertina_agent.core.stragglers import Stragglers
-from concertina_agent.protocol import Hang, Limits, Pulse
+from concertina_protocol import Hang, Limits, Pulse
 
 PHASES = ("starting", "restoring", "checkpointing", "evaluating", "loading data", "computing", "reducing")
 """Parts of a step, in the order in which a worker goes through them. A phase of another name counts as computing."""

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Optional
 
-from concertina_agent.protocol import Progress
-from concertina_agent.protocol import worker_channel as w
+from concertina_protocol import Progress
+from concertina_protocol import worker_channel as w
 
 
 @dataclasses.dataclass

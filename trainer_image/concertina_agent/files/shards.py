@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Optional
 
-from concertina_agent import protocol as p
-from concertina_agent.protocol.typed_json import ProtocolError, from_json
+import concertina_protocol as p
+from concertina_protocol.typed_json import ProtocolError, from_json
 
 CHUNK = 1 << 18
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.files.shards import Shard, forget, mark, marked
 from concertina_agent.log import log

@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Optional
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.core import events as e
 from concertina_agent.log import log
 from concertina_agent.net.wire import Dialer, Wire
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.05
 """Between attempts to join a lead that has not been assigned yet."""

@@ -11,12 +11,12 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Optional, Protocol, Union
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.net import tls
 from concertina_agent.net.shard_wire import THREADS, ShardWire, accept, readable
 from concertina_agent.net.wire import Wire
-from concertina_agent.protocol.addresses import family
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.addresses import family
+from concertina_protocol.typed_json import ProtocolError
 
 MAX_CONNECTIONS = 2048
 """Of the job's own operator and agents; more are closed at once. A lead has one of each member, and each agent may ping

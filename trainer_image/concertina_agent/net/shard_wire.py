@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional, TypeVar
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.files.shards import Shard, commit, fill, forget
-from concertina_agent.protocol.addresses import family, split
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.addresses import family, split
+from concertina_protocol.typed_json import ProtocolError
 
 PREFACE = b"shard\n"
 """TLS begins with the byte 0x16."""

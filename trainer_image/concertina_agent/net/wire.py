@@ -8,10 +8,10 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Optional, Union
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.net.shard_wire import THREADS, ShardWire, dial
-from concertina_agent.protocol.addresses import split
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.addresses import split
+from concertina_protocol.typed_json import ProtocolError
 
 CONNECT_SECONDS = 3.0
 HIGH_WATER = 1 << 20

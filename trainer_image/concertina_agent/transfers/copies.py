@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Damaged, Shard
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.log import log
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Dialer, Wire
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.1
 

@@ -7,7 +7,7 @@ import errno
 import random
 import socket
 
-from concertina_agent.protocol.addresses import family
+from concertina_protocol.addresses import family
 
 PORTS = range(20000, 32000)
 """Below the ports that Linux gives to outgoing connections, so that a free one stays free until a worker binds it."""

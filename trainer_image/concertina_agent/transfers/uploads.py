@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Optional, TypeVar
 
-from concertina_agent import protocol as p
+import concertina_protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.core import events as e
 from concertina_agent.log import log
-from concertina_agent.protocol import worker_channel as w
 from concertina_agent.settings import Settings
 from concertina_agent.workers.workers import ForkParent, StartError, Target
+from concertina_protocol import worker_channel as w
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between looks at a storage that is in trouble, and between starts of an uploader that dies."""

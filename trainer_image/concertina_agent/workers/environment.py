@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from concertina_agent.protocol import Assign
+from concertina_protocol import Assign
 
 
 def worker_environment(

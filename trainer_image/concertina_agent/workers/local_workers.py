@@ -17,14 +17,14 @@ from typing import Any, Optional
 from concertina_agent.core import events as e
 from concertina_agent.log import log
 from concertina_agent.memory import oom_kills
-from concertina_agent.protocol import Assign
-from concertina_agent.protocol import worker_channel as w
-from concertina_agent.protocol.pulse import VARIABLE, PulseFile
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
 from concertina_agent.workers.processes import Reaper, kill_group
 from concertina_agent.workers.workers import ForkParent, Process, StartError, Target, start_command
+from concertina_protocol import Assign
+from concertina_protocol import worker_channel as w
+from concertina_protocol.pulse import VARIABLE, PulseFile
 
 CHANNEL_EOF_SECONDS = 0.5
 """How long a dead worker's last messages are waited for."""

@@ -15,8 +15,8 @@ import signal
 from collections.abc import Mapping
 from typing import BinaryIO, Optional
 
-from concertina_agent.protocol.pulse import VARIABLE
 from concertina_agent.workers.processes import Reaper
+from concertina_protocol.pulse import VARIABLE
 
 SIGNAL = signal.SIGUSR2
 SUFFIX = ".stacks"

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from concertina_agent.log import log
-from concertina_agent.memory import ADVICE, oom_kills
+from concertina_agent.memory import oom_kills
 from concertina_agent.workers import descriptors, output
 from concertina_agent.workers.forkserver import MAX_PACKET
 from concertina_agent.workers.processes import Reaper, die_with_parent, kill_group
+from concertina_protocol.reports import OUT_OF_MEMORY
 
 SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Where `concertina_agent` is imported from: a folder or the zipapp."""
@@ -208,7 +209,7 @@ class ForkParent:
             child.end(-signal.SIGKILL)
         self._children.clear()
         if not self.warm.done():
-            why = ADVICE if oom_kills() > self._oom_kills else "its output says why"
+            why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "its output says why"
             self.warm.set_result(f"The process that imports {self._preload} died: {why}.")
         elif not self.warm.result():
             self.warm = asyncio.get_running_loop().create_future()

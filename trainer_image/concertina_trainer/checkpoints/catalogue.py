@@ -10,7 +10,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
-from concertina_agent.protocol import Durable
+from concertina_protocol import Durable
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.checkpoint import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_trainer.checkpoints.manifest import NAME, Manifest, Place, to_json

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from concertina_agent.protocol import Durable, SnapshotId, Undone
-from concertina_agent.protocol.typed_json import from_json
+from concertina_protocol import Durable, SnapshotId, Undone
+from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import retention
 from concertina_trainer.checkpoints.manifest import (
     NAME,

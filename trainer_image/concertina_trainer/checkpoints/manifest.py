@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from concertina_agent.protocol import SnapshotId, Undone
-from concertina_agent.protocol.ranges import Ranges
-from concertina_agent.protocol.typed_json import from_json
+from concertina_protocol import SnapshotId, Undone
+from concertina_protocol.ranges import Ranges
+from concertina_protocol.typed_json import from_json
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format.shardfile import Continued, Facts
 

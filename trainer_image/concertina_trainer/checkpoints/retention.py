@@ -14,7 +14,7 @@ import itertools
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from concertina_agent.protocol import Durable, Undone
+from concertina_protocol import Durable, Undone
 from concertina_trainer.checkpoints.manifest import NAME, Place
 from concertina_trainer.objects.folder import Entry, Folder, StorageError
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-from concertina_agent.protocol.typed_json import from_json
+from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.checkpoints.manifest import BLOCK, Manifest, Part, PartMark

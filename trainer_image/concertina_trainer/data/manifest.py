@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from concertina_agent.protocol.typed_json import ProtocolError, from_json
+from concertina_protocol.typed_json import ProtocolError, from_json
 from concertina_trainer.config import Documents
 from concertina_trainer.errors import BadInput
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_agent.protocol.typed_json import ProtocolError, from_json
+from concertina_protocol.typed_json import ProtocolError, from_json
 from concertina_trainer.data.manifest import Manifest, Shard
 from concertina_trainer.data.rows import packed, singles
 from concertina_trainer.errors import BadInput

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from concertina_agent.protocol import Restore, SnapshotId
-from concertina_agent.protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
+from concertina_protocol import Restore, SnapshotId
+from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
 from concertina_trainer.checkpoints.retention import lease
 from concertina_trainer.checkpoints.rollback import go_back
 from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from concertina_agent.protocol import SnapshotId
+from concertina_protocol import SnapshotId
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format.shardfile import Facts
 from concertina_trainer.state.train_state import DTYPES, TrainState

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from functools import cached_property
 
-from concertina_agent.protocol import SnapshotId
+from concertina_protocol import SnapshotId
 from concertina_trainer.checkpoints.checkpoint import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
 from concertina_trainer.config import ModelConfig

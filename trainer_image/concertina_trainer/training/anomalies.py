@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Protocol
 
-from concertina_agent.protocol.ranges import MOST_RANGES, Ranges, united, words
+from concertina_protocol.ranges import MOST_RANGES, Ranges, united, words
 from concertina_trainer.config import Answer, TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import BadInput, RollBack

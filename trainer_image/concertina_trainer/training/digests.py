@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from concertina_agent.protocol.ranges import Ranges
+from concertina_protocol.ranges import Ranges
 from concertina_trainer.errors import RollBack
 
 _MODULUS = 2**48 - 59

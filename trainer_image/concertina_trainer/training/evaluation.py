@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from concertina_agent.protocol import Evaluated
+from concertina_protocol import Evaluated
 from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
 from concertina_trainer.data.manifest import VALIDATION
 from concertina_trainer.data.read.batch import BatchPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from concertina_agent.protocol import CheckpointInterval, History
+from concertina_protocol import CheckpointInterval, History
 
 SHORTEST, UNKNOWN_COST = 10.0, 1.0
 """Seconds: between checkpoints at least; and what a save is taken to cost before one was made."""

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from concertina_agent.protocol.worker_channel import Done
+from concertina_protocol.worker_channel import Done
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.model.decoder import Decoder, token_losses

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from concertina_agent.protocol import CheckpointInterval, Evaluated, Progress
-from concertina_agent.protocol.pulse import PulseWriter
-from concertina_agent.protocol.ranges import Ranges
-from concertina_agent.protocol.worker_channel import Beat, WorkerEnd
+from concertina_protocol import CheckpointInterval, Evaluated, Progress
+from concertina_protocol.pulse import PulseWriter
+from concertina_protocol.ranges import Ranges
+from concertina_protocol.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.parallel.waits import Waits
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from concertina_agent.protocol import Durable, History
-from concertina_agent.protocol.worker_channel import (
+from concertina_protocol import Durable, History
+from concertina_protocol.worker_channel import (
     Committed,
     CopiedUpTo,
     Done,

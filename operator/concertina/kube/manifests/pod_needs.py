@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import concertina_protocol as protocol
 from concertina.api.quantities import bytes_of
 from concertina.kube.resources import Raw
 from concertina.plan.types import CreatePod, JobView
-from concertina_agent import protocol
 
 PORT_NAME = "concertina"
 """Of the container port that says where a pod's agent listens."""

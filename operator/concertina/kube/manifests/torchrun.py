@@ -4,6 +4,7 @@ No Service: a member is made when the store's pod has its address, and no member
 
 from __future__ import annotations
 
+import concertina_protocol as protocol
 from concertina.api import TRAINER
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests import pod_needs
@@ -13,7 +14,6 @@ from concertina.plan.facts import sizes
 from concertina.plan.lifecycle.torchrun import rendezvous_name
 from concertina.plan.pods.pods import pod_name
 from concertina.plan.types import CreatePod, CreateRendezvous, JobView
-from concertina_agent import protocol
 
 ROUND = "concertina.dev/round"
 MOST_NODES = 10000

@@ -23,7 +23,7 @@ from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
 from concertina.plan.types import JobView, NodeView, PodView
-from concertina_agent.protocol import PORT
+from concertina_protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")
 """Reasons for waiting that every pod passes through."""

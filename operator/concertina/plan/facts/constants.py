@@ -1,6 +1,6 @@
 """The waits that plan() knows, in seconds."""
 
-from concertina_agent.protocol import SILENCE_SECONDS
+from concertina_protocol import SILENCE_SECONDS
 
 PATIENCE = 0.5
 """How long one candidate may stay silent after the others have answered."""

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import Claim, JobStatus, Member, Restart, World, unix_seconds
 from concertina.plan.facts import constants, notices, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.types import AgentView, Call, ConnectionRefusal, NodeView, Observed, PodView
-from concertina_agent import protocol
 
 UNKNOWN_AGENT = AgentView()
 UNKNOWN_NODE = NodeView(name="", ready=True)

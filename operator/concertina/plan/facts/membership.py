@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from concertina.api.spec import JobSpec
 from concertina.plan.facts import sizes
-from concertina_agent.protocol import Prepared
+from concertina_protocol import Prepared
 
 
 def choose(replies: Mapping[str, Prepared], members: Collection[str], spec: JobSpec) -> tuple[str, ...]:

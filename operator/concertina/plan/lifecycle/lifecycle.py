@@ -12,7 +12,7 @@ from concertina.plan.rounds import claims, commits, drains
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
 from concertina.plan.types import DeleteJob
-from concertina_agent.protocol import Prepared
+from concertina_protocol import Prepared
 
 ENDED = {"Complete": Phase.COMPLETE, "Failed": Phase.FAILED}
 

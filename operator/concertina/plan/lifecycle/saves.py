@@ -6,13 +6,13 @@ that ends before that is no matter: the lead of the next one is asked again.
 
 from __future__ import annotations
 
+import concertina_protocol as protocol
 from concertina.api.status import CheckpointMark, CheckpointRequest, rfc3339
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.facts.look import Look
 from concertina.plan.rounds import growth
 from concertina.plan.state import restore
 from concertina.plan.types import Action, Send
-from concertina_agent import protocol
 
 NO_STORAGE = "this job has no durable checkpoints that the operator looks after: it has no spec.checkpoint, or runs a "
 NO_STORAGE += "command of its own, which saves when it sees fit"

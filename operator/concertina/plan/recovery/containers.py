@@ -10,7 +10,7 @@ from concertina.plan.facts.look import Look
 from concertina.plan.pods.backoff import OUTSIDE
 from concertina.plan.recovery import ladder
 from concertina.plan.types import Event, PodView
-from concertina_agent.memory import ADVICE
+from concertina_protocol.reports import OUT_OF_MEMORY
 
 UNKNOWN_EXIT = 255
 """What the kubelet says of a container whose end it did not see: its node was started again."""
@@ -88,7 +88,7 @@ def events(look: Look) -> tuple[Event, ...]:
 def sentence(pod: PodView) -> str:
     again = f"replica {pod.name} on node {pod.node} was started again in its place"
     if reason(pod) == "OutOfMemory":
-        return f"{again}: {ADVICE}"
+        return f"{again}: {OUT_OF_MEMORY}"
     return f"{again}: its container ended with exit code {pod.last_exit_code} ({pod.last_exit_reason or 'no reason'})"
 
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import concertina_protocol as protocol
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.facts.look import Look
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import Event
-from concertina_agent import protocol
 
 HANG, STANDSTILL = "Hang", "Standstill"
 """Reasons: one worker is behind and its pod is replaced; or all wait alike and only a new round can help."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import concertina_protocol as protocol
 from concertina.api.status import Restart
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -14,7 +15,6 @@ from concertina.plan.recovery import budget, hangs, ladder, same_failure, starts
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import Event
-from concertina_agent import protocol
 
 OWN_FAULT = frozenset(
     {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import signal
 
+import concertina_protocol as protocol
 from concertina.api.status import Restart
 from concertina.plan.facts.look import Look
 from concertina.plan.recovery import history
-from concertina_agent import protocol
 
 TRIES = 3
 """Equal failures without progress between them that make a bug."""

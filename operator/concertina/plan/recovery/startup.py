@@ -8,7 +8,7 @@ from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina.plan.facts.look import Look
 from concertina.plan.pods.pods import shortage
 from concertina.plan.types import PodView
-from concertina_agent.protocol import EXIT_OLD_PYTHON
+from concertina_protocol import EXIT_OLD_PYTHON
 
 WAITING = {
     "ErrImagePull": "ImageUnavailable",

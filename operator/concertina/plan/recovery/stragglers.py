@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import concertina_protocol as protocol
 from concertina.api.status import Restart, StragglerMark, rfc3339
 from concertina.plan.facts import sizes
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.facts.look import Look
 from concertina.plan.pods import pods
 from concertina.plan.types import Event
-from concertina_agent import protocol
 
 STRAGGLER = "Straggler"
 MOST = 16

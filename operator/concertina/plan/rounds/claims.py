@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import concertina_protocol as protocol
 from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
 from concertina.plan.facts import constants, membership, sizes
 from concertina.plan.facts.decision import Decision, Phase
@@ -13,8 +14,7 @@ from concertina.plan.pods import pods
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handover import together
 from concertina.plan.types import Action, Call, Event, Send
-from concertina_agent import protocol
-from concertina_agent.protocol import Prepared
+from concertina_protocol import Prepared
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
 from concertina.plan.facts import constants
@@ -16,8 +17,7 @@ from concertina.plan.facts.look import Look
 from concertina.plan.state import copies, restore, ring
 from concertina.plan.state.ring import Place
 from concertina.plan.types import Action, Event, Send
-from concertina_agent import protocol
-from concertina_agent.protocol import Prepared
+from concertina_protocol import Prepared
 
 
 def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: Iterable[str] = ()) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concertina_protocol as protocol
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.facts.look import Look
@@ -10,7 +11,6 @@ from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
 from concertina.plan.types import Action, Call, Send
-from concertina_agent import protocol
 
 
 def change(look: Look) -> Decision | None:

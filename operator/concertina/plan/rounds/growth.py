@@ -3,13 +3,13 @@ lost again, less and less often. What went wrong stands in status.growth, so a n
 
 from __future__ import annotations
 
+import concertina_protocol as protocol
 from concertina.api.status import Growth, rfc3339, unix_seconds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.decision import Decision
 from concertina.plan.facts.look import Look
 from concertina.plan.rounds import claims
 from concertina.plan.rounds.claims import Cause
-from concertina_agent import protocol
 
 SETTLED, SETTLED_SCRIPT = 30.0, 120.0
 """Seconds after which the loss of those who joined has nothing to do with their joining: joining has paid off then. A

@@ -13,7 +13,7 @@ from concertina.plan.facts import constants, membership
 from concertina.plan.facts.look import Look
 from concertina.plan.rounds import commits
 from concertina.plan.types import Call
-from concertina_agent.protocol import Prepared, Restore
+from concertina_protocol import Prepared, Restore
 
 
 @dataclass(frozen=True)

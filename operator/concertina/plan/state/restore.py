@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.state.rollback import is_undone, undone
-from concertina_agent.protocol import Durable, Prepared, Restore, SnapshotId, Storage
+from concertina_protocol import Durable, Prepared, Restore, SnapshotId, Storage
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concertina.api.status import JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
 from concertina.plan.facts.look import Look
 from concertina.plan.types import Event
-from concertina_agent.protocol import Undone
-from concertina_agent.protocol.ranges import MOST_RANGES, united, words
-from concertina_agent.protocol.undone import joined
+from concertina_protocol import Undone
+from concertina_protocol.ranges import MOST_RANGES, united, words
+from concertina_protocol.undone import joined
 
 
 def seen(look: Look) -> Rollback | None:

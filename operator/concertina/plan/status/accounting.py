@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import concertina_protocol as protocol
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
@@ -19,7 +20,6 @@ from concertina.api.status import (
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.facts.look import Look
 from concertina.plan.state import rollback
-from concertina_agent import protocol
 
 MOST_SHARES = 16
 BUCKETS = {

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from concertina_agent.protocol.typed_json import from_json
+from concertina_protocol.typed_json import from_json
 from concertina_trainer.data.build.sources import Piece, Source, cut, find
 from concertina_trainer.data.build.write import Part, Recipe, Written, write
 from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, Manifest, TokenizerFacts

@@ -7,7 +7,7 @@ nothing of the past.
 
 from __future__ import annotations
 
-from concertina_agent.protocol.ranges import Ranges
+from concertina_protocol.ranges import Ranges
 
 
 def positions(start: int, stop: int, skipped: Ranges) -> Ranges:

@@ -35,7 +35,7 @@ import typing
 from asyncio import StreamReader, StreamWriter
 from typing import Any, Deque, Dict, List, Optional, Type, TypeVar, Union
 
-from concertina_agent.protocol import (
+from concertina_protocol import (
     MAX_LINE,
     Durable,
     History,
@@ -46,8 +46,8 @@ from concertina_agent.protocol import (
     Storage,
     Undone,
 )
-from concertina_agent.protocol.lines import JsonLines
-from concertina_agent.protocol.typed_json import ProtocolError
+from concertina_protocol.lines import JsonLines
+from concertina_protocol.typed_json import ProtocolError
 
 BAD_INPUT_EXIT = 78
 """EX_CONFIG: trying again can't help."""

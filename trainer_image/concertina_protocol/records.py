@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
-from concertina_agent.protocol.undone import Undone
+from concertina_protocol.undone import Undone
 
 
 @dataclasses.dataclass(frozen=True)

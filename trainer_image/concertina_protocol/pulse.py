@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Optional
 
-from concertina_agent.protocol import Pulse
+from concertina_protocol import Pulse
 
 VARIABLE = "CONCERTINA_PULSE"
 _LAYOUT = struct.Struct("<16sqdd")

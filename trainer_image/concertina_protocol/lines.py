@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from concertina_agent.protocol.typed_json import ProtocolError, from_json
+from concertina_protocol.typed_json import ProtocolError, from_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,8 @@ from __future__ import annotations
 import typing
 from typing import Any, Union
 
-from concertina_agent.protocol.lines import JsonLines
-from concertina_agent.protocol.operator import (
+from concertina_protocol.lines import JsonLines
+from concertina_protocol.operator import (
     Accepted,
     Assign,
     Drain,
@@ -49,8 +49,8 @@ from concertina_agent.protocol.operator import (
     Save,
     Watch,
 )
-from concertina_agent.protocol.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
-from concertina_agent.protocol.records import (
+from concertina_protocol.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
+from concertina_protocol.records import (
     Candidate,
     Durable,
     Held,
@@ -60,7 +60,7 @@ from concertina_agent.protocol.records import (
     SnapshotId,
     Storage,
 )
-from concertina_agent.protocol.reports import (
+from concertina_protocol.reports import (
     CheckpointInterval,
     Evaluated,
     Failure,
@@ -72,7 +72,7 @@ from concertina_agent.protocol.reports import (
     Report,
     Straggler,
 )
-from concertina_agent.protocol.undone import Undone
+from concertina_protocol.undone import Undone
 
 __all__ = [
     "BEAT_SECONDS",
