@@ -1,4 +1,5 @@
-"""A thin client of raw dicts. Typed objects cost 5 to 10 times the CPU on lists of thousands (docs/decisions.md).
+"""A thin client of raw dicts. Typed objects cost 5 to 10 times the CPU on lists of thousands
+(decision "kubernetes.aio for access, requests by hand").
 
 Every request is tried again on 429, 5xx and lost connections, with back-off and jitter, until `give_up_after` seconds
 have passed; then Unreachable is raised. What is not tried again is raised as the exception of errors.py.

@@ -1,6 +1,6 @@
 """A local copy of one kind of objects: LIST in chunks, then WATCH with bookmarks, LIST again on 410.
 
-kopf would hold the same objects at 30 times the CPU (docs/decisions.md).
+kopf would hold the same objects at 30 times the CPU (decision "kubernetes.aio for access, requests by hand").
 """
 
 from __future__ import annotations
