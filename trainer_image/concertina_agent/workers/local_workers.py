@@ -25,6 +25,7 @@ from concertina_agent.workers.workers import ForkParent, Process, StartError, Ta
 from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w
 from concertina_protocol.pulse import VARIABLE, PulseFile
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
 """How long a dead worker's last messages are waited for."""
@@ -39,7 +40,7 @@ class LocalWorker:
     oom_kills: int
     """Of this container, before it started."""
     pulse: PulseFile
-    channel: Optional[w.AgentEnd] = None
+    channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """For it, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -139,7 +140,7 @@ class LocalWorkers:
         pids = {pid, _session(pid)}  # a command of one's own may be a shell that runs the script
         return next((worker for worker in self._workers.values() if worker.process.pid in pids), None)
 
-    def attach(self, worker: LocalWorker, channel: w.AgentEnd) -> None:
+    def attach(self, worker: LocalWorker, channel: AgentEnd) -> None:
         worker.channel = channel
         for message in worker.waiting:
             channel.send(message)
