@@ -37,9 +37,9 @@ def test_nothing_happens_outside_of_a_job(tmp_path, monkeypatch):
 
 def test_importing_it_costs_nothing():
     code = "import sys; before = set(sys.modules); import trainingjob; print(*(set(sys.modules) - before))"
-    printed = subprocess.run([sys.executable, "-Ic", code], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "trainingjob" in printed.split()
-    assert not {"torch", "numpy", "asyncio", "concertina_agent"} & set(printed.split())
+    assert not {"torch", "numpy", "asyncio", "socket", "concertina_protocol"} & set(printed.split())
 
 
 def test_the_world_is_torchruns(monkeypatch):
@@ -70,19 +70,34 @@ def test_where_checkpoints_belong(tmp_path, monkeypatch):
         trainingjob.checkpoint_dir()
 
 
+IN_A_JOB = """
+import sys, trainingjob
+print(trainingjob.__file__, "concertina_protocol" in sys.modules)
+trainingjob.report(step=1)
+print(sys.modules["concertina_protocol"].__file__, *{"asyncio", "ssl", "torch", "concertina_agent"} & set(sys.modules))
+"""
+
+
 def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
+    """And what it stands on, for any Python; that is imported once the script speaks, without asyncio."""
     first, second = tmp_path / "first", tmp_path / "second"
     pyz = main.install(first)
     subprocess.run([sys.executable, str(pyz), "install", str(second)], check=True, capture_output=True)
-    for folder in (first, second):
-        package = folder / "python" / "trainingjob"
-        assert sorted(path.name for path in package.iterdir()) == ["__init__.py", "_channel.py", "py.typed"]
-        code = "import trainingjob; print(trainingjob.__file__, trainingjob.should_checkpoint())"
-        environment = {"PYTHONPATH": str(folder / "python")}
-        said = subprocess.run(
-            [sys.executable, "-Sc", code], env=environment, capture_output=True, text=True, check=True
-        )
-        assert said.stdout.split() == [str(package / "__init__.py"), "False"]
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "s"))
+        agent.listen()
+        for folder in (first, second):
+            packages = folder / "python"
+            assert sorted(path.name for path in packages.iterdir()) == ["concertina_protocol", "trainingjob"]
+            environment = {"PYTHONPATH": str(packages), "RANK": "0", "CONCERTINA_SOCKET": str(tmp_path / "s")}
+            said = subprocess.run(
+                [sys.executable, "-Sc", IN_A_JOB], env=environment, capture_output=True, text=True, check=True
+            )
+            expected = [packages / "trainingjob/__init__.py", False, packages / "concertina_protocol/__init__.py"]
+            assert (said.stdout.split(), said.stderr) == ([str(each) for each in expected], "")
+            connection, _ = agent.accept()
+            with connection, connection.makefile("rb") as stream:
+                assert [type(w.decode(line)) for line in stream] == [w.Hello, Progress]
 
 
 class Agent:

@@ -72,6 +72,7 @@ from concertina_protocol.reports import (
     Report,
     Straggler,
 )
+from concertina_protocol.typed_json import ProtocolError
 from concertina_protocol.undone import Undone
 
 __all__ = [
