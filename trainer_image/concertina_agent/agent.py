@@ -60,7 +60,7 @@ class Agent:
             self.instance,
             settings.workers,
             bundled=settings.bundled,
-            storage=p.Storage("Unknown") if settings.checkpoints else None,
+            storage=p.Storage(p.StorageHealth.UNKNOWN) if settings.checkpoints else None,
             seen=seen.read(settings.volume),
             held=self._snapshots.scan(),
         )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
-from concertina_protocol.records import Rollback, SnapshotId, Storage
+from concertina_protocol.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 """In the words of both sides: the agent says it of a worker, the operator of the whole container."""
@@ -163,13 +163,14 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """One member as the lead knows it. state: starting, running, draining, drained, succeeded, failed."""
+    """One member as the lead knows it."""
 
     replica: str
     instance: str
     round: int
     claim: str
-    state: str
+    state: State
+    """From starting on."""
     step: int = -1
     failure: Optional[Failure] = None
     notice: float = 0.0
@@ -199,9 +200,9 @@ class Report:
     round: int
     claim: str
     """The highest seen."""
-    state: str
-    """idle, prepared, running, draining, drained, succeeded, failed: of this agent. A lead's drained and succeeded
-    stand for the whole round: every member is, and the checkpoint that this asks for is under `LATEST`."""
+    state: State
+    """Of this agent, never starting. A lead's drained and succeeded stand for the whole round: every member is, and the
+    checkpoint that this asks for is under `LATEST`."""
     lead: bool = False
     members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

@@ -1,7 +1,7 @@
 """The agent's decisions: `AgentCore` takes one event at a time and says what must be done. Pure and deterministic: no
 clock, no I/O, no threads; the shell (`agent`) and the simulation drive the same class.
 
-    core = AgentCore(replica, uid, instance, workers, bundled=True, storage=Storage("Unknown"), seen=(0, ""), held=())
+    core = AgentCore(replica, uid, instance, workers, bundled=True, storage=None, seen=(0, ""), held=())
     effects = core.handle(event, now, at)     # now: monotonic seconds, at: Unix seconds (only for Failure.at)
     core.report() -> protocol.Report          # what Watch streams
     core.state() -> protocol.MemberState      # what a member tells its lead
@@ -320,7 +320,7 @@ class AgentCore(Preparing):
         if event.durable is None and self._durability.voids(event.id.round, event.id.step):
             return  # the fence has done what it is there for: storage is well
         if event.durable is None:
-            self._storage_seen(e.StorageSeen(p.Storage("Error", None, event.message)))
+            self._storage_seen(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, event.message)))
             return
         self._effects.append(e.ToMembers(p.DurableMoved(event.durable)))
         self._durable_moved(event.durable)

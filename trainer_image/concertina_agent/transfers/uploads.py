@@ -135,7 +135,7 @@ class Uploads:
     def _fail(self, message: str) -> None:
         """Work is taken up again when a look at the storage says that it is well."""
         self._well = False
-        self._emit(e.StorageSeen(p.Storage("Error", None, message)))
+        self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
         self._trouble(message)
 
     def _trouble(self, message: str) -> None:

@@ -25,6 +25,7 @@ import dataclasses
 from typing import Any, Dict, Optional, Type, Union
 
 from concertina_protocol import Durable, History, Progress, Restore, Rollback, SnapshotId
+from concertina_protocol.typed_json import OpenEnum
 
 BAD_INPUT_EXIT = 78
 """EX_CONFIG: trying again can't help."""
@@ -84,10 +85,14 @@ class Fetch:
     shard: int
 
 
+class Outcome(OpenEnum):
+    COMPLETE = "complete"
+    DRAINED = "drained"
+
+
 @dataclasses.dataclass(frozen=True)
 class Done:
-    outcome: str
-    """complete or drained."""
+    outcome: Outcome
     step: int
 
 
