@@ -111,7 +111,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """Where one worker is, and for how long: ages, for no clock of one machine is compared with another's."""
 
     rank: int
@@ -181,8 +181,8 @@ class MemberState:
     """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()
     """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
-    pulses: tuple[Pulse, ...] = ()
-    """Of its workers that run; the lead keeps them to itself."""
+    pulses: tuple[Heartbeat, ...] = ()
+    """Heartbeats of its workers that run, by their older name; the lead keeps them to itself."""
     hung: bool = False
     """On the lead: no rank moves; every member collects the stacks of its workers."""
     next_call: Optional[int] = None

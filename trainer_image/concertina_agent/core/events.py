@@ -180,7 +180,7 @@ class Noticed:
 class Tick:
     """Time has passed; a few times a second."""
 
-    pulses: tuple[p.Pulse, ...] = ()
+    pulses: tuple[p.Heartbeat, ...] = ()
     """Of own workers that write one."""
     stopped: tuple[tuple[int, int], ...] = ()
     """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""

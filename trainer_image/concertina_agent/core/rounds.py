@@ -269,7 +269,7 @@ class AgentCore(Preparing):
     def _look_at_workers(self, r: Membership, event: e.Tick) -> None:
         running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
         r.hearts.look(event.pulses, running, self._now)
-        self._restored(r, max((pulse.step for pulse in r.hearts.pulses), default=-1))
+        self._restored(r, max((heartbeat.step for heartbeat in r.hearts.pulses), default=-1))
         for rank in sorted(r.hearts.stopped(event.stopped)):
             if r.failure is None:
                 self._fail(worker_stopped(self.replica, rank, r.workers.step, self._at))
