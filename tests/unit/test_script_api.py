@@ -150,22 +150,22 @@ def test_all_calls_are_false_but_the_one_that_was_agreed_on_and_the_next_ends_th
     call = agent.script.should_checkpoint
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(call)
-        assert (agent.hears(), agent.hears()) == (w.Hello(0, os.getpid()), w.Attends(0))
+        assert (agent.hears(), agent.hears()) == (w.Hello(0, os.getpid()), w.Register(0))
         assert not first.done(), "the first call did not wait for its answer"
-        agent.says(w.Attended())
+        agent.says(w.Registered())
         assert [first.result(10), call(), call()] == [False, False, False]
-        agent.says(w.AskPassed())
-        assert agent.hears() == w.Passed(0, 3)
+        agent.says(w.QueryCalls())
+        assert agent.hears() == w.CallCount(0, 3)
         fourth = pool.submit(call)
         agent.script.report(4, 9, 0.1, 0, 0, "training")
         assert agent.hears().step == 4
         assert not fourth.done(), "a call after the answer did not wait"
-        agent.says(w.StopAt(5))
+        agent.says(w.StopAtCall(5))
         assert [fourth.result(10), call()] == [False, True]
         agent.script.report(6, 9, 0.1, 0, 0, "training")
         assert isinstance(pool.submit(call).exception(10), SystemExit)
-        agent.says(w.AskPassed())
-        assert agent.hears() == w.Passed(0, 5), "a step beyond the checkpoint was reported"
+        agent.says(w.QueryCalls())
+        assert agent.hears() == w.CallCount(0, 5), "a step beyond the checkpoint was reported"
 
 
 def test_an_agent_that_is_gone_leaves_the_script_alone(tmp_path):
@@ -194,8 +194,8 @@ def test_the_call_is_the_first_that_no_rank_has_passed(calls):
         ranks = range(rank, rank + len(passed))
         rank += len(passed)
         for one in ranks:
-            assert agent.attends(one) == [e.ToWorker(one, w.Attended())]
-        assert agent.ask(0.0) == [e.ToWorker(one, w.AskPassed()) for one in ranks]
+            assert agent.attends(one) == [e.ToWorker(one, w.Registered())]
+        assert agent.ask(0.0) == [e.ToWorker(one, w.QueryCalls()) for one in ranks]
         assert (agent.next_call is None) == bool(passed)
         for one, number in zip(ranks, passed, strict=True):
             assert agents[0].decide(map(member, agents), 0.1) is None
@@ -217,11 +217,11 @@ def test_a_rank_that_comes_late_is_told_and_one_that_is_gone_is_not_waited_for()
     agent.ask(0.0)
     agent.passed(0, 4)
     assert agent.next_call is None
-    assert agent.attends(2) == [e.ToWorker(2, w.AskPassed())]
+    assert agent.attends(2) == [e.ToWorker(2, w.QueryCalls())]
     agent.ended(1)
     assert agent.next_call == 5
     agent.stop_at(7)
-    assert agent.attends(3) == [e.ToWorker(3, w.StopAt(7))]
+    assert agent.attends(3) == [e.ToWorker(3, w.StopAtCall(7))]
     assert agent.agreed
 
 

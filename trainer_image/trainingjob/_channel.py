@@ -1,10 +1,4 @@
-"""The script's side of the conversation that `concertina_protocol.worker_channel.worker` tells.
-
-How all ranks agree on a step without talking to each other: a thread answers AskPassed at once with the number of calls
-that this rank has passed, and from then on the next call waits for StopAt. The agents name the highest such number plus
-one: no rank has passed that call, and every rank can reach it, as nobody waits there for what another rank has yet to
-compute. The first call of all says Attends and waits for the answer, so a rank that has never called can't slip by.
-"""
+"""The script's side of the conversation that `concertina_protocol.worker_channel.worker` tells."""
 
 from __future__ import annotations
 
@@ -48,7 +42,7 @@ class Channel:
                 raise SystemExit(0)
             if not self._attends:
                 self._attends = self._asked = True
-                self._send(w.Attends(self._rank))
+                self._send(w.Register(self._rank))
             self._changed.wait_for(lambda: not self._open or not self._asked)
             self._passed += 1
             return self._open and self._passed == self._stop_at
@@ -98,12 +92,12 @@ class Channel:
 
     def _on_message(self, message: object) -> None:
         with self._changed:
-            if isinstance(message, w.AskPassed):
+            if isinstance(message, w.QueryCalls):
                 self._asked = True
-                self._send(w.Passed(self._rank, self._passed))
-            elif isinstance(message, w.Attended):
+                self._send(w.CallCount(self._rank, self._passed))
+            elif isinstance(message, w.Registered):
                 self._asked = False
-            elif isinstance(message, w.StopAt):
+            elif isinstance(message, w.StopAtCall):
                 self._asked, self._stop_at = False, message.call
             self._changed.notify_all()
 

@@ -132,9 +132,9 @@ class AgentCore(Preparing):
             self._effects.append(e.Ship(message.id, message.shard, message.path))
         elif isinstance(message, w.Fault) and message.rollback is not None and r.lead is not None:
             self._undo((p.Undone(event.round, message.rollback.step),))
-        elif isinstance(message, w.Attends):
+        elif isinstance(message, w.Register):
             self._effects += r.stopping.attends(event.rank)
-        elif isinstance(message, w.Passed):
+        elif isinstance(message, w.CallCount):
             r.stopping.passed(event.rank, message.calls)
         self._own_state_changed()
 

@@ -9,9 +9,16 @@ The bundled trainer's worker:
            <-  CopiedUpTo*, SaveNow*, DrainRequest         at any time
     Done -> and exit 0,  or  Fault -> and a non-zero exit (BadInput: 78), each after `WorkerEnd.finish`
 
-A command of one's own may speak too, through the package `trainingjob`: Hello, Progress and Beat as above, and, to stop
-after the same step on all ranks (`stopping` of the agent), Attends -> Attended, and AskPassed -> Passed, then
-StopAt.
+A command of one's own may speak too, through the package `trainingjob`: Hello, Progress and Beat as above, and, so that
+all ranks stop after the same step without talking to each other:
+
+    Register ->                                 at the first call of should_checkpoint(), which waits for the answer: a
+                                                rank that has never called can't slip by
+           <-  Registered                       go on
+           <-  QueryCalls                       the world is about to end
+    CallCount ->                                at once, from the thread that reads; the next call waits
+           <-  StopAtCall                       the highest count of all ranks, plus one: none has passed that call, and
+                                                each reaches it, as none waits for what another has yet to compute
 
 How a slot that is being shipped is kept from being overwritten: the worker makes a hard link to the committed slot's
 file (`WantDurable.path`, beside the slot) before it says WantDurable, and a worker never writes into a file with more
@@ -105,15 +112,15 @@ class Fault:
 
 
 @dataclasses.dataclass(frozen=True)
-class Attends:
-    """From a command of one's own, at its first should_checkpoint(). Answer: Attended, AskPassed or StopAt."""
+class Register:
+    """From a command of one's own, at its first should_checkpoint(). Answer: Registered, QueryCalls or StopAtCall."""
 
     rank: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Passed:
-    """Answer to AskPassed: so many calls of should_checkpoint() are over; the next one waits for StopAt."""
+class CallCount:
+    """Answer to QueryCalls: so many calls of should_checkpoint() are over; the next one waits for StopAtCall."""
 
     rank: int
     calls: int
@@ -167,17 +174,17 @@ class CopiedUpTo:
 
 
 @dataclasses.dataclass(frozen=True)
-class Attended:
+class Registered:
     """Go on."""
 
 
 @dataclasses.dataclass(frozen=True)
-class AskPassed:
+class QueryCalls:
     """How far are you? The world is about to end."""
 
 
 @dataclasses.dataclass(frozen=True)
-class StopAt:
+class StopAtCall:
     """should_checkpoint() is to be true at this call, counted from 1, and the one after it ends the process."""
 
     call: int
@@ -185,12 +192,14 @@ class StopAt:
 
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
-    Attends, Passed, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo, Attended, AskPassed, StopAt,
+    Register, CallCount, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo,
+    Registered, QueryCalls, StopAtCall,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {
     "Hello": Hello, "Progress": Progress, "Beat": Beat, "Committed": Committed, "WantDurable": WantDurable,
-    "FetchHeader": FetchHeader, "Fetch": Fetch, "Done": Done, "Fault": Fault, "Attends": Attends,
-    "Passed": Passed, "Start": Start, "FetchedHeader": FetchedHeader, "Fetched": Fetched, "DrainRequest": DrainRequest,
-    "SaveNow": SaveNow, "CopiedUpTo": CopiedUpTo, "Attended": Attended, "AskPassed": AskPassed, "StopAt": StopAt,
+    "FetchHeader": FetchHeader, "Fetch": Fetch, "Done": Done, "Fault": Fault, "Attends": Register,
+    "Passed": CallCount, "Start": Start, "FetchedHeader": FetchedHeader, "Fetched": Fetched,
+    "DrainRequest": DrainRequest, "SaveNow": SaveNow, "CopiedUpTo": CopiedUpTo, "Attended": Registered,
+    "AskPassed": QueryCalls, "StopAt": StopAtCall,
 }  # fmt: skip
 """By the names that lines have for them: these stay, whatever a class is called."""
