@@ -18,9 +18,10 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from concertina_protocol import MAX_LINE, Durable, Progress, Restore, SnapshotId
+from concertina_protocol import Durable, Progress, Restore, SnapshotId
 from concertina_protocol import worker_channel as channel
 from concertina_protocol.typed_json import from_json
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 from concertina_trainer.format.shardfile import header_length
 
 GIVE_UP = 120
@@ -145,9 +146,9 @@ class _Round:
     def __init__(self, job: Job, world: int, restore: Restore, script: Script) -> None:
         self.job, self.world, self.restore, self.script = job, world, restore, script
         self.outcome = Outcome()
-        self.ends: dict[int, channel.AgentEnd] = {}
+        self.ends: dict[int, AgentEnd] = {}
         self.pids: dict[int, int] = {}
-        self.uploader: asyncio.Future[channel.AgentEnd] = asyncio.get_running_loop().create_future()
+        self.uploader: asyncio.Future[AgentEnd] = asyncio.get_running_loop().create_future()
         self.wanted: dict[SnapshotId, int] = {}
         self.over = asyncio.Event()
         self.gone: set[int] = set()
@@ -157,7 +158,12 @@ class _Round:
         self.outcome.t0 = time.time()
         path = self.job.folder / "agent.sock"
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._serve, str(path), limit=MAX_LINE)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+        listening.listen(256)
+        listening.setblocking(False)
+        accepting = asyncio.ensure_future(self._accept(listening))
+        accepting.add_done_callback(lambda _: self.over.set())
         log = (self.job.folder / f"round-{self.job.number}.log").open("w+b")
         listener = socket.create_server(("127.0.0.1", 0))
         store = self.job.parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
@@ -188,7 +194,10 @@ class _Round:
             async with self.uploads:
                 pass
         finally:
-            server.close()
+            accepting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await accepting
+            listening.close()
             stuck = (pid for rank, pid in self.pids.items() if rank not in self.gone)
             for pid in (*stuck, *others):
                 with contextlib.suppress(ProcessLookupError):
@@ -201,8 +210,13 @@ class _Round:
             log.close()
         return self.outcome
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        end = channel.AgentEnd(reader, writer)
+    async def _accept(self, listening: socket.socket) -> None:
+        async with asyncio.TaskGroup() as connections:
+            while True:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+                connections.create_task(self._serve(AgentEnd(connection)))
+
+    async def _serve(self, end: AgentEnd) -> None:
         hello = await end.receive()
         if isinstance(hello, channel.UploaderHello):
             self.uploader.set_result(end)
@@ -211,12 +225,13 @@ class _Round:
         end.send(channel.Start(self.restore, self.world, self.job.uid, self.job.durable))
         while (message := await end.receive()) is not None:
             await self._hear(hello.rank, end, message)
+        end.release()
         # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.
         self.gone.add(hello.rank)
         if len(self.gone) == self.world or hello.rank not in self.outcome.done:
             self.over.set()
 
-    async def _hear(self, rank: int, end: channel.AgentEnd, message: channel.Message) -> None:
+    async def _hear(self, rank: int, end: AgentEnd, message: channel.Message) -> None:
         match message:
             case Progress():
                 self.outcome.progress.append(message)

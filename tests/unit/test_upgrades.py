@@ -12,6 +12,7 @@ import pytest
 
 import concertina_protocol as protocol
 from builders import jobs
+from concertina.agents.bounds import bounded
 from concertina.api.parse import SpecError, parse_spec, parse_stored
 from concertina.controller.apply import lost
 from concertina.plan.plan import plan
@@ -93,6 +94,22 @@ def test_lines_further_apart_are_refused_with_both_versions() -> None:
     for apart in (-2, 2):
         with pytest.raises(ProtocolError, match=f"version {protocol.VERSION + apart}, this side speaks"):
             protocol.decode(line(protocol.Ping("u"), protocol.VERSION + apart))
+
+
+def test_a_word_that_only_a_newer_side_knows_is_read_and_passed_on() -> None:
+    report = protocol.Report("r", "i", True, 1, "c", protocol.State.RUNNING)
+    newer = line(report, protocol.VERSION + 1, state="paused")
+    read = bounded(protocol.decode(newer))
+    assert isinstance(read, protocol.Report)
+    assert read.state not in set(protocol.State)
+    assert (read.state, str(read.state), f"{read.state}") == ("paused", "paused", "paused")
+    assert json.loads(protocol.encode(read))["body"] == json.loads(newer)["body"]
+    known = protocol.decode(protocol.encode(report))
+    assert isinstance(known, protocol.Report)
+    assert known.state is protocol.State.RUNNING
+    assert f"{known.state}" == "running"
+    with pytest.raises(ProtocolError):
+        protocol.decode(line(report, protocol.VERSION, state=7))
 
 
 def test_fields_that_an_older_side_does_not_send_have_defaults() -> None:

@@ -26,7 +26,7 @@ from concertina_agent.net import tls
 from concertina_agent.net.link import MemberStreams, follow_lead, tell
 from concertina_agent.net.server import Answered, Server
 from concertina_agent.net.shard_wire import ShardWire
-from concertina_agent.net.wire import Dialer, Pinger, Wire
+from concertina_agent.net.wire import Dialer, Pinger
 from concertina_agent.settings import Settings
 from concertina_agent.transfers import store
 from concertina_agent.transfers.copies import Peers
@@ -35,6 +35,7 @@ from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.workers import ForkParent
 from concertina_protocol import addresses
+from concertina_protocol.connection import Connection
 
 PING_SECONDS = 0.3
 PINGS, MORE_SECONDS = 8, 0.03
@@ -60,7 +61,7 @@ class Agent:
             self.instance,
             settings.workers,
             bundled=settings.bundled,
-            storage=p.Storage("Unknown") if settings.checkpoints else None,
+            storage=p.Storage(p.StorageHealth.UNKNOWN) if settings.checkpoints else None,
             seen=seen.read(settings.volume),
             held=self._snapshots.scan(),
         )
@@ -266,10 +267,10 @@ class Agent:
         self._replies[self._requests] = reply
         self.emit(e.Asked(self._requests, message))
 
-    async def watch(self, wire: Wire) -> None:
+    async def watch(self, wire: Connection) -> None:
         await tell(wire, self._core.report, self._changes)
 
-    async def join(self, message: p.Join, wire: Wire) -> None:
+    async def join(self, message: p.Join, wire: Connection) -> None:
         joined = False
 
         def reply(answer: p.Message) -> None:
@@ -284,7 +285,7 @@ class Agent:
         if joined:
             await self._members.serve(message, wire)
 
-    async def index(self, message: p.Index, wire: Wire) -> None:
+    async def index(self, message: p.Index, wire: Connection) -> None:
         await self._peers.answer_index(message, wire)
 
     async def pull(self, message: p.Pull, wire: ShardWire) -> None:

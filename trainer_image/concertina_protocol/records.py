@@ -6,7 +6,34 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
+from concertina_protocol.typed_json import OpenEnum
 from concertina_protocol.undone import Undone
+
+
+class State(OpenEnum):
+    """Of an agent, and of a member in a round."""
+
+    IDLE = "idle"
+    PREPARED = "prepared"
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class RestoreSource(OpenEnum):
+    FRESH = "Fresh"
+    MEMORY = "Memory"
+    STORAGE = "Storage"
+
+
+class StorageHealth(OpenEnum):
+    UNKNOWN = "Unknown"
+    """Until the first look."""
+    READY = "Ready"
+    ERROR = "Error"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +72,11 @@ class Durable:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """What an agent last learned about durable storage. `state` is Unknown until the first look, then Ready or Error.
+    """What an agent last learned about durable storage.
 
     None: the job has no checkpoint.uri, or runs a command of its own."""
 
-    state: str
+    state: StorageHealth
     latest: Optional[Durable] = None
     message: str = ""
     """With Error: a sentence that says what to do."""
@@ -90,13 +117,13 @@ class Rollback:
 
 @dataclasses.dataclass(frozen=True)
 class Restore:
-    """Where the round's state comes from. source is Fresh, Memory or Storage.
+    """Where the round's state comes from.
 
     With Memory, `holders` says for every shard which members hold it (the nearest is tried first by the agent, a bad
     one is passed over); with Storage, `durable` names the checkpoint. (base_round, step) becomes the new round's base:
     snapshots of lower rounds with a later step are void and dropped."""
 
-    source: str
+    source: RestoreSource
     step: int = 0
     id: Optional[SnapshotId] = None
     holders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

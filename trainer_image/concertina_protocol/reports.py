@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
-from concertina_protocol.records import Rollback, SnapshotId, Storage
+from concertina_protocol.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 """In the words of both sides: the agent says it of a worker, the operator of the whole container."""
@@ -111,7 +111,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """Where one worker is, and for how long: ages, for no clock of one machine is compared with another's."""
 
     rank: int
@@ -163,13 +163,14 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """One member as the lead knows it. state: starting, running, draining, drained, succeeded, failed."""
+    """One member as the lead knows it."""
 
     replica: str
     instance: str
     round: int
     claim: str
-    state: str
+    state: State
+    """From starting on."""
     step: int = -1
     failure: Optional[Failure] = None
     notice: float = 0.0
@@ -180,8 +181,8 @@ class MemberState:
     """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()
     """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
-    pulses: tuple[Pulse, ...] = ()
-    """Of its workers that run; the lead keeps them to itself."""
+    pulses: tuple[Heartbeat, ...] = ()
+    """Heartbeats of its workers that run, by their older name; the lead keeps them to itself."""
     hung: bool = False
     """On the lead: no rank moves; every member collects the stacks of its workers."""
     next_call: Optional[int] = None
@@ -199,9 +200,9 @@ class Report:
     round: int
     claim: str
     """The highest seen."""
-    state: str
-    """idle, prepared, running, draining, drained, succeeded, failed: of this agent. A lead's drained and succeeded
-    stand for the whole round: every member is, and the checkpoint that this asks for is under `LATEST`."""
+    state: State
+    """Of this agent, never starting. A lead's drained and succeeded stand for the whole round: every member is, and the
+    checkpoint that this asks for is under `LATEST`."""
     lead: bool = False
     members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from concertina_protocol import Storage
+from concertina_protocol import Storage, StorageHealth
 from concertina_protocol.worker_channel import (
     ChannelClosed,
     Message,
@@ -56,8 +56,8 @@ def answer(request: object, config: CheckpointConfig, uid: str) -> Message:
         else:
             latest = checkpoint.read_latest(folder)
     except StorageError as error:
-        return StorageState(Storage("Error", None, str(error)))
-    return StorageState(Storage("Ready", latest))
+        return StorageState(Storage(StorageHealth.ERROR, None, str(error)))
+    return StorageState(Storage(StorageHealth.READY, latest))
 
 
 def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:

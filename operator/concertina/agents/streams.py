@@ -39,9 +39,9 @@ async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, 
     """One stream from its start to its end; what is to be told to `lost`."""
     try:
         async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
-            async with connection(identity, address, protocol.Watch(identity.uid)) as reader:
+            async with connection(identity, address, protocol.Watch(identity.uid)) as opened:
                 while True:
-                    message = await receive(reader, address)
+                    message = await receive(opened, address)
                     silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
                     if isinstance(message, protocol.Refused):
                         return f"{address} refused to be watched: {message.reason}", None

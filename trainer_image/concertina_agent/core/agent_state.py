@@ -45,12 +45,12 @@ class AgentState:
         """This agent as a member of its round."""
         r = self._round
         if r is None:
-            return p.MemberState(self.replica, self.instance, *self.seen, state="starting")
+            return p.MemberState(self.replica, self.instance, *self.seen, state=p.State.STARTING)
         return p.MemberState(
             self.replica,
             self.instance,
             *self.seen,
-            state=self._own_state(),
+            state=p.State(self._own_state()),
             step=r.workers.step,
             failure=r.failure,
             notice=self._notice.grace if self._notice else 0.0,
@@ -65,7 +65,7 @@ class AgentState:
     def beat(self) -> p.MemberState:
         """What a lead tells its members: as state(), but succeeded and drained stand for the whole round."""
         state = self.state()
-        return dataclasses.replace(state, state=self._reported_state()) if state.state in ENDS else state
+        return dataclasses.replace(state, state=p.State(self._reported_state())) if state.state in ENDS else state
 
     def report(self) -> p.Report:
         """All that this agent knows."""
@@ -77,7 +77,7 @@ class AgentState:
             ready=self._ready,
             round=self.seen[0],
             claim=self.seen[1],
-            state=self._reported_state(),
+            state=p.State(self._reported_state()),
             lead=lead is not None,
             members=dict(lead.members) if lead else {},
             failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),

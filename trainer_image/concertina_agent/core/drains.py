@@ -100,7 +100,7 @@ class Draining(AgentState):
         r, failure = self._round, state.failure
         if self._bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:
             return state
-        return dataclasses.replace(state, state="drained", failure=None)
+        return dataclasses.replace(state, state=p.State.DRAINED, failure=None)
 
     def _leave_if_noticed(self) -> None:
         notice = self._notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_protocol import Durable, Part, SnapshotId, Storage, Undone
+from concertina_protocol import Durable, Part, SnapshotId, Storage, StorageHealth, Undone
 from concertina_protocol.worker_channel import WantDurable
 
 
@@ -67,7 +67,7 @@ class Durability:
 
     def moved(self, durable: Durable, round: int) -> None:
         """LATEST names this now; older parts are not waited for."""
-        self.storage = Storage("Ready", durable, round=round)
+        self.storage = Storage(StorageHealth.READY, durable, round=round)
         self.parts = tuple(part for part in self.parts if part.id.step > durable.step)
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
 

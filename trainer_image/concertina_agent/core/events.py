@@ -58,7 +58,7 @@ class StartFailed:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSaid:
-    """`message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, Attends, Passed. For a
+    """`message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, Register, CallCount. For a
     command of one's own the shell says Hello when the process has started."""
 
     round: int
@@ -180,7 +180,7 @@ class Noticed:
 class Tick:
     """Time has passed; a few times a second."""
 
-    pulses: tuple[p.Pulse, ...] = ()
+    pulses: tuple[p.Heartbeat, ...] = ()
     """Of own workers that write one."""
     stopped: tuple[tuple[int, int], ...] = ()
     """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""
@@ -273,7 +273,7 @@ class DropSnapshots:
 @dataclasses.dataclass(frozen=True)
 class ToWorker:
     rank: int
-    message: Union[w.DrainRequest, w.SaveNow, w.CopiedUpTo, w.Attended, w.AskPassed, w.StopAt]
+    message: Union[w.DrainRequest, w.SaveNow, w.CopiedUpTo, w.Registered, w.QueryCalls, w.StopAtCall]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Optional
 
 from concertina_agent.core import failures
 from concertina_agent.core.watchdog import Watchdog
-from concertina_protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId
+from concertina_protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId, State
 
 JOIN_SECONDS = 10.0
 """A member that has not joined the lead this long after the lead's own Assign is lost."""
@@ -22,7 +22,7 @@ class Lead:
 
     def __init__(self, assign: Assign, now: float) -> None:
         self.members = {
-            m.replica: MemberState(m.replica, m.instance, assign.round, assign.claim, "starting")
+            m.replica: MemberState(m.replica, m.instance, assign.round, assign.claim, State.STARTING)
             for m in assign.members
         }
         self._failures: dict[str, Failure] = {}
@@ -87,7 +87,7 @@ class Lead:
         replica = known.replica
         failure = Failure(replica, "MemberLost", f"{replica} {detail}.", step=known.step, at=at)
         self._failures.setdefault(replica, failure)
-        self.members[replica] = dataclasses.replace(known, state="failed", failure=failure)
+        self.members[replica] = dataclasses.replace(known, state=State.FAILED, failure=failure)
         self.settled = True
 
     def not_heard_for(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """The agent's decisions: `AgentCore` takes one event at a time and says what must be done. Pure and deterministic: no
 clock, no I/O, no threads; the shell (`agent`) and the simulation drive the same class.
 
-    core = AgentCore(replica, uid, instance, workers, bundled=True, storage=Storage("Unknown"), seen=(0, ""), held=())
+    core = AgentCore(replica, uid, instance, workers, bundled=True, storage=None, seen=(0, ""), held=())
     effects = core.handle(event, now, at)     # now: monotonic seconds, at: Unix seconds (only for Failure.at)
     core.report() -> protocol.Report          # what Watch streams
     core.state() -> protocol.MemberState      # what a member tells its lead
@@ -132,9 +132,9 @@ class AgentCore(Preparing):
             self._effects.append(e.Ship(message.id, message.shard, message.path))
         elif isinstance(message, w.Fault) and message.rollback is not None and r.lead is not None:
             self._undo((p.Undone(event.round, message.rollback.step),))
-        elif isinstance(message, w.Attends):
+        elif isinstance(message, w.Register):
             self._effects += r.stopping.attends(event.rank)
-        elif isinstance(message, w.Passed):
+        elif isinstance(message, w.CallCount):
             r.stopping.passed(event.rank, message.calls)
         self._own_state_changed()
 
@@ -269,7 +269,7 @@ class AgentCore(Preparing):
     def _look_at_workers(self, r: Membership, event: e.Tick) -> None:
         running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
         r.hearts.look(event.pulses, running, self._now)
-        self._restored(r, max((pulse.step for pulse in r.hearts.pulses), default=-1))
+        self._restored(r, max((heartbeat.step for heartbeat in r.hearts.pulses), default=-1))
         for rank in sorted(r.hearts.stopped(event.stopped)):
             if r.failure is None:
                 self._fail(worker_stopped(self.replica, rank, r.workers.step, self._at))
@@ -320,7 +320,7 @@ class AgentCore(Preparing):
         if event.durable is None and self._durability.voids(event.id.round, event.id.step):
             return  # the fence has done what it is there for: storage is well
         if event.durable is None:
-            self._storage_seen(e.StorageSeen(p.Storage("Error", None, event.message)))
+            self._storage_seen(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, event.message)))
             return
         self._effects.append(e.ToMembers(p.DurableMoved(event.durable)))
         self._durable_moved(event.durable)

@@ -1,8 +1,8 @@
 """Stragglers: who the others wait for, step after step. Pure.
 
 Synchronous steps take the same time on all ranks, so that says nothing. What each rank does in a step apart from
-waiting in collectives (`Pulse.busy`) does: the straggler's takes longer. It is compared over windows, as single steps
-vary, and with the median of the others, as one of two ranks would otherwise half hide itself."""
+waiting in collectives (`Heartbeat.busy`) does: the straggler's takes longer. It is compared over windows, as single
+steps vary, and with the median of the others, as one of two ranks would otherwise half hide itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-from concertina_protocol import Pulse, Straggler
+from concertina_protocol import Heartbeat, Straggler
 
 WINDOW_SECONDS, WINDOW_STEPS = 5.0, 10
 """A window lasts both."""
@@ -37,20 +37,20 @@ class Stragglers:
     def __init__(self, factor: float) -> None:
         """`factor` 0: none is looked for."""
         self._factor = factor
-        self._begun: dict[int, Pulse] = {}
+        self._begun: dict[int, Heartbeat] = {}
         self._begun_at = 0.0
         self._rows: dict[int, int] = {}
         self.found: tuple[Straggler, ...] = ()
 
-    def look(self, places: Mapping[int, tuple[str, Pulse]], now: float) -> bool:
-        """`places`: rank to replica and pulse. Whether `found` has changed."""
-        pulses = {rank: pulse for rank, (_, pulse) in places.items() if pulse.busy > 0}
+    def look(self, places: Mapping[int, tuple[str, Heartbeat]], now: float) -> bool:
+        """`places`: rank to replica and heartbeat. Whether `found` has changed."""
+        pulses = {rank: heartbeat for rank, (_, heartbeat) in places.items() if heartbeat.busy > 0}
         if not self._factor or len(pulses) < 2 or len(pulses) < len(places):
             return False
         if self._begun.keys() != pulses.keys():
             self._begun, self._begun_at, self._rows = pulses, now, {}
             return False
-        work = {rank: _work(self._begun[rank], pulse) for rank, pulse in pulses.items()}
+        work = {rank: _work(self._begun[rank], heartbeat) for rank, heartbeat in pulses.items()}
         seconds = now - self._begun_at
         if seconds < WINDOW_SECONDS or min(one.steps for one in work.values()) < WINDOW_STEPS:
             return False
@@ -79,7 +79,7 @@ def _others(rank: int, work: Mapping[int, Work]) -> float:
     return statistics.median(one.per_step for other, one in work.items() if other != rank)
 
 
-def _work(begin: Pulse, end: Pulse) -> Work:
+def _work(begin: Heartbeat, end: Heartbeat) -> Work:
     return Work(end.step - begin.step, end.busy - begin.busy)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Deque, Optional
 
 from concertina_agent.core.stragglers import Stragglers
-from concertina_protocol import Hang, Limits, Pulse
+from concertina_protocol import Hang, Heartbeat, Limits
 
 PHASES = ("starting", "restoring", "checkpointing", "evaluating", "loading data", "computing", "reducing")
 """Parts of a step, in the order in which a worker goes through them. A phase of another name counts as computing."""
@@ -35,7 +35,7 @@ class Heartbeats:
     """What is known of the own workers: where each is, and for how long."""
 
     def __init__(self) -> None:
-        self.pulses: tuple[Pulse, ...] = ()
+        self.pulses: tuple[Heartbeat, ...] = ()
         """Of the workers that run, as of the last look; phase "" where a worker tells nothing of itself."""
         self._told: dict[int, tuple[int, str, float]] = {}
         self._stopped: frozenset[tuple[int, int]] = frozenset()
@@ -44,22 +44,22 @@ class Heartbeats:
         """Stacks were asked for, or are there, since the round was last said to hang."""
 
     def told(self, rank: int, step: int, phase: str, now: float) -> None:
-        """A line on the worker channel; where there is a pulse as well, that knows more."""
+        """A line on the worker channel; where there is a heartbeat as well, that knows more."""
         if self._told.get(rank, (None, ""))[:2] != (step, phase):
             self._told[rank] = (step, phase, now)
 
-    def look(self, read: Iterable[Pulse], running: Iterable[int], now: float) -> None:
-        known = {pulse.rank: pulse for pulse in read}
+    def look(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:
+        known = {heartbeat.rank: heartbeat for heartbeat in read}
         for rank, (step, phase, since) in self._told.items():
-            known.setdefault(rank, Pulse(rank, step, phase, now - since))
-        unknown = (Pulse(rank, -1, "", 0.0) for rank in running if rank not in known)
+            known.setdefault(rank, Heartbeat(rank, step, phase, now - since))
+        unknown = (Heartbeat(rank, -1, "", 0.0) for rank in running if rank not in known)
         pulses = [*(known[rank] for rank in running if rank in known), *unknown]
         self.pulses = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in pulses)
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
         """Those that were stopped (SIGSTOP) at the last look, are still, and have neither computed nor moved in
         between: one that is stopped for moments, again and again, is slow. Ranks come with the CPU time used."""
-        moved = {pulse.rank for pulse in self.pulses if pulse.phase and pulse.still < STOPPED_SECONDS}
+        moved = {heartbeat.rank for heartbeat in self.pulses if heartbeat.phase and heartbeat.still < STOPPED_SECONDS}
         before, self._stopped = self._stopped, frozenset(ranks)
         return frozenset(rank for rank, _ in before & self._stopped) - moved
 
@@ -81,7 +81,7 @@ class Place:
     """One rank as the lead knows it."""
 
     replica: str
-    pulse: Pulse
+    heartbeat: Heartbeat
     moved_at: float
     """By the lead's clock."""
 
@@ -102,11 +102,11 @@ class Watchdog:
         """No rank has moved for too long; `hang` follows when the stacks are there."""
         return self._hung_at is not None
 
-    def heard(self, replica: str, pulses: tuple[Pulse, ...], now: float) -> None:
+    def heard(self, replica: str, pulses: tuple[Heartbeat, ...], now: float) -> None:
         for rank in [rank for rank, place in self._places.items() if place.replica == replica]:
             del self._places[rank]
-        for pulse in pulses:
-            self._places[pulse.rank] = Place(replica, pulse, now - pulse.still)
+        for heartbeat in pulses:
+            self._places[heartbeat.rank] = Place(replica, heartbeat, now - heartbeat.still)
 
     def step_took(self, seconds: float) -> None:
         if seconds > 0:
@@ -114,15 +114,15 @@ class Watchdog:
 
     def look(self, now: float) -> bool:
         """Whether there is news of a hang or a straggler."""
-        places = {rank: (place.replica, place.pulse) for rank, place in self._places.items()}
+        places = {rank: (place.replica, place.heartbeat) for rank, place in self._places.items()}
         return self._hangs(now) | self.stragglers.look(places, now)
 
     def _hangs(self, now: float) -> bool:
         before = self.hang
-        known = [place for place in self._places.values() if place.pulse.phase]
+        known = [place for place in self._places.values() if place.heartbeat.phase]
         still = now - max((place.moved_at for place in known), default=now)
-        last = min(known, key=lambda place: position(place.pulse), default=None)
-        if last is None or still < limit(self._limits, self._steps, last.pulse.phase):
+        last = min(known, key=lambda place: position(place.heartbeat), default=None)
+        if last is None or still < limit(self._limits, self._steps, last.heartbeat.phase):
             self._hung_at = self.hang = None
         elif self._hung_at is None:
             self._hung_at = now
@@ -131,11 +131,11 @@ class Watchdog:
         return self.hang != before
 
     def _all_stacks(self) -> bool:
-        return all(place.pulse.stack is not None for place in self._places.values())
+        return all(place.heartbeat.stack is not None for place in self._places.values())
 
     def _named(self, still: float) -> Hang:
-        found = suspects([place.pulse for place in self._places.values()])
-        others = [place.pulse for place in self._places.values() if place.pulse not in found]
+        found = suspects([place.heartbeat for place in self._places.values()])
+        others = [place.heartbeat for place in self._places.values() if place.heartbeat not in found]
         if not others and len(found) > 1:
             return Hang("", -1, found[0].step, _word(found), "", round(still, 1), len(found), _stack(found[0]))
         first = found[0]
@@ -153,21 +153,21 @@ def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
     return max(usual, LASTING.get(phase, first))
 
 
-def position(pulse: Pulse) -> tuple[int, int]:
+def position(heartbeat: Heartbeat) -> tuple[int, int]:
     """How far a rank is: steps finished, and the part of the next."""
-    return pulse.step, PHASES.index(pulse.phase if pulse.phase in PHASES else "computing")
+    return heartbeat.step, PHASES.index(heartbeat.phase if heartbeat.phase in PHASES else "computing")
 
 
-def suspects(pulses: Iterable[Pulse]) -> list[Pulse]:
+def suspects(pulses: Iterable[Heartbeat]) -> list[Heartbeat]:
     """Who is behind: the rest wait for them. Of several at the same place, those that do not wait in a collective; all
     of them where that tells nothing."""
-    everyone = sorted(pulses, key=lambda pulse: pulse.rank)
-    known = [pulse for pulse in everyone if pulse.phase]
+    everyone = sorted(pulses, key=lambda heartbeat: heartbeat.rank)
+    known = [heartbeat for heartbeat in everyone if heartbeat.phase]
     last = min(map(position, known))
-    behind = [pulse for pulse in known if position(pulse) == last]
+    behind = [heartbeat for heartbeat in known if position(heartbeat) == last]
     if len(behind) == len(known):
         behind = everyone
-    awake = [pulse for pulse in behind if pulse.stack and not waits(pulse.stack)]
+    awake = [heartbeat for heartbeat in behind if heartbeat.stack and not waits(heartbeat.stack)]
     return awake or behind
 
 
@@ -179,11 +179,11 @@ def waits(stack: Iterable[str]) -> bool:
     return any(part in line for line in lines[current + 1 : current + 1 + INNERMOST] for part in COLLECTIVE)
 
 
-def _word(pulses: list[Pulse]) -> str:
+def _word(pulses: list[Heartbeat]) -> str:
     """What most of them do."""
-    counted = collections.Counter(pulse.phase for pulse in pulses if pulse.phase)
+    counted = collections.Counter(heartbeat.phase for heartbeat in pulses if heartbeat.phase)
     return counted.most_common(1)[0][0] if counted else ""
 
 
-def _stack(pulse: Pulse) -> tuple[str, ...]:
-    return pulse.stack or ()
+def _stack(heartbeat: Heartbeat) -> tuple[str, ...]:
+    return heartbeat.stack or ()

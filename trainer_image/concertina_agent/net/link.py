@@ -11,7 +11,8 @@ import concertina_protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.core import events as e
 from concertina_agent.log import log
-from concertina_agent.net.wire import Dialer, Wire
+from concertina_agent.net.wire import Dialer
+from concertina_protocol.connection import Connection
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.05
@@ -53,7 +54,7 @@ async def follow_lead(
             wire.close()
 
 
-async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[Wire]:
+async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[Connection]:
     """None: try again. Raises PermissionError where the lead has moved on."""
     try:
         wire = await dialer.connect(address)
@@ -72,7 +73,7 @@ async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[W
     return None
 
 
-async def tell(wire: Wire, state: Callable[[], p.Message], changes: Changes) -> None:
+async def tell(wire: Connection, state: Callable[[], p.Message], changes: Changes) -> None:
     """Send what `state` returns now, whenever it changes, and at least every BEAT_SECONDS."""
     count = changes.count
     with contextlib.suppress(OSError):
@@ -82,7 +83,7 @@ async def tell(wire: Wire, state: Callable[[], p.Message], changes: Changes) -> 
             count = await changes.after(count, p.BEAT_SECONDS)
 
 
-async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
+async def _listen(wire: Connection, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
     """Until the stream breaks. Raises ProtocolError where it says what it may not."""
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
@@ -96,15 +97,15 @@ class MemberStreams:
     def __init__(self, state: Callable[[], p.MemberState], emit: Emit) -> None:
         self._state, self._emit = state, emit
         self._never = Changes()
-        self._wires: dict[str, Wire] = {}
+        self._wires: dict[str, Connection] = {}
 
-    def add(self, join: p.Join, wire: Wire) -> None:
+    def add(self, join: p.Join, wire: Connection) -> None:
         """Take the place of an older stream of the same member."""
         if old := self._wires.get(join.replica):
             old.close()
         self._wires[join.replica] = wire
 
-    async def serve(self, join: p.Join, wire: Wire) -> None:
+    async def serve(self, join: p.Join, wire: Connection) -> None:
         """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines.
         Raises ProtocolError."""
 

@@ -14,7 +14,8 @@ from concertina_agent.files.shards import Damaged, Shard
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.log import log
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
-from concertina_agent.net.wire import Dialer, Wire
+from concertina_agent.net.wire import Dialer
+from concertina_protocol.connection import Connection
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.1
@@ -133,7 +134,7 @@ class Peers:
 
     # --- what peers ask of us ---------------------------------------------------------------------------------------
 
-    async def answer_index(self, message: p.Index, wire: Wire) -> None:
+    async def answer_index(self, message: p.Index, wire: Connection) -> None:
         shard = self._snapshots.find(message.id, message.shard)
         if shard is None:
             return await wire.send(_not_here(message.id, message.shard))

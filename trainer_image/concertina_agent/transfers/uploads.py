@@ -16,6 +16,7 @@ from concertina_agent.log import log
 from concertina_agent.settings import Settings
 from concertina_agent.workers.workers import ForkParent, StartError, Target
 from concertina_protocol import worker_channel as w
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between looks at a storage that is in trouble, and between starts of an uploader that dies."""
@@ -80,7 +81,7 @@ class Uploads:
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
             deaths += 1
 
-    async def serve(self, end: w.AgentEnd) -> None:
+    async def serve(self, end: AgentEnd) -> None:
         """Give it work, as long as its connection lasts."""
         with contextlib.suppress(ConnectionError):
             while True:
@@ -98,14 +99,14 @@ class Uploads:
                 else:
                     await self._news.after(count, 60.0)
 
-    async def _look(self, end: w.AgentEnd) -> None:
+    async def _look(self, end: AgentEnd) -> None:
         self._asked_to_look = False
         storage = (await _ask(end, w.Probe(), w.StorageState)).storage
         self._emit(e.StorageSeen(storage))
         self._well = storage.state == "Ready" and not self._asked_to_look
         self._trouble("" if self._well else storage.message)
 
-    async def _undo_one(self, end: w.AgentEnd, undone: p.Undone) -> None:
+    async def _undo_one(self, end: AgentEnd, undone: p.Undone) -> None:
         storage = (await _ask(end, w.Undo(undone), w.StorageState)).storage
         if storage.state == "Error":
             return self._fail(storage.message)
@@ -113,7 +114,7 @@ class Uploads:
         self._emit(e.StorageSeen(storage))
         return None
 
-    async def _ship_one(self, end: w.AgentEnd, effect: e.Ship) -> None:
+    async def _ship_one(self, end: AgentEnd, effect: e.Ship) -> None:
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
         if answer.error:
             return self._fail(answer.error)
@@ -122,7 +123,7 @@ class Uploads:
             self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
         return None
 
-    async def _publish_one(self, end: w.AgentEnd, effect: e.Publish) -> None:
+    async def _publish_one(self, end: AgentEnd, effect: e.Publish) -> None:
         answer = await _ask(end, w.Publish(effect.id, effect.complete), w.Published)
         if answer.error and not answer.refused:
             return self._fail(answer.error)
@@ -134,7 +135,7 @@ class Uploads:
     def _fail(self, message: str) -> None:
         """Work is taken up again when a look at the storage says that it is well."""
         self._well = False
-        self._emit(e.StorageSeen(p.Storage("Error", None, message)))
+        self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
         self._trouble(message)
 
     def _trouble(self, message: str) -> None:
@@ -146,7 +147,7 @@ class Uploads:
         self._failures, self._look_at = self._failures + 1, time.monotonic() + wait
 
 
-async def _ask(end: w.AgentEnd, message: w.Message, kind: type[T]) -> T:
+async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:
     """Raises ConnectionError when the uploader is gone."""
     end.send(message)
     answer = await end.receive()

@@ -24,7 +24,8 @@ from concertina_agent.workers.processes import Reaper, kill_group
 from concertina_agent.workers.workers import ForkParent, Process, StartError, Target, start_command
 from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w
-from concertina_protocol.pulse import VARIABLE, PulseFile
+from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
 """How long a dead worker's last messages are waited for."""
@@ -38,8 +39,8 @@ class LocalWorker:
     assign: Assign
     oom_kills: int
     """Of this container, before it started."""
-    pulse: PulseFile
-    channel: Optional[w.AgentEnd] = None
+    heartbeat: HeartbeatFile
+    channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """For it, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -104,8 +105,8 @@ class LocalWorkers:
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
-        pulse = self._pulse(assign.round, rank)
-        base[VARIABLE] = pulse.path
+        heartbeat = self._heartbeat(assign.round, rank)
+        base[VARIABLE] = heartbeat.path
         environment = worker_environment(base, assign, me, local_rank, self._parent is not None)
         prefix = f"[rank {rank}] " if member.workers > 1 else ""
         killed = oom_kills()
@@ -114,7 +115,7 @@ class LocalWorkers:
         else:
             process = start_command(self._settings.command, environment, self._reaper, prefix)
         log("worker_started", round=assign.round, rank=rank, pid=process.pid)
-        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, pulse)
+        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, heartbeat)
         self._spawn(self._watch(worker, self._over))
         if self._parent is None:
             self._emit(e.WorkerSaid(assign.round, rank, w.Hello(rank, process.pid)))
@@ -139,7 +140,7 @@ class LocalWorkers:
         pids = {pid, _session(pid)}  # a command of one's own may be a shell that runs the script
         return next((worker for worker in self._workers.values() if worker.process.pid in pids), None)
 
-    def attach(self, worker: LocalWorker, channel: w.AgentEnd) -> None:
+    def attach(self, worker: LocalWorker, channel: AgentEnd) -> None:
         worker.channel = channel
         for message in worker.waiting:
             channel.send(message)
@@ -163,7 +164,7 @@ class LocalWorkers:
     def look(self) -> e.Tick:
         """Where each is, and who is stopped."""
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
-        pulses = (pulse for worker in running if (pulse := worker.pulse.read(now)) is not None)
+        pulses = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
         return e.Tick(tuple(pulses), tuple((rank, used) for rank, used in stopped if used is not None))
 
@@ -172,7 +173,7 @@ class LocalWorkers:
         self._spawn(self._collect_stacks(round, [worker for worker in self._workers.values() if worker.running]))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
-        found = await asyncio.gather(*(stacks.collect(w.process.pid, w.pulse.path, self._reaper) for w in workers))
+        found = await asyncio.gather(*(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers))
         for worker, lines in zip(workers, found):
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
             sys.stderr.write(f"[rank {worker.rank}] the round stands still; stacks, innermost frame first:\n{text}\n")
@@ -180,14 +181,14 @@ class LocalWorkers:
         bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, found)}
         self._emit(e.StacksCollected(round, bounded))
 
-    def _pulse(self, round: int, rank: int) -> PulseFile:
+    def _heartbeat(self, round: int, rank: int) -> HeartbeatFile:
         folder = self._settings.volume / "pulses"
         folder.mkdir(exist_ok=True)
-        pulse = PulseFile(rank, str(folder / f"round-{round}-rank-{rank}"))
-        for path in (pulse.path, pulse.path + stacks.SUFFIX):  # of an agent before us, in this round
+        heartbeat = HeartbeatFile(rank, str(folder / f"round-{round}-rank-{rank}"))
+        for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX):  # of an agent before us, in this round
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        return pulse
+        return heartbeat
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

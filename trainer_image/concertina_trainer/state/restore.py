@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from concertina_protocol import Restore, SnapshotId
+from concertina_protocol import Restore, RestoreSource, SnapshotId
 from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
 from concertina_trainer.checkpoints.retention import lease
 from concertina_trainer.checkpoints.rollback import go_back
@@ -114,7 +114,7 @@ def _not_undone(start: Restore, uid: str, world: World) -> Restore:
     found = _same(world, go_back(root, uid, *start.all_undone) if world.rank == 0 else None)
     if found is None and world.rank == 0:
         print(f"no checkpoint that was not undone is left in {root}: training begins anew", flush=True)
-    return dataclasses.replace(start, source="Storage" if found else "Fresh", durable=found)
+    return dataclasses.replace(start, source=RestoreSource.STORAGE if found else RestoreSource.FRESH, durable=found)
 
 
 def _take(

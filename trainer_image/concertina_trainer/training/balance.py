@@ -1,9 +1,9 @@
 """`data.balance: speed`: what each rank takes of a batch follows what it is measured to do.
 
-Measured is what stragglers are told by (`Pulse.busy`): what a rank does in a step apart from waiting for others, which
-its wait for data is part of. The median of a window travels in the step's all-reduce, each rank's in a place of its
-own, so all read the same bits, come to the same shares by the same pure function, and change them at the same batch.
-Nothing of it is saved: every round begins with even shares.
+Measured is what stragglers are told by (`Heartbeat.busy`): what a rank does in a step apart from waiting for others,
+which its wait for data is part of. The median of a window travels in the step's all-reduce, each rank's in a place of
+its own, so all read the same bits, come to the same shares by the same pure function, and change them at the same
+batch. Nothing of it is saved: every round begins with even shares.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Run:
         """Done where a drain has come meanwhile: the round ends with `step`, and who goes on from it evaluates it."""
         if self.evaluation is None or self.evaluation.after(step, last):
             return None
-        self.reporter.pulse.enter("checkpointing", step)
+        self.reporter.heartbeat.enter("checkpointing", step)
         return self.saving.drained(step, position)
 
 
@@ -53,7 +53,7 @@ def train(run: Run, step: int, position: int) -> Done:
         done = run.evaluate(step, position, last=True) or run.saving.after(step, position, Said())
         assert done is not None
         return done
-    enter = run.reporter.pulse.enter
+    enter = run.reporter.heartbeat.enter
     while True:
         if done := run.evaluate(step, position):
             return done
@@ -80,7 +80,7 @@ def train(run: Run, step: int, position: int) -> Done:
         run.saving.heard(agreed.said)
         saving, stalled = run.saving.seconds, run.batches.stalled_seconds
         run.reporter.step(step, position, agreed.loss, rate, run.saving.snapshot_step, saving, stalled)
-        run.balance.worked(microbatches, run.reporter.pulse.busy)
+        run.balance.worked(microbatches, run.reporter.heartbeat.busy)
         if step == run.config.steps and (done := run.evaluate(step, position, last=True)):
             return done
         enter("checkpointing", step)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from concertina_protocol import CheckpointInterval, Evaluated, Progress
-from concertina_protocol.pulse import PulseWriter
+from concertina_protocol.heartbeat import HeartbeatWriter
 from concertina_protocol.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
@@ -20,10 +20,10 @@ _SMOOTHING = 0.9
 
 
 class Reporter:
-    """Progress from rank 0, a beat from every other rank; and the pulse of each."""
+    """Progress from rank 0, a beat from every other rank; and the heartbeat of each."""
 
     def __init__(self, config: TrainerConfig, rank: int, channel: WorkerEnd) -> None:
-        self.pulse = PulseWriter()
+        self.heartbeat = HeartbeatWriter()
         self.waits: Waits | None = None
         """Once the group is there."""
         self._waited = 0.0
@@ -57,7 +57,7 @@ class Reporter:
 
     def phase(self, phase: str, step: int, position: int = 0) -> None:
         """Before the first step."""
-        self.pulse.enter(phase, step)
+        self.heartbeat.enter(phase, step)
         self._send(phase, step, position, 0.0, 0.0, -1, 0.0, 0.0)
 
     def step(
@@ -94,7 +94,7 @@ class Reporter:
 
     def evaluating(self, step: int) -> None:
         """From now on, as long as it takes; that is neither a hang nor part of a step."""
-        self.pulse.enter("evaluating", step)
+        self.heartbeat.enter("evaluating", step)
         self._say_again(phase="evaluating", step=step)
 
     def evaluated(self, result: Evaluated, sentence: str) -> None:
@@ -115,7 +115,7 @@ class Reporter:
         """Of this step, what was not spent waiting for others. The first one's warm-up tells nothing."""
         waited = self.waits.seconds if self.waits else 0.0
         if self._first_step_at:
-            self.pulse.busy += max(0.0, seconds - (waited - self._waited))
+            self.heartbeat.busy += max(0.0, seconds - (waited - self._waited))
         self._waited = waited
 
     def _announce(self, step: int) -> None:
@@ -166,7 +166,7 @@ class Reporter:
             print(f"waiting for data: {reason}", flush=True)
             self._reason = reason
         if self._sent is not None:
-            self.pulse.enter("loading data", self._sent.step)
+            self.heartbeat.enter("loading data", self._sent.step)
             told = {"stalled_seconds": seconds, "waits_for": reason[:500]}
             self._say_again(phase="loading data", **(told if isinstance(self._sent, Progress) else {}))
 

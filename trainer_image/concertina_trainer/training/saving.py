@@ -11,6 +11,7 @@ from concertina_protocol.worker_channel import (
     CopiedUpTo,
     Done,
     DrainRequest,
+    Outcome,
     SaveNow,
     WantDurable,
     WorkerEnd,
@@ -115,7 +116,7 @@ class Saving:
         if durable:
             self.interval.saved(took)
         self.seconds += took
-        return Done("complete" if complete else "drained", step) if complete or drained else None
+        return Done(Outcome.COMPLETE if complete else Outcome.DRAINED, step) if complete or drained else None
 
     def drained(self, step: int, position: int) -> Done:
         """Stop after `step` steps, while they are evaluated. Should it be durable, the agents ship its snapshot."""
@@ -123,7 +124,7 @@ class Saving:
             self._snapshots.finish()
         else:
             self._take(step, position, durable=False, complete=False, last=True)
-        return Done("drained", step)
+        return Done(Outcome.DRAINED, step)
 
     def _take(self, step: int, position: int, durable: bool, complete: bool, last: bool) -> None:
         id = dataclasses.replace(self._facts.id, step=step)

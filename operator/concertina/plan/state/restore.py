@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.state.rollback import is_undone, undone
-from concertina_protocol import Durable, Prepared, Restore, SnapshotId, Storage
+from concertina_protocol import Durable, Prepared, Restore, RestoreSource, SnapshotId, Storage
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def _choose(
     held = complete(replies, status)
     memory = max(held, key=lambda id: (id.round, id.step, id.layout), default=None)
     if not uses_storage(spec):
-        return _memory(memory, held) if memory else Restore(source="Fresh")
+        return _memory(memory, held) if memory else Restore(source=RestoreSource.FRESH)
     told = [storage for storage in storages if storage is not None]
     looks = [storage for storage in told if not _outdated(storage, status)]
     if told and not looks and not (memory and memory.round >= status.world.round):
@@ -51,10 +51,10 @@ def _choose(
     if not any(storage.state == "Ready" for storage in looks):
         return Unknown(next((storage.message for storage in looks if storage.state == "Error"), ""))
     if durable and durable.uid == uid and status.rollback and is_undone(durable.round, durable.step, status):
-        return Restore(source="Storage", step=status.rollback.step, durable=durable)
+        return Restore(source=RestoreSource.STORAGE, step=status.rollback.step, durable=durable)
     if durable:
-        return Restore(source="Storage", step=durable.step, durable=durable)
-    return Restore(source="Fresh")
+        return Restore(source=RestoreSource.STORAGE, step=durable.step, durable=durable)
+    return Restore(source=RestoreSource.FRESH)
 
 
 def _outdated(storage: Storage, status: JobStatus) -> bool:
@@ -108,4 +108,4 @@ def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
 
 
 def _memory(id: SnapshotId, held: Mapping[SnapshotId, Mapping[str, tuple[str, ...]]]) -> Restore:
-    return Restore(source="Memory", step=id.step, id=id, holders=held[id])
+    return Restore(source=RestoreSource.MEMORY, step=id.step, id=id, holders=held[id])

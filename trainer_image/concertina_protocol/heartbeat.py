@@ -14,14 +14,14 @@ import time
 from collections.abc import Mapping
 from typing import Optional
 
-from concertina_protocol import Pulse
+from concertina_protocol import Heartbeat
 
 VARIABLE = "CONCERTINA_PULSE"
 _LAYOUT = struct.Struct("<16sqdd")
 """Phase, step, CLOCK_MONOTONIC when it was entered, seconds of own work."""
 
 
-class PulseWriter:
+class HeartbeatWriter:
     """The worker's end. Without a path (or a place to write) it does nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -41,13 +41,13 @@ class PulseWriter:
 
 
 @dataclasses.dataclass(frozen=True)
-class PulseFile:
+class HeartbeatFile:
     """The agent's end; of one worker of one round."""
 
     rank: int
     path: str
 
-    def read(self, now: float) -> Optional[Pulse]:
+    def read(self, now: float) -> Optional[Heartbeat]:
         """None where nothing was written yet. `now`: CLOCK_MONOTONIC, which agent and worker share."""
         before, content = b"", self._content()
         while before != content:  # a write may be under way
@@ -55,7 +55,7 @@ class PulseFile:
         if len(content) != _LAYOUT.size:
             return None
         phase, step, at, busy = _LAYOUT.unpack(content)
-        return Pulse(self.rank, step, phase.rstrip(b"\0").decode(errors="replace"), max(0.0, now - at), busy)
+        return Heartbeat(self.rank, step, phase.rstrip(b"\0").decode(errors="replace"), max(0.0, now - at), busy)
 
     def _content(self) -> bytes:
         try:
