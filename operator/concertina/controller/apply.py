@@ -24,8 +24,8 @@ from concertina.kube.errors import (
     NotFound,
     TestFailed,
 )
-from concertina.kube.manifests import torchrun
-from concertina.kube.manifests.pod import END_POD, Images, pod_manifest, secret_manifest
+from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.kube.watch.events import Events
@@ -191,15 +191,14 @@ class Applier:
         view = job.view
         if view.spec is None:
             raise Outdated("a pod of a job whose spec can't be read any more")
-        if create.rendezvous:
-            return await self._store_pod(job, torchrun.member_manifest(view, view.spec, create))
-        await self._create_secret(job)
+        if not create.rendezvous:
+            await self._create_secret(job)
         return await self._store_pod(job, pod_manifest(view, view.spec, create, self.images))
 
     async def _create_rendezvous(self, job: Job, create: CreateRendezvous) -> bool:
         if job.view.spec is None:
             raise Outdated("a pod of a job whose spec can't be read any more")
-        return await self._store_pod(job, torchrun.rendezvous_manifest(job.view, job.view.spec, create))
+        return await self._store_pod(job, rendezvous_manifest(job.view, job.view.spec, create))
 
     async def _store_pod(self, job: Job, manifest: Raw) -> bool:
         view, name = job.view, manifest["metadata"]["name"]

@@ -23,7 +23,7 @@ from concertina.controller.settings import Settings, SettingsError, from_environ
 from concertina.controller.world import PROGRESS_SECONDS, World
 from concertina.kube.access import Access, NoAccess, load
 from concertina.kube.client import Client
-from concertina.kube.manifests.pod import SELECTOR
+from concertina.kube.manifests.names import SELECTOR
 from concertina.kube.parse.views import OwnedPod, node_view, pod_view
 from concertina.kube.resources import NODES, PODS, Raw
 from concertina.kube.watch import trainingjobs

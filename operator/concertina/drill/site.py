@@ -11,7 +11,7 @@ from concertina.api import TRAINER
 from concertina.api.status import JobStatus, Member, rfc3339, unix_seconds
 from concertina.kube.client import Client
 from concertina.kube.execute import execute
-from concertina.kube.manifests.pod import JOB
+from concertina.kube.manifests.names import JOB
 from concertina.kube.resources import LEASES, PODS, TRAINING_JOBS, Raw
 from concertina.local.cluster import LocalCluster
 from concertina.terminal.connection import Complaint

@@ -17,7 +17,7 @@ from concertina.controller.reconcile import Reconciler
 from concertina.controller.world import World
 from concertina.kube import access
 from concertina.kube.client import Client
-from concertina.kube.manifests.pod import Images
+from concertina.kube.manifests.agent import Images
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
 from concertina.local.cluster import LocalCluster
