@@ -175,3 +175,30 @@ def test_a_forgotten_key_is_not_run_again() -> None:
         assert runs == 1
 
     asyncio.run(scenario())
+
+
+def test_a_key_that_is_forgotten_during_its_run_or_before_is_not_run_again() -> None:
+    runs = 0
+
+    async def work(_: str) -> float | None:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(0.01)
+        return 0.01
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add("a")
+        queue.forget("a")  # its task has not begun
+        await asyncio.sleep(0.05)
+        assert runs == 0
+        queue.add("a")
+        await asyncio.sleep(0)
+        queue.forget("a")
+        await asyncio.sleep(0.05)
+        assert runs == 1
+        queue.add("a")
+        await until(lambda: runs >= 3)
+        await queue.close()
+
+    asyncio.run(scenario())

@@ -10,11 +10,12 @@ import pytest
 
 from builders.operator import Jobs
 from concertina.agents.links import Links
-from concertina.controller.apply import Applier
+from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.master_keys import parse
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
-from concertina.controller.world import World
+from concertina.controller.status import StatusWriter
+from concertina.controller.writes import ObjectWriter
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.manifests.agent import Images
@@ -46,17 +47,25 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
     async def scenario(client: Client) -> None:
         keys = parse({"key": base64.b64encode(b"k" * 32).decode()})
         links = Links(lambda uid, at_once: None)
-        world = World(lambda uid: queue.add(uid), links.views, tuple(keys.by_id))
+        cache = ClusterCache(lambda uid: queue.add(uid), links.views, tuple(keys.by_id))
         events = Events(client, "test")
         broken = Broken()
-        applier = Applier(client, client, world, links, events, Images("agent"), keys, lambda pod: None)
         reconciler = Reconciler(
-            world, links, applier, broken, keys, lambda: True, lambda uid, seconds: queue.add_within(uid, seconds)
+            cache=cache,
+            connections=links,
+            client=client,
+            status=StatusWriter(client, cache, events),
+            objects=ObjectWriter(client, cache, Images("agent"), keys, lambda pod: None),
+            events=events,
+            plan=broken,
+            keys=keys,
+            may_act=lambda: True,
+            changed_within=lambda uid, seconds: queue.add_within(uid, seconds),
         )
         queue = KeyedQueue(reconciler.run)
         writing = asyncio.create_task(events.run())
         for name in ("bad", "good"):
-            world.hear_job(await client.get(TRAINING_JOBS, jobs.namespace, name))
+            cache.on_job(await client.get(TRAINING_JOBS, jobs.namespace, name))
         queue.start()
 
         async def until(name: str, kind: str, status: str) -> dict[str, Any]:

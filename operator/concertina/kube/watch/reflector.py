@@ -57,7 +57,7 @@ class Reflector(Generic[T]):
     def values(self) -> Iterator[T]:
         return (kept.value for kept in self._kept.values())
 
-    def remember(self, obj: Raw) -> None:
+    def assume(self, obj: Raw) -> None:
         """Take in what a write of our own returned, so that nothing is planned on what came before it."""
         if obj["metadata"]["uid"] not in self._ghosts:
             self._put(obj)

@@ -21,8 +21,8 @@ from concertina.kube.errors import NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 
 log = logging.getLogger(__name__)
-Hear = Callable[[str | None, Raw], None]
-"""Called with (ADDED, MODIFIED, DELETED, or None while kopf lists, object)."""
+RELIST_SECONDS = 10.0
+"""From the beginning of one of kopf's lists to its end, at the very most."""
 
 
 class Backoffs:
@@ -54,12 +54,16 @@ async def run(
     access: Access,
     identity: str,
     namespaces: Sequence[str],
-    hear: Hear,
+    on_job: Callable[[Raw], None],
+    on_deleted: Callable[[str], None],
+    on_listed: Callable[[set[str]], None],
     stop: asyncio.Event,
     started: Callable[[], None],
 ) -> None:
-    """Hears every event of TrainingJobs until `stop` is set. `started` is called once kopf has set itself up: it has
-    taken over the handling of signals by then, which the caller may want back."""
+    """Until `stop` is set: `on_job` gets each TrainingJob that is new or has changed, `on_deleted` the uid of one that
+    is gone, and `on_listed` the uids of all jobs after kopf has listed them again, as it tells of no deletion that it
+    missed. `started` is called once kopf has set itself up: it has taken over the handling of signals by then, which
+    the caller may want back."""
     _decode_what_is_nested_deeply()
     others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
@@ -68,9 +72,27 @@ async def run(
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await _connection(access)
 
+    named: set[str] = set()
+    """Jobs that kopf has named since it began its latest list; None of `listed`: it is not listing."""
+    listed: asyncio.TimerHandle | None = None
+
+    def end_of_list() -> None:
+        nonlocal listed
+        listed = None
+        on_listed(named)
+
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def heard(type: str | None, body: kopf.Body, **_: Any) -> None:
-        hear(type, dict(body))
+    async def on_event(type: str | None, body: kopf.Body, **_: Any) -> None:
+        nonlocal listed
+        uid = body["metadata"]["uid"]
+        if type == "DELETED":
+            on_deleted(uid)
+            return
+        if type is None and listed is None:  # the first of a list
+            named.clear()
+            listed = asyncio.get_running_loop().call_later(RELIST_SECONDS, end_of_list)
+        named.add(uid)
+        on_job(dict(body))
 
     tasks = await kopf.spawn_tasks(
         registry=registry,

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 
-def decision(event: str, job: str = "", **fields: Any) -> None:
+def log_event(event: str, job: str = "", **fields: Any) -> None:
     """One line about something that was decided or done."""
     line: dict[str, Any] = {"t": round(time.time(), 6), "event": event}
     if job:
@@ -24,7 +24,7 @@ class _Lines(logging.Handler):
         fields: dict[str, Any] = {"level": record.levelname, "message": record.getMessage()}
         if record.exc_info:
             fields["traceback"] = logging.Formatter().formatException(record.exc_info)
-        decision("log", logger=record.name, **fields)
+        log_event("log", logger=record.name, **fields)
 
 
 def configure(level: str = "INFO") -> None:
