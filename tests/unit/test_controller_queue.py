@@ -134,7 +134,8 @@ def test_work_that_raises_is_tried_again_and_delays_no_other_key() -> None:
 
 
 def test_events_do_not_shorten_the_back_off_of_work_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "_BACKOFF", (3600.0,))
+    monkeypatch.setattr(queue_module, "FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr(queue_module, "LONGEST_SECONDS", 3600.0)
     runs = 0
 
     async def work(_: str) -> None:

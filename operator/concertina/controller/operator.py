@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from concertina.agents.links import Links
+from concertina.agents.connections import AgentConnections
 from concertina.controller import log, master_keys
 from concertina.controller.cache.cluster import PROGRESS_SECONDS, ClusterCache
 from concertina.controller.log import log_event
@@ -85,7 +85,7 @@ class Operator:
         self._client = client
         self._lease = lease
         self._keys = keys
-        self._connections = Links(self._agent_changed)
+        self._connections = AgentConnections(self._agent_changed)
         self._cache = ClusterCache(self._job_changed, self._connections.views, tuple(keys.by_id))
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)

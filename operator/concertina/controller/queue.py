@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from concertina import backoff
+
 log = logging.getLogger(__name__)
-_BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
+"""Until a key whose work raised is tried again."""
 
 
 @dataclass
@@ -111,13 +114,13 @@ class KeyedQueue:
         try:
             recheck = await self._work(key)
         except Exception:
-            recheck = _BACKOFF[min(entry.failures, len(_BACKOFF) - 1)]
+            recheck = backoff.seconds(entry.failures, FIRST_SECONDS, LONGEST_SECONDS)
             entry.failures += 1
             entry.again = False
             if entry.timer is not None:
                 entry.timer.cancel()
                 entry.timer = None
-            log.exception("the pass of job %s failed; it is tried again in %s s", key, recheck)
+            log.exception("the pass of job %s failed; it is tried again in %.1f s", key, recheck)
         else:
             entry.failures = 0
         return recheck

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.agents.links import Links
+from concertina import backoff
+from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.log import log_event
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 NOT_NOW_SECONDS = 1.0
 """Until the next try while the Lease is in doubt or the API server is away."""
 AGAIN_SECONDS = 0.02
-"""Until a pass whose precondition was lost is made again; doubled each time that follows."""
+"""Until a pass whose precondition was lost is made again, at first."""
 LONGEST_SECONDS = 30.0
 FORBIDDEN_SECONDS = 3.0
 Planner = Callable[[Observed, float], Plan]
@@ -33,7 +34,7 @@ Planner = Callable[[Observed, float], Plan]
 @dataclass
 class Reconciler:
     cache: ClusterCache
-    connections: Links
+    connections: AgentConnections
     client: Client
     status: StatusWriter
     objects: ObjectWriter
@@ -117,7 +118,7 @@ class Reconciler:
         if isinstance(error, PreconditionFailed | Conflict):
             job.preconditions_failed += 1
             log_event("outdated", job.name, why=str(error))
-            return float(min(AGAIN_SECONDS * 2**job.preconditions_failed, LONGEST_SECONDS))
+            return backoff.seconds(job.preconditions_failed, AGAIN_SECONDS, LONGEST_SECONDS)
         if isinstance(error, NotFound):
             try:
                 return NOT_NOW_SECONDS if await self.check(job.view.uid) else None

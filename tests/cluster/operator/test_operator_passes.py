@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders.operator import Jobs
-from concertina.agents.links import Links
+from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.master_keys import parse
 from concertina.controller.queue import KeyedQueue
@@ -46,13 +46,13 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
 
     async def scenario(client: Client) -> None:
         keys = parse({"key": base64.b64encode(b"k" * 32).decode()})
-        links = Links(lambda uid, at_once: None)
-        cache = ClusterCache(lambda uid: queue.add(uid), links.views, tuple(keys.by_id))
+        connections = AgentConnections(lambda uid, at_once: None)
+        cache = ClusterCache(lambda uid: queue.add(uid), connections.views, tuple(keys.by_id))
         events = Events(client, "test")
         broken = Broken()
         reconciler = Reconciler(
             cache=cache,
-            connections=links,
+            connections=connections,
             client=client,
             status=StatusWriter(client, cache, events),
             objects=ObjectWriter(client, cache, Images("agent"), keys, lambda pod: None),
@@ -86,7 +86,7 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
         await until("bad", "Stalled", "False")
         writing.cancel()
         await queue.close()
-        links.close()
+        connections.close()
 
     async def inside() -> None:
         async with asyncio.timeout(GIVE_UP), Client(await access.load(str(cluster.kubeconfig))) as client:

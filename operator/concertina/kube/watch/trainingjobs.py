@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import random
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +13,7 @@ import aiohttp
 import kopf
 from kopf._cogs.clients import api as kopf_client
 
+from concertina import backoff
 from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube import deep_json
 from concertina.kube.access import Access
@@ -29,9 +30,7 @@ class Backoffs:
     """Seconds between tries, without end: an outage of the API server is waited out in process."""
 
     def __iter__(self) -> Iterator[float]:
-        yield from (0.2, 0.5)
-        while True:
-            yield random.uniform(0.7, 1.3)
+        return (backoff.seconds(failures, 0.2, 1.0) for failures in itertools.count())
 
 
 async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:

@@ -12,30 +12,30 @@ TICK_SECONDS = 0.5
 NOTICEABLE_SECONDS = 2.0
 
 
-class Absence:
+class StallDetector:
     def __init__(self, now: float) -> None:
         self._seen = now
 
     def seconds(self, now: float) -> float:
-        """For how long nobody was here; 0 after a usual time. A clock that was set forward looks the same."""
+        """For how long this operator stood still; 0 after a usual time. A clock that was set forward looks the same."""
         passed, self._seen = now - self._seen, now
         return passed if passed >= NOTICEABLE_SECONDS else 0.0
 
 
-def discounted(view: AgentView, seconds: float) -> AgentView:
-    """What is known of an agent, as if the time away had not passed."""
+def without_stall(view: AgentView, seconds: float) -> AgentView:
+    """What is known of an agent, as if the time of the stall had not passed."""
     return dataclasses.replace(
         view,
         wanted_at=view.wanted_at and view.wanted_at + seconds,
         lost_at=view.lost_at and view.lost_at + seconds,
-        prepare=_discounted(view.prepare, seconds),
-        assign=_discounted(view.assign, seconds),
-        drain=_discounted(view.drain, seconds),
-        save=_discounted(view.save, seconds),
+        prepare=_call_without_stall(view.prepare, seconds),
+        assign=_call_without_stall(view.assign, seconds),
+        drain=_call_without_stall(view.drain, seconds),
+        save=_call_without_stall(view.save, seconds),
     )
 
 
-def _discounted(call: Call | None, seconds: float) -> Call | None:
+def _call_without_stall(call: Call | None, seconds: float) -> Call | None:
     """Its answer may have been here all the time."""
     if call is None:
         return None

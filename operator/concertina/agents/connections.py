@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import concertina_protocol as protocol
-from concertina.agents.absence import TICK_SECONDS, Absence, discounted
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, Request, call
+from concertina.agents.stall import TICK_SECONDS, StallDetector, without_stall
 from concertina.agents.streams import follow
 from concertina.plan.types import AgentView, Call, ConnectionRefusal
 
@@ -32,7 +32,7 @@ Changed = Callable[[str, bool], None]
 
 
 @dataclass
-class _Link:
+class AgentConnection:
     view: AgentView = field(default_factory=AgentView)
     address: str = ""
     """Of the open stream; empty without one."""
@@ -42,22 +42,22 @@ class _Link:
 @dataclass
 class _Job:
     identity: Identity
-    links: dict[str, _Link] = field(default_factory=dict)
+    connections: dict[str, AgentConnection] = field(default_factory=dict)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-class Links:
+class AgentConnections:
     def __init__(self, changed: Changed, clock: Callable[[], float] = time.time) -> None:
         self._changed = changed
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
-        self._absence = Absence(clock())
+        self._stalls = StallDetector(clock())
         self._ticks: asyncio.Task[None] | None = None
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
-        self._discount_absence()
+        self._take_out_stall()
         job = self._jobs.get(uid)
-        return {replica: link.view for replica, link in job.links.items()} if job else {}
+        return {replica: connection.view for replica, connection in job.connections.items()} if job else {}
 
     def open(self, uid: str, created: float, master_key: bytes) -> None:
         """Make the job known; its keys are derived once."""
@@ -65,8 +65,8 @@ class Links:
             context = Authority(master_key, uid, created).client_context()
             self._jobs[uid] = _Job(Identity(uid, context))
         if self._ticks is None:
-            self._absence = Absence(self._clock())
-            self._ticks = asyncio.create_task(self._tick(), name="links' ticks")
+            self._stalls = StallDetector(self._clock())
+            self._ticks = asyncio.create_task(self._tick(), name="agents: stalls of this operator")
 
     def watch(self, uid: str, wanted: Mapping[str, str]) -> None:
         """Open the streams of `wanted` (replica to address) and close all others of the job. Nothing where the job was
@@ -74,13 +74,13 @@ class Links:
         job = self._jobs.get(uid)
         if job is None:
             return
-        for replica, link in job.links.items():
-            if link.stream is not None and wanted.get(replica) != link.address:
-                self._close(link)
+        for replica, connection in job.connections.items():
+            if connection.stream is not None and wanted.get(replica) != connection.address:
+                self._close(connection)
         for replica, address in wanted.items():
-            link = job.links.setdefault(replica, _Link())
-            if link.stream is None:
-                self._open(job, replica, link, address)
+            connection = job.connections.setdefault(replica, AgentConnection())
+            if connection.stream is None:
+                self._open(job, replica, connection, address)
 
     def send(self, uid: str, replica: str, address: str, message: Request) -> bool:
         """Send in the background; False where the same call is under way, answered, or has failed just now, and where
@@ -88,9 +88,9 @@ class Links:
         job = self._jobs.get(uid)
         if job is None:
             return False
-        link = job.links.setdefault(replica, _Link())
+        connection = job.connections.setdefault(replica, AgentConnection())
         kind = CALLS[type(message)]
-        now, before = self._clock(), getattr(link.view, kind)
+        now, before = self._clock(), getattr(connection.view, kind)
         durable = isinstance(message, protocol.Drain) and message.durable
         request = message.request if isinstance(message, protocol.Save) else ""
         same = (message.round, message.claim, request)
@@ -102,8 +102,8 @@ class Links:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return False
         under_way = Call(message.round, message.claim, sent_at=now, durable=durable, request=request)
-        link.view = _with_call(link.view, kind, under_way)
-        task = asyncio.create_task(self._call(job, link, kind, under_way, address, message))
+        connection.view = _with_call(connection.view, kind, under_way)
+        task = asyncio.create_task(self._call(job, connection, kind, under_way, address, message))
         job.calls.add(task)
         task.add_done_callback(job.calls.discard)
         return True
@@ -111,17 +111,17 @@ class Links:
     def keep(self, uid: str, replicas: set[str]) -> None:
         """Forget what is known of all other replicas: their pods are gone."""
         job = self._jobs.get(uid)
-        for replica in list(job.links) if job else ():
+        for replica in list(job.connections) if job else ():
             assert job is not None
             if replica not in replicas:
-                self._close(job.links.pop(replica))
+                self._close(job.connections.pop(replica))
 
     def forget(self, uid: str) -> None:
         job = self._jobs.pop(uid, None)
         for task in job.calls if job else ():
             task.cancel()
-        for link in job.links.values() if job else ():
-            self._close(link)
+        for connection in job.connections.values() if job else ():
+            self._close(connection)
 
     def close(self) -> None:
         for uid in list(self._jobs):
@@ -132,58 +132,62 @@ class Links:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._discount_absence()
+            self._take_out_stall()
 
-    def _discount_absence(self) -> None:
-        seconds = self._absence.seconds(self._clock())
+    def _take_out_stall(self) -> None:
+        seconds = self._stalls.seconds(self._clock())
         if not seconds:
             return
         log.warning("this operator stood still for %.1f s", seconds)
         for job in self._jobs.values():
-            for link in job.links.values():
-                link.view = discounted(link.view, seconds)
+            for connection in job.connections.values():
+                connection.view = without_stall(connection.view, seconds)
 
-    async def _call(self, job: _Job, link: _Link, kind: str, under_way: Call, address: str, message: Request) -> None:
+    async def _call(
+        self, job: _Job, connection: AgentConnection, kind: str, under_way: Call, address: str, message: Request
+    ) -> None:
         end: dict[str, Any]
         try:
             end = {"reply": await call(job.identity, address, message)}
         except CallError as error:
             end = {"error": str(error)}
-        known: Call = getattr(link.view, kind)
+        known: Call = getattr(connection.view, kind)
         if dataclasses.replace(known, sent_at=under_way.sent_at) == under_way:  # sent later, as far as one was here
-            link.view = _with_call(link.view, kind, dataclasses.replace(known, done_at=self._clock(), **end))
+            connection.view = _with_call(
+                connection.view, kind, dataclasses.replace(known, done_at=self._clock(), **end)
+            )
             self._changed(job.identity.uid, True)
 
-    def _open(self, job: _Job, replica: str, link: _Link, address: str) -> None:
+    def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
         uid = job.identity.uid
 
         def heard(report: protocol.Report) -> None:
             if report.replica != replica:
                 lost(f"{address} is not {replica} but {report.replica}", None)
                 return
-            before = link.view
-            link.view = _with_report(before, report, self._clock())
-            if link.view != before:
-                self._changed(uid, _matters(before, link.view))
+            before = connection.view
+            connection.view = _with_report(before, report, self._clock())
+            if connection.view != before:
+                self._changed(uid, _matters(before, connection.view))
 
         def lost(sentence: str, refusal: ConnectionRefusal | None) -> None:
-            before = link.view
+            before = connection.view
             after = dataclasses.replace(before, connected=False, refusal=refusal)
             lost_at = self._clock() if before.alive and not after.alive else before.lost_at
-            link.view = dataclasses.replace(after, lost_at=lost_at)
-            if link.view != before:
+            connection.view = dataclasses.replace(after, lost_at=lost_at)
+            if connection.view != before:
                 log.info("watch of %s: %s", replica, sentence)
                 self._changed(uid, True)
 
-        link.address = address
-        link.view = dataclasses.replace(link.view, wanted_at=self._clock(), lost_at=0.0, refusal=None)
-        link.stream = asyncio.create_task(follow(job.identity, address, heard, lost), name=f"watch {replica}")
+        connection.address = address
+        connection.view = dataclasses.replace(connection.view, wanted_at=self._clock(), lost_at=0.0, refusal=None)
+        connection.stream = asyncio.create_task(follow(job.identity, address, heard, lost), name=f"watch {replica}")
 
-    def _close(self, link: _Link) -> None:
-        if link.stream is not None:
-            link.stream.cancel()
-        link.stream, link.address = None, ""
-        link.view = dataclasses.replace(link.view, connected=False, wanted_at=0.0)
+    def _close(self, connection: AgentConnection) -> None:
+        if connection.stream is not None:
+            connection.stream.cancel()
+        connection.stream, connection.address = None, ""
+        connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=0.0)
 
 
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:

@@ -14,9 +14,9 @@ import pytest
 
 import concertina_protocol as protocol
 from concertina.agents import calls as calls_module
-from concertina.agents import links as links_module
+from concertina.agents import connections as module
 from concertina.agents.authority import Authority
-from concertina.agents.links import Links
+from concertina.agents.connections import AgentConnections
 from concertina.plan.types import ConnectionRefusal
 
 LIMIT = 20.0  # only to give up
@@ -27,7 +27,7 @@ Answer = Callable[[protocol.Message, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Heard:
-    """What the links tell."""
+    """What the connections tell."""
 
     changes: list[bool] = field(default_factory=list)
 
@@ -93,41 +93,41 @@ def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_tw
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(heard)
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
-            assert links.send(UID, "r0", address, PREPARE)
-            call = links.views(UID)["r0"].prepare
+            assert connections.send(UID, "r0", address, PREPARE)
+            call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert (call.round, call.claim, call.reply, call.error) == (1, "c1", None, "")
-            assert not links.send(UID, "r0", address, PREPARE)
+            assert not connections.send(UID, "r0", address, PREPARE)
             await until(lambda: len(received) == 1)
             gate.set()
             await until(lambda: bool(heard.changes))
-            call = links.views(UID)["r0"].prepare
+            call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert isinstance(call.reply, protocol.Prepared)
-            assert not links.send(UID, "r0", address, PREPARE)
+            assert not connections.send(UID, "r0", address, PREPARE)
             assert received == [PREPARE]
-            links.close()
+            connections.close()
 
     asyncio.run(scenario())
 
 
 def test_a_call_that_failed_says_why_and_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(heard)
-        links.open(UID, CREATED, MASTER)
-        links.send(UID, "r0", "127.0.0.1:1", PREPARE)
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
+        connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
         await until(lambda: bool(heard.changes))
-        call = links.views(UID)["r0"].prepare
+        call = connections.views(UID)["r0"].prepare
         assert call is not None
         assert "127.0.0.1:1 can't be reached" in call.error
-        assert links.send(UID, "r0", "127.0.0.1:1", PREPARE)
-        links.close()
+        assert connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
+        connections.close()
 
     asyncio.run(scenario())
 
@@ -144,30 +144,30 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(heard)
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
-            links.send(UID, "r0", address, PREPARE)
-            links.send(UID, "r0", address, protocol.Prepare(UID, 2, "c2", ()))
+            connections.send(UID, "r0", address, PREPARE)
+            connections.send(UID, "r0", address, protocol.Prepare(UID, 2, "c2", ()))
             await until(lambda: len(heard.changes) == 1)
             gate.set()
             await asyncio.sleep(0.1)
-            call = links.views(UID)["r0"].prepare
+            call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert call.round == 2
             assert len(heard.changes) == 1
-            links.close()
+            connections.close()
 
     asyncio.run(scenario())
 
 
 def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        links = Links(Heard())
-        links.open(UID, CREATED, MASTER)
-        view = lambda: links.views(UID)["r0"]  # noqa: E731
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path) as address:
-            links.watch(UID, {"r0": address})
+            connections.watch(UID, {"r0": address})
             await until(lambda: view().connected)
             assert view().report == report()
             assert view().ready_at > 0
@@ -179,9 +179,9 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
             await until(lambda: view().connected)
             assert view().lost_at == 0
             assert view().refusal is None
-            links.watch(UID, {})
+            connections.watch(UID, {})
             assert not view().connected
-        links.close()
+        connections.close()
 
     asyncio.run(scenario())
 
@@ -192,11 +192,11 @@ def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_p
     async def scenario() -> None:
         nonlocal now
         heard = Heard()
-        links = Links(heard, clock=lambda: now)
-        links.open(UID, CREATED, MASTER)
-        view = lambda: links.views(UID)["r0"]  # noqa: E731
+        connections = AgentConnections(heard, clock=lambda: now)
+        connections.open(UID, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path, master=b"n" * 32) as address:
-            links.watch(UID, {"r0": address})
+            connections.watch(UID, {"r0": address})
             await until(lambda: view().refusal is ConnectionRefusal.OTHER_KEY)
             assert view().alive
             assert not view().connected
@@ -209,7 +209,7 @@ def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_p
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
             await until(lambda: view().connected)
             assert view().refusal is None
-        links.close()
+        connections.close()
 
     asyncio.run(scenario())
 
@@ -223,15 +223,15 @@ def test_a_stream_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Mon
         await asyncio.sleep(LIMIT)
 
     async def scenario() -> None:
-        links = Links(Heard())
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
         async with agent(once, tmp_path) as address:
-            links.watch(UID, {"r0": address})
-            await until(lambda: links.views(UID)["r0"].connected)
-            await until(lambda: not links.views(UID)["r0"].connected)
-            assert links.views(UID)["r0"].lost_at > 0
-            assert links.views(UID)["r0"].refusal is None
-            links.close()
+            connections.watch(UID, {"r0": address})
+            await until(lambda: connections.views(UID)["r0"].connected)
+            await until(lambda: not connections.views(UID)["r0"].connected)
+            assert connections.views(UID)["r0"].lost_at > 0
+            assert connections.views(UID)["r0"].refusal is None
+            connections.close()
 
     asyncio.run(scenario())
 
@@ -249,16 +249,16 @@ def test_progress_alone_does_not_matter_at_once_but_a_change_of_state_does(tmp_p
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(heard)
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
         async with agent(play, tmp_path) as address:
-            links.watch(UID, {"r0": address})
+            connections.watch(UID, {"r0": address})
             for line in lines:
                 go.put_nowait(None)
-                await until(lambda line=line: links.views(UID)["r0"].report == line)
+                await until(lambda line=line: connections.views(UID)["r0"].report == line)
                 await asyncio.sleep(0.02)
             assert heard.changes == [True, False, True, True]
-            links.close()
+            connections.close()
 
     asyncio.run(scenario())
 
@@ -270,30 +270,30 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         heard = Heard()
-        links = Links(heard)
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
         async with agent(garbage, tmp_path) as address:
-            links.send(UID, "r0", address, PREPARE)
+            connections.send(UID, "r0", address, PREPARE)
             await until(lambda: bool(heard.changes))
-            call = links.views(UID)["r0"].prepare
+            call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert "not understood" in call.error
-            links.watch(UID, {"r0": address})
+            connections.watch(UID, {"r0": address})
             await asyncio.sleep(0.2)
-            assert not links.views(UID)["r0"].connected
-            links.close()
+            assert not connections.views(UID)["r0"].connected
+            connections.close()
 
     asyncio.run(scenario())
 
 
 def test_a_job_that_is_forgotten_while_its_pass_is_under_way_gets_no_stream_and_no_call() -> None:
     async def main() -> None:
-        links = Links(Heard())
-        links.open(UID, CREATED, MASTER)
-        links.forget(UID)
-        links.watch(UID, {"a": "127.0.0.1:1"})
-        assert not links.send(UID, "a", "127.0.0.1:1", PREPARE)
-        assert links.views(UID) == {}
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
+        connections.forget(UID)
+        connections.watch(UID, {"a": "127.0.0.1:1"})
+        assert not connections.send(UID, "a", "127.0.0.1:1", PREPARE)
+        assert connections.views(UID) == {}
 
     asyncio.run(main())
 
@@ -303,18 +303,18 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
 
     async def scenario() -> None:
         nonlocal now
-        links = Links(Heard(), clock=lambda: now)
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(Heard(), clock=lambda: now)
+        connections.open(UID, CREATED, MASTER)
         async with agent(forever, tmp_path) as address:
-            links.watch(UID, {"r0": address})
-            await until(lambda: links.views(UID)["r0"].connected)
-        await until(lambda: not links.views(UID)["r0"].connected)
-        assert links.views(UID)["r0"].lost_at == 1000.0
+            connections.watch(UID, {"r0": address})
+            await until(lambda: connections.views(UID)["r0"].connected)
+        await until(lambda: not connections.views(UID)["r0"].connected)
+        assert connections.views(UID)["r0"].lost_at == 1000.0
         now += 1.0
-        assert links.views(UID)["r0"].lost_at == 1000.0
+        assert connections.views(UID)["r0"].lost_at == 1000.0
         now += 60.0
-        assert links.views(UID)["r0"].lost_at == 1060.0
-        links.close()
+        assert connections.views(UID)["r0"].lost_at == 1060.0
+        connections.close()
 
     asyncio.run(scenario())
 
@@ -340,13 +340,13 @@ def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(lin
         await asyncio.sleep(LIMIT)
 
     async def scenario() -> None:
-        links = Links(Heard())
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
-            links.watch(UID, {"r0": address})
+            connections.watch(UID, {"r0": address})
             await until(lambda: streams == 2)  # so the first was noticed to be lost
-            await until(lambda: links.views(UID)["r0"].connected)
-            links.close()
+            await until(lambda: connections.views(UID)["r0"].connected)
+            connections.close()
 
     asyncio.run(scenario())
 
@@ -360,17 +360,17 @@ def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: 
         await writer.drain()
 
     async def scenario() -> None:
-        links = Links(Heard())
-        links.open(UID, CREATED, MASTER)
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
         monkeypatch.setattr(calls_module, "bounded", surprise)
         async with agent(answer, tmp_path) as address:
-            assert links.send(UID, "r0", address, PREPARE)
-            call = links.views(UID)["r0"].prepare
-            await until(lambda: (found := links.views(UID)["r0"].prepare) is not call and found is not None)
-            failed = links.views(UID)["r0"].prepare
+            assert connections.send(UID, "r0", address, PREPARE)
+            call = connections.views(UID)["r0"].prepare
+            await until(lambda: (found := connections.views(UID)["r0"].prepare) is not call and found is not None)
+            failed = connections.views(UID)["r0"].prepare
             assert failed is not None
             assert "RecursionError: too deep" in failed.error
-            links.close()
+            connections.close()
 
     asyncio.run(scenario())
 
@@ -380,29 +380,29 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
 
     async def scenario() -> None:
         nonlocal now
-        links, go_on = Links(Heard(), clock=lambda: now), asyncio.Event()
+        connections, go_on = AgentConnections(Heard(), clock=lambda: now), asyncio.Event()
 
         async def late(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
             await go_on.wait()
             writer.write(protocol.encode(protocol.Accepted(1, "c1")))
             await writer.drain()
 
-        links.open(UID, CREATED, MASTER)
+        connections.open(UID, CREATED, MASTER)
         async with agent(late, tmp_path) as address:
-            assert links.send(UID, "r0", address, PREPARE)
+            assert connections.send(UID, "r0", address, PREPARE)
             now += 60.0
-            under_way = links.views(UID)["r0"].prepare
+            under_way = connections.views(UID)["r0"].prepare
             assert under_way
             assert (under_way.sent_at, under_way.done_at) == (1060.0, 0.0)
             go_on.set()
-            await until(lambda: bool(links.views(UID)["r0"].prepare.done_at))  # type: ignore[union-attr]
-        answered = links.views(UID)["r0"].prepare
+            await until(lambda: bool(connections.views(UID)["r0"].prepare.done_at))  # type: ignore[union-attr]
+        answered = connections.views(UID)["r0"].prepare
         assert answered
         assert (answered.reply, answered.done_at) == (protocol.Accepted(1, "c1"), 1060.0)
         now += 60.0
-        answered = links.views(UID)["r0"].prepare
+        answered = connections.views(UID)["r0"].prepare
         assert answered
         assert answered.done_at == 1120.0
-        links.close()
+        connections.close()
 
     asyncio.run(scenario())
