@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from concertina.local import cluster as local
-from concertina.local import lifetime, processes, state
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
-from concertina.local.state import Options
+from concertina.local.host import processes
+from concertina.local.state import lifetime
+from concertina.local.state import record as state
+from concertina.local.state.record import Options
 
 ONE_NODE = Options(nodes=1)
 OWNER = """

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from builders import as_nobody
-from concertina.local import binaries, namespaces
+from concertina.local.binaries import programs
+from concertina.local.host import namespaces
 
 CLUSTER = """
 import json, sys
@@ -40,7 +41,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     folder = Path("/tmp") / f"concertina-rootless-{os.getpid()}"
     (folder / "cache").mkdir(parents=True)
     (folder / "bin").mkdir()
-    for name, path in binaries.control_plane(print).items():
+    for name, path in programs.control_plane(print).items():
         try:
             os.link(path.resolve(), folder / "bin" / name)
         except OSError:

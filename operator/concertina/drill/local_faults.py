@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from concertina.drill.site import OUTAGE, Blow, Fault, Site, environment_of
-from concertina.local import processes
 from concertina.local.cluster import LocalCluster
+from concertina.local.host import processes
 from concertina.terminal.connection import Complaint
 
 API_SERVER = "kube-apiserver"

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from concertina.local import paths, processes, state
 from concertina.local.errors import LocalClusterError
-from concertina.local.processes import MARKER, Identity
+from concertina.local.host import paths, processes
+from concertina.local.host.processes import MARKER, Identity
+from concertina.local.state import record as state
 
 _TIMEOUT = 30.0  # seconds
 
@@ -100,7 +101,7 @@ def end(name: str) -> None:
 @contextlib.contextmanager
 def guarded(name: str) -> Iterator[None]:
     """Tear the folder down after the block; a guardian process does it when this process is killed meanwhile."""
-    command = [sys.executable, "-m", "concertina.local.guardian", name]
+    command = [sys.executable, "-m", "concertina.local.state.guardian", name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:
         try:
             yield

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from concertina.local.node.container import Container
+from concertina.local.node.runtime.container import Container
 
 Object = dict[str, Any]
 Warn = Callable[[str, str], None]  # reason, message

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from concertina.local import certificates
+from concertina.local.control_plane import certificates
 
 SERVICE_RANGE = "10.96.0.0/16"
 # Nobody uses it (no endpoints are reconciled), but without it the API server looks for a route to the outside.

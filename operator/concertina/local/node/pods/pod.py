@@ -9,13 +9,14 @@ from typing import Any
 
 import aiohttp
 
-from concertina.local import images
-from concertina.local.node import environment, mounts, probes, restore, volumes
+from concertina.local.node import images
 from concertina.local.node.client import Refused
-from concertina.local.node.container import Container, Setting
 from concertina.local.node.node import Node
+from concertina.local.node.pods import probes, restore
+from concertina.local.node.pods.status_writer import StatusWriter
+from concertina.local.node.runtime import environment, mounts, volumes
+from concertina.local.node.runtime.container import Container, Setting
 from concertina.local.node.status import ContainerState, PodFacts, now
-from concertina.local.node.status_writer import StatusWriter
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from concertina.local import paths
 from concertina.local.errors import LocalClusterError
+from concertina.local.host import paths
 
 Say = Callable[[str], None]
 _KEPT_LINES = 20

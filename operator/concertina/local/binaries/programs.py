@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from concertina.local import gobuild, paths, release, state
+from concertina.local.binaries import gobuild, release
 from concertina.local.errors import LocalClusterError
+from concertina.local.host import paths
+from concertina.local.state import record as state
 
 Say = Callable[[str], None]
 

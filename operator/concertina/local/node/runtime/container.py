@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concertina.local import images
-from concertina.local.node import environment, logs, mounts, rootfs
-from concertina.local.node.runtime import Execution, Launch
-from concertina.local.node.runtime_client import LaunchFailed, Running, RuntimeClient
+from concertina.local.node import images
+from concertina.local.node.runtime import environment, logs, mounts, rootfs
+from concertina.local.node.runtime.client import LaunchFailed, Running, RuntimeClient
+from concertina.local.node.runtime.process import Execution, Launch
 from concertina.local.node.status import ContainerState, now
 
 Object = dict[str, Any]

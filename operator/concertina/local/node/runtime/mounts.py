@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from concertina.local import paths
-from concertina.local.node import environment, rootfs
-from concertina.local.node.volumes import Volumes
+from concertina.local.host import paths
+from concertina.local.node.runtime import environment, rootfs
+from concertina.local.node.runtime.volumes import Volumes
 
 Object = dict[str, Any]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from concertina.local import namespaces
-from concertina.local.node import environment, quantity
+from concertina.local.host import namespaces
 from concertina.local.node.client import Client, Refused
+from concertina.local.node.runtime import environment, quantity
 
 Object = dict[str, Any]
 _SHM_SIZE = 64 * 2**20  # /dev/shm of a pod, as containerd makes it

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def checkout() -> Path:
     """The folder that holds operator/, tools/ and charts/ (of a source checkout or an editable install)."""
-    return Path(__file__).resolve().parents[3]
+    return Path(__file__).resolve().parents[4]
 
 
 def cache() -> Path:

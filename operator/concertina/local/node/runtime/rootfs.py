@@ -10,7 +10,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from concertina.local import namespaces
+from concertina.local.host import namespaces
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 _GPU_DEVICES = ("nvidia", "kfd", "dri", "infiniband")  # beginnings of names

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from concertina.local import certificates, paths
-from concertina.local.controlplane import Endpoints
+from concertina.local.control_plane import certificates
+from concertina.local.control_plane.components import Endpoints
 from concertina.local.errors import LocalClusterError
+from concertina.local.host import paths
 
 _FIRST_NETWORK, _LAST_NETWORK = 16, 250  # x of 127.x.0.0/16; lower ones are left to others
 

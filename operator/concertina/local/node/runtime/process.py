@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
-from concertina.local import namespaces
-from concertina.local.node import rootfs
+from concertina.local.host import namespaces
+from concertina.local.node.runtime import rootfs
 
 _CONTAINER = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 
-from concertina.local.node.runtime import Execution, Launch, receive_event, send_request
+from concertina.local.node.runtime.process import Execution, Launch, receive_event, send_request
 
 
 class LaunchFailed(Exception):
