@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from concertina.drill.site import Blow, Site
+from concertina.drill.target import DrillTarget, Injection
 from concertina.terminal.connection import Complaint
 
 PREFIX = "CONCERTINA_DRILL_"
@@ -30,21 +30,21 @@ class ByCommand:
     seconds: float = 0.0
     """How long it lasts at least."""
 
-    def __call__(self, site: Site) -> AbstractAsyncContextManager[Blow]:
-        return self._play(site)
+    def __call__(self, target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
+        return self._play(target)
 
     def commands(self) -> tuple[str, str]:
         """To hurt and to heal. Raises Complaint where one is not given."""
         return _command(self.hurt), _command(self.heal)
 
     @asynccontextmanager
-    async def _play(self, site: Site) -> AsyncIterator[Blow]:
+    async def _play(self, target: DrillTarget) -> AsyncIterator[Injection]:
         hurt, heal = self.commands()
-        node = await site.victim_node() if "{node}" in hurt else ""
+        node = await target.victim_node() if "{node}" in hurt else ""
         at = time.time()
         try:
             await _run(hurt, node)
-            yield Blow(at, self.what.format(node=node), self.watched)
+            yield Injection(at, self.what.format(node=node), self.watched)
             await asyncio.sleep(max(0.0, at + self.seconds - time.time()))
         finally:
             await _run(heal, node)

@@ -7,30 +7,30 @@ from collections.abc import Callable
 
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
-from concertina.drill.site import Blow, Fault, Site
-from concertina.drill.verdict import Expect, Seconds, Seen, Start, Verdict, judge
+from concertina.drill.target import DrillTarget, Fault, Injection
+from concertina.drill.verdict import Expect, Seconds, Seen, Start, Verdict, evaluate
 from concertina.drill.watch import Late, Watch
 
 STEADY, WHOLE, FRESH, CHECKPOINT = 240.0, 240.0, 90.0, 240.0  # seconds, to give up
 Say = Callable[[str], None]
 
 
-async def play(site: Site, name: str, scenario: Scenario, fault: Fault, say: Say) -> Verdict:
-    """Wait until the job is whole, hurt it, watch, heal, watch until it is whole again, and judge.
+async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, say: Say) -> Verdict:
+    """Wait until the job is whole, hurt it, watch, heal, watch until it is whole again, and evaluate.
 
     Raises Late where the job is not whole at first, and what the fault raises where it can't be done."""
-    async with Watch(site) as watch:
+    async with Watch(target) as watch:
         say("waiting until all replicas are at work")
         before = await _steady(watch)
         pods = dict(watch.pods)
-        seen = Drilled(watch, before)
-        async with fault(site) as blow:
-            say(blow.text)
-            await seen.after(blow, scenario.expect)
+        seen = Recording(watch, before)
+        async with fault(target) as injection:
+            say(injection.text)
+            await seen.after(injection, scenario.expect)
         say("healed; waiting until all replicas are at work again")
         await seen.to_the_end(scenario.expect)
         same = watch.pods == pods
-    return judge(name, f"{site.namespace}/{site.name}", blow.text, scenario.expect, seen.seen(same))
+    return evaluate(name, f"{target.namespace}/{target.name}", injection.text, scenario.expect, seen.seen(same))
 
 
 async def _steady(watch: Watch) -> JobStatus:
@@ -51,12 +51,12 @@ def _wanted(status: JobStatus) -> bool:
     return have == want
 
 
-class Drilled:
-    """What was seen since the blow."""
+class Recording:
+    """What was seen since the injection."""
 
     def __init__(self, watch: Watch, before: JobStatus) -> None:
         self._watch, self._before = watch, before
-        self._blow = Blow(0.0, "")
+        self._injection = Injection(0.0, "")
         self._start: Start | None = None
         self._first: float | None = None
         self._first_status = before
@@ -65,15 +65,15 @@ class Drilled:
         self._checkpoint: float | None = None
         self._missing = ""
 
-    async def after(self, blow: Blow, expect: Expect) -> None:
-        """Until the first step after the blow, or until it is overdue."""
-        self._blow = blow
+    async def after(self, injection: Injection, expect: Expect) -> None:
+        """Until the first step after the injection, or until it is overdue."""
+        self._injection = injection
         try:
             if expect.named:
                 await self._straggler(expect.seconds)
             elif expect.new_round:
                 await self._new_round(expect.seconds)
-            elif blow.watched:
+            elif injection.watched:
                 await self._same_round(expect.seconds)
         except Late as error:
             self._missing = str(error)
@@ -97,10 +97,10 @@ class Drilled:
                     and self._progress_since(healed)
                 ),
             )
-            self._whole = time.time() - self._blow.at
+            self._whole = time.time() - self._injection.at
             if expect.checkpoint:
                 self._checkpoint = await watch.until("a new checkpoint", CHECKPOINT, lambda: self._saved_since(healed))
-                self._checkpoint -= self._blow.at
+                self._checkpoint -= self._injection.at
         except Late as error:
             self._missing = self._missing or str(error)
 
@@ -109,32 +109,32 @@ class Drilled:
         watch, rounds = self._watch, self._before.world.round
 
         def start() -> Start | None:
-            return watch.first_start(rounds, self._blow.at)
+            return watch.first_start(rounds, self._injection.at)
 
         def at_work() -> bool:
             return watch.training() and watch.status.world.round > rounds
 
         await watch.until("the first step of a new round", seconds, start if watch.bundled else at_work)
         self._start = start()
-        self._first = (self._start.at if self._start else watch.seen_at) - self._blow.at
+        self._first = (self._start.at if self._start else watch.seen_at) - self._injection.at
         await watch.until("the status of the new round", FRESH, lambda: self._claimed_after() and at_work())
         self._first_status = watch.status
 
     async def _same_round(self, seconds: float) -> None:
-        """Steps go on: a log line that is newer than the blow, or the status's word."""
+        """Steps go on: a log line that is newer than the injection, or the status's word."""
         watch, step = self._watch, self._watch.step
         news = f"a step within {seconds:g} s"
-        await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._blow.at + 1))
-        self._first = time.time() - self._blow.at
+        await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._injection.at + 1))
+        self._first = time.time() - self._injection.at
 
     async def _straggler(self, seconds: float) -> None:
         """Until the victim stands in status.stragglers."""
 
         def named() -> bool:
-            return any(mark.replica == self._blow.replica for mark in self._watch.status.stragglers)
+            return any(mark.replica == self._injection.replica for mark in self._watch.status.stragglers)
 
-        await self._watch.until(f"{self._blow.replica} in status.stragglers", seconds, named)
-        self._named = self._watch.seen_at - self._blow.at
+        await self._watch.until(f"{self._injection.replica} in status.stragglers", seconds, named)
+        self._named = self._watch.seen_at - self._injection.at
 
     def _claimed_after(self) -> bool:
         return self._watch.status.world.round > self._before.world.round
@@ -152,7 +152,7 @@ class Drilled:
     def seen(self, same_pods: bool) -> Seen:
         before, first, end = self._before, self._first_status, self._watch.status
         claim = first.world.claim
-        new = [entry for entry in end.restarts.recent if unix_seconds(entry.at) >= self._blow.at]
+        new = [entry for entry in end.restarts.recent if unix_seconds(entry.at) >= self._injection.at]
         words = [f"{entry.reason} of {entry.replica}" for entry in new[:1]]
         if claim and first.world.round > before.world.round:
             words.append(f"{claim.reason}: {claim.message}")
@@ -182,6 +182,6 @@ class Drilled:
         )
 
     def _since(self, timestamp: str | None) -> float | None:
-        """Seconds from the blow to that time; None where it lies before."""
-        seconds = unix_seconds(timestamp) - self._blow.at if timestamp else -1.0
+        """Seconds from the injection to that time; None where it lies before."""
+        seconds = unix_seconds(timestamp) - self._injection.at if timestamp else -1.0
         return round(seconds, 4) if seconds >= 0 else None

@@ -25,7 +25,7 @@ SKEW = 30
 
 
 @dataclass(frozen=True)
-class Blow:
+class Injection:
     """What was done to the job, when (Unix seconds), and in words."""
 
     at: float
@@ -37,7 +37,7 @@ class Blow:
 
 
 @dataclass(frozen=True)
-class Site:
+class DrillTarget:
     """`local`: the local cluster that the API server belongs to, None on any other cluster."""
 
     client: Client
@@ -109,7 +109,7 @@ class Site:
         return self.local
 
 
-Fault = Callable[[Site], AbstractAsyncContextManager[Blow]]
+Fault = Callable[[DrillTarget], AbstractAsyncContextManager[Injection]]
 """Hurts the job on entry, heals on exit, however the block ends."""
 
 

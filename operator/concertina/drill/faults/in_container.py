@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from concertina.drill.site import Blow, Site
+from concertina.drill.target import DrillTarget, Injection
 from concertina.kube.errors import ApiError
 from concertina.terminal.connection import Complaint
 
@@ -80,40 +80,40 @@ os.kill(worker, signal.SIGCONT)
 
 
 @asynccontextmanager
-async def out_of_memory(site: Site) -> AsyncIterator[Blow]:
+async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
     """A worker's container runs out of memory: the kernel kills the worker."""
-    member = await site.victim()
-    pid = await site.worker(member)
+    member = await target.victim()
+    pid = await target.worker(member)
     at = time.time()
     try:
-        said = await site.run_python(member.replica, _EAT, pid, seconds=60.0)
+        said = await target.run_python(member.replica, _EAT, pid, seconds=60.0)
     except ApiError:  # what ate was killed too: what follows shows whether the worker was
         said = "killed"
     if said == "unlimited":
         raise Complaint("The container trainer has no memory limit: set resources.limits.memory to play this.")
     if said != "killed":
         raise Complaint(f"The worker of {member.replica} outlived its container's memory limit.")
-    yield Blow(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
+    yield Injection(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
 
 
 @asynccontextmanager
-async def straggle(site: Site) -> AsyncIterator[Blow]:
+async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
     """A worker is stopped for moments whenever it computes: all wait for it in every step."""
-    member = await site.victim()
-    pid = await site.worker(member)
+    member = await target.victim()
+    pid = await target.worker(member)
     at = time.time()
     arguments = (pid, str(STRAGGLE_SECONDS), _MARK)
-    slowing = asyncio.create_task(site.run_python(member.replica, _SLOW, *arguments, seconds=STRAGGLE_SECONDS + 30))
+    slowing = asyncio.create_task(target.run_python(member.replica, _SLOW, *arguments, seconds=STRAGGLE_SECONDS + 30))
     await asyncio.wait({slowing}, timeout=2.0)
     if slowing.done():
         why = slowing.exception() or slowing.result() or "it ended just now; play the drill again"
         raise Complaint(f"The worker of {member.replica} can't be slowed: {why}")
     try:
         done = f"slowed the worker of {member.replica} on {member.node}: it computes at a third of its speed"
-        yield Blow(at, done, replica=member.replica)
+        yield Injection(at, done, replica=member.replica)
     finally:
         with suppress(ApiError):  # its worker, or its pod, is gone
-            await site.run_python(member.replica, _RELEASE, pid, _MARK)
+            await target.run_python(member.replica, _RELEASE, pid, _MARK)
         slowing.cancel()
         with suppress(asyncio.CancelledError, ApiError):
             await slowing

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from concertina.drill.site import OUTAGE, Blow, Fault, Site, environment_of
+from concertina.drill.target import OUTAGE, DrillTarget, Fault, Injection, environment_of
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
 from concertina.terminal.connection import Complaint
@@ -27,34 +27,34 @@ def _kill(environment: dict[str, str], what: str) -> float:
 
 
 @asynccontextmanager
-async def kill_lead(site: Site) -> AsyncIterator[Blow]:
+async def kill_lead(target: DrillTarget) -> AsyncIterator[Injection]:
     """SIGKILL to the lead's agent, with which its container ends."""
-    lead, uid = await site.lead(), (await site.job())["metadata"]["uid"]
+    lead, uid = await target.lead(), (await target.job())["metadata"]["uid"]
     at = await asyncio.to_thread(_kill, environment_of(uid, lead.replica), lead.replica)
-    yield Blow(at, f"SIGKILL to the agent of the lead, {lead.replica} on {lead.node}")
+    yield Injection(at, f"SIGKILL to the agent of the lead, {lead.replica} on {lead.node}")
 
 
 @asynccontextmanager
-async def kill_operator(site: Site) -> AsyncIterator[Blow]:
+async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
     """SIGKILL to the acting operator; its container is started again."""
-    name = (await site.operator())["metadata"]["name"]
+    name = (await target.operator())["metadata"]["name"]
     at = await asyncio.to_thread(_kill, {"POD_NAME": name}, name)
-    yield Blow(at, f"SIGKILL to the operator {name}")
+    yield Injection(at, f"SIGKILL to the operator {name}")
 
 
 def _on_a_node(
     hurt: Callable[[LocalCluster, str], object], heal: Callable[[LocalCluster, str], object], what: str
 ) -> Fault:
     @asynccontextmanager
-    async def fault(site: Site) -> AsyncIterator[Blow]:
-        node = await site.victim_node()
+    async def fault(target: DrillTarget) -> AsyncIterator[Injection]:
+        node = await target.victim_node()
         at = time.time()
         try:
-            await asyncio.to_thread(hurt, site.cluster, node)
-            yield Blow(at, what.format(node=node))
+            await asyncio.to_thread(hurt, target.cluster, node)
+            yield Injection(at, what.format(node=node))
         finally:
-            await asyncio.to_thread(heal, site.cluster, node)
-            await asyncio.to_thread(site.cluster.wait_nodes, [node])
+            await asyncio.to_thread(heal, target.cluster, node)
+            await asyncio.to_thread(target.cluster.wait_nodes, [node])
 
     return fault
 
@@ -69,31 +69,33 @@ stop_node = _on_a_node(
 """SIGSTOP to every process of a node: it falls silent, connections stay open; then it goes on where it was."""
 
 
-def kill_apiserver(site: Site) -> AbstractAsyncContextManager[Blow]:
+def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
     """SIGKILL to the API server; it is started again, with its address and data."""
 
     def start() -> None:
-        site.cluster.start_component(API_SERVER)
-        site.cluster.wait_api()
+        target.cluster.start_component(API_SERVER)
+        target.cluster.wait_api()
 
-    blow = Blow(time.time(), "SIGKILL to the API server", watched=False)
-    return _outage(lambda: site.cluster.kill_component(API_SERVER), start, blow)
+    injection = Injection(time.time(), "SIGKILL to the API server", watched=False)
+    return _outage(lambda: target.cluster.kill_component(API_SERVER), start, injection)
 
 
-def kill_storage(site: Site) -> AbstractAsyncContextManager[Blow]:
+def kill_storage(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
     """SIGKILL to the cluster's S3 server; it is started again, with its address and data."""
-    server = site.cluster.s3
+    server = target.cluster.s3
     if server is None:
         raise Complaint("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
-    return _outage(server.kill, server.start, Blow(time.time(), "SIGKILL to the S3 server"))
+    return _outage(server.kill, server.start, Injection(time.time(), "SIGKILL to the S3 server"))
 
 
 @asynccontextmanager
-async def _outage(stop: Callable[[], object], start: Callable[[], object], blow: Blow) -> AsyncIterator[Blow]:
+async def _outage(
+    stop: Callable[[], object], start: Callable[[], object], injection: Injection
+) -> AsyncIterator[Injection]:
     """At least OUTAGE seconds long."""
     try:
         await asyncio.to_thread(stop)
-        yield blow
-        await asyncio.sleep(max(0.0, blow.at + OUTAGE - time.time()))
+        yield injection
+        await asyncio.sleep(max(0.0, injection.at + OUTAGE - time.time()))
     finally:
         await asyncio.to_thread(start)
