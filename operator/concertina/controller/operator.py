@@ -175,7 +175,7 @@ class Operator:
             log_event("ended", task=task.get_name(), error=repr(error))
         return 0 if done <= {stopped} else 1
 
-    # --- what is heard ---------------------------------------------------------------------------------------------
+    # --- what the parts tell --------------------------------------------------------------------------------------
 
     def _job_changed(self, uid: str) -> None:
         self._queue.add(uid)
