@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from concertina.local import namespaces
 from concertina.local.cluster import LocalCluster
+from concertina.local.host import namespaces
 
 Object = dict[str, Any]
 GIVE_UP = 90.0

@@ -16,7 +16,7 @@ from builders.drills import JOB, verdict
 from builders.operator import Object, until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
-from concertina.local import lifetime
+from concertina.local.state import lifetime
 
 DATA = f"s3://{stages.BUCKET}/data"
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import hostile
 import pytest
 
-from concertina.local import certificates
+from concertina.local.control_plane import certificates
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
 from concertina_trainer.checkpoints import stored as stored_checkpoints

@@ -14,7 +14,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.parse import SpecError, parse_spec, parse_stored
-from concertina.controller.apply import lost
+from concertina.controller.status import dropped
 from concertina.plan.plan import plan
 from concertina_protocol.typed_json import ProtocolError
 
@@ -75,7 +75,7 @@ def test_fields_that_are_ignored_are_told_of_once_a_generation() -> None:
     ],
 )
 def test_what_an_older_crd_prunes_is_found(wanted: Any, stored: Any, paths: tuple[str, ...]) -> None:
-    assert lost(wanted, stored) == paths
+    assert dropped(wanted, stored) == paths
 
 
 def line(message: protocol.Message, version: int, **fields: Any) -> bytes:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 from collections.abc import Callable
 
 import concertina_protocol as protocol
+from concertina import backoff
 from concertina.agents.calls import CallError, Identity, connection, receive
 from concertina.plan.types import ConnectionRefusal
 
 log = logging.getLogger(__name__)
-_BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
+FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
+"""Until a stream is opened again."""
 Heard = Callable[[protocol.Report], None]
 Lost = Callable[[str, ConnectionRefusal | None], None]
 """Called with a sentence, and how the host turned the stream away, where it is there."""
@@ -31,7 +32,7 @@ async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> 
 
     while True:
         lost(*await _stream(identity, address, fresh))
-        await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)] * random.uniform(0.8, 1.2))
+        await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
         failures += 1
 
 

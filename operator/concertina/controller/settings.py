@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from concertina.kube.manifests.pod import Images
+from concertina.kube.manifests.agent import Images
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina_protocol import addresses

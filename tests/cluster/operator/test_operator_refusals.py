@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from builders.operator import Jobs, Operator, until
-from concertina.local.api import ApiError
-from concertina.local.certificates import Authority
+from concertina.local.control_plane.api import ApiError
+from concertina.local.control_plane.certificates import Authority
 from concertina.local.errors import LocalClusterError
 
 pytestmark = pytest.mark.usefixtures("operator")

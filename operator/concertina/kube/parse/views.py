@@ -11,14 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from concertina.api import CHECKPOINT_NOW, KIND
+from concertina.api import CHECKPOINT_NOW, KIND, TRAINER
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.kube.deep_json import DEEPEST
-from concertina.kube.manifests.pod import AVOIDS, END_POD, TRAINER_CONTAINER
-from concertina.kube.manifests.pod_needs import PORT_NAME
-from concertina.kube.manifests.torchrun import ROUND
+from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND
+from concertina.kube.manifests.pod import END_POD
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
@@ -200,8 +199,8 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
     pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
     for container in _containers(status):
         ended = (container.get("state") or {}).get("terminated") or _held_back(container)
-        failed_init = ended and ended["exitCode"] and container["name"] != TRAINER_CONTAINER
-        if ended and (container["name"] == TRAINER_CONTAINER or failed_init):
+        failed_init = ended and ended["exitCode"] and container["name"] != TRAINER
+        if ended and (container["name"] == TRAINER or failed_init):
             reason = pod_reason or ended.get("reason") or ""
             return ended["exitCode"], reason, (ended.get("message") or pod_message).strip()
     return None, pod_reason, pod_message
@@ -229,7 +228,7 @@ def _held_back(container: Raw) -> Raw | None:
 def _trainer(status: Raw) -> Raw:
     """Empty while it has no status."""
     containers: Iterable[Raw] = status.get("containerStatuses") or ()
-    return next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
+    return next((each for each in containers if each["name"] == TRAINER), {})
 
 
 def _port(spec: Raw) -> int:
