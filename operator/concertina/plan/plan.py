@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus, Spares, rfc3339
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.look import Look
 from concertina.plan.lifecycle import gang, lifecycle, master_key, saves, stores, torchrun
 from concertina.plan.pods import nodes, refusals
 from concertina.plan.pods.pods import PodPlan, plan_pods
@@ -27,7 +27,7 @@ from concertina.plan.state import memory, rollback
 from concertina.plan.status import accounting, conditions
 from concertina.plan.types import Event, Observed, Plan
 
-Policy = Callable[[Look], Decision | None]
+Policy = Callable[[JobContext], Decision | None]
 POLICIES: tuple[Policy, ...] = (
     lifecycle.ended,
     lifecycle.succeeded,
@@ -70,35 +70,35 @@ def plan(observed: Observed, now: float) -> Plan:
         return Plan(job.status)
     if job.spec is None:
         return _unreadable(observed, now)
-    look = Look(observed, job.spec, now)
-    policies = TORCHRUN if look.spec.launcher == "torchrun" else POLICIES
-    decision = next(decision for policy in policies if (decision := policy(look)))
-    decision = master_key.told(look, stragglers.told(look, hangs.reported(look, decision)))
-    pods = torchrun.plan_pods(look) if decision.pods is Pods.TORCHRUN else plan_pods(look, decision)
+    ctx = JobContext(observed, job.spec, now)
+    policies = TORCHRUN if ctx.spec.launcher == "torchrun" else POLICIES
+    decision = next(decision for policy in policies if (decision := policy(ctx)))
+    decision = master_key.told(ctx, stragglers.told(ctx, hangs.reported(ctx, decision)))
+    pods = torchrun.plan_pods(ctx) if decision.pods is Pods.TORCHRUN else plan_pods(ctx, decision)
     if pods.missing:
-        decision = refusals.told(look, decision)
-    status = _status(look, decision, pods)
-    waits = (decision.recheck, pods.recheck, look.time_left, growth.left(look), gang.left(look))
+        decision = refusals.told(ctx, decision)
+    status = _status(ctx, decision, pods)
+    waits = (decision.recheck, pods.recheck, ctx.time_left, growth.left(ctx), gang.left(ctx))
     rechecks = [wait for wait in waits if wait]
     return Plan(
         status,
-        (*pods.actions, *decision.actions, *saves.ask(look, decision, status.checkpoint_request)),
-        _watch(look, decision),
-        (*decision.events, *pods.events, *_found(look, status), *_transition(look, decision)),
+        (*pods.actions, *decision.actions, *saves.ask(ctx, decision, status.checkpoint_request)),
+        _watch(ctx, decision),
+        (*decision.events, *pods.events, *_found(ctx, status), *_transition(ctx, decision)),
         min(rechecks, default=None),
     )
 
 
-def _found(look: Look, status: JobStatus) -> tuple[Event, ...]:
+def _found(ctx: JobContext, status: JobStatus) -> tuple[Event, ...]:
     """What is told besides the decision."""
-    found = (*memory.tight(look), *_ignored(look), *nodes.told(look.status, status), *containers.events(look))
-    return (*found, *rollback.told(look.status, status))
+    found = (*memory.tight(ctx), *_ignored(ctx), *nodes.told(ctx.status, status), *containers.events(ctx))
+    return (*found, *rollback.told(ctx.status, status))
 
 
-def _ignored(look: Look) -> tuple[Event, ...]:
+def _ignored(ctx: JobContext) -> tuple[Event, ...]:
     """Once for each generation: fields of a newer CRD, which may just be its defaults."""
-    job = look.observed.job
-    if not job.ignored or job.generation == look.status.observed_generation:
+    job = ctx.observed.job
+    if not job.ignored or job.generation == ctx.status.observed_generation:
         return ()
     names = ", ".join(job.ignored[:10])
     message = f"{names}: the CRD has these fields, this version of the operator does not and goes on without them"
@@ -119,59 +119,59 @@ def _unreadable(observed: Observed, now: float) -> Plan:
     return Plan(status, events=events)
 
 
-def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
-    old, job, now = look.status, look.observed.job, look.now
+def _status(ctx: JobContext, decision: Decision, pods: PodPlan) -> JobStatus:
+    old, job, now = ctx.status, ctx.observed.job, ctx.now
     done = decision.phase in (Phase.COMPLETE, Phase.FAILED)
     world = decision.world or old.world
     if done and not old.completion_time:
-        world = world.model_copy(update={"claim": last_claim(look, decision.reason)})
+        world = world.model_copy(update={"claim": last_claim(ctx, decision.reason)})
     committed = world.round > old.world.round
-    stuck = starts.stuck(look) if decision.pods is Pods.WANTED else ()
-    restarts = containers.counted(look, budget.counted(look, decision.restart, pods.replaced, stuck))
-    newest = accounting.last_checkpoint(look)
+    stuck = starts.stuck(ctx) if decision.pods is Pods.WANTED else ()
+    restarts = containers.counted(ctx, budget.counted(ctx, decision.restart, pods.replaced, stuck))
+    newest = accounting.last_checkpoint(ctx)
     started = old.start_time if decision.phase is not Phase.SUSPENDED else None
     fields = {
         "observed_generation": job.generation,
-        "conditions": conditions.conditions(stores.told(look, decision), old, job.generation, now),
+        "conditions": conditions.conditions(stores.told(ctx, decision), old, job.generation, now),
         "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
         "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
-        "replicas": sum(not pod.ended for pod in look.observed.pods if pod.index >= 0) - len(look.spares),
+        "replicas": sum(not pod.ended for pod in ctx.observed.pods if pod.index >= 0) - len(ctx.spares),
         "selector": f"concertina.dev/job-uid={job.uid}",
         "attempts": pods.attempts,
-        "container_restarts": containers.seen(look, pods.attempts),
-        "master_key": master_key.recorded(look),
+        "container_restarts": containers.seen(ctx, pods.attempts),
+        "master_key": master_key.recorded(ctx),
         "world": world,
-        "spares": _spares(look),
-        "gang": gang.after(look, decision),
-        "growth": growth.after(look, decision),
+        "spares": _spares(ctx),
+        "gang": gang.after(ctx, decision),
+        "growth": growth.after(ctx, decision),
         "restarts": restarts,
         "last_failure": decision.last_failure or old.last_failure,
-        "avoided_nodes": nodes.remember(look, restarts.recent),
-        "stragglers": stragglers.marks(look),
+        "avoided_nodes": nodes.remember(ctx, restarts.recent),
+        "stragglers": stragglers.marks(ctx),
         "rounds": old.rounds + committed,
-        "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
-        "rollback": rollback.seen(look),
-        "undone": rollback.voided(look),
-        "skipped": rollback.skipped(look),
+        "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(ctx),
+        "rollback": rollback.seen(ctx),
+        "undone": rollback.voided(ctx),
+        "skipped": rollback.skipped(ctx),
         "last_checkpoint": newest,
-        "checkpoint_request": saves.request(look, decision, newest),
+        "checkpoint_request": saves.request(ctx, decision, newest),
     }
     changed = _differ(old, fields)
-    if not changed and not accounting.due(look):
+    if not changed and not accounting.due(ctx):
         return old
     numbers = {
-        "progress": accounting.progress(look),
-        "last_snapshot": accounting.last_snapshot(look),
-        "checkpoint_interval": accounting.interval(look),
-        "shares": accounting.shares(look),
+        "progress": accounting.progress(ctx),
+        "last_snapshot": accounting.last_snapshot(ctx),
+        "checkpoint_interval": accounting.interval(ctx),
+        "shares": accounting.shares(ctx),
     }
     if not changed and not _differ(old, numbers):
         return old
-    return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(look, decision)})
+    return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(ctx, decision)})
 
 
-def _spares(look: Look) -> Spares:
-    return Spares(ready=len(look.ready.intersection(look.spares)), replicas=look.spares)
+def _spares(ctx: JobContext) -> Spares:
+    return Spares(ready=len(ctx.ready.intersection(ctx.spares)), replicas=ctx.spares)
 
 
 def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
@@ -182,24 +182,24 @@ def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
     return False
 
 
-def _watch(look: Look, decision: Decision) -> dict[str, str]:
+def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     """The lead, also while it leaves, and who is outside of the round, to know when it is ready. While the lead is in
     doubt, all."""
     if decision.pods is not Pods.WANTED:
         return {}
     return {
-        name: look.address(name)
-        for name, pod in look.pods.items()
-        if (name in look.live or name == look.leading)
+        name: ctx.address(name)
+        for name, pod in ctx.pods.items()
+        if (name in ctx.live or name == ctx.leading)
         and pod.ip
         and pod.phase == "Running"
-        and (decision.watch_all or name not in look.members or name == look.lead.replica)
+        and (decision.watch_all or name not in ctx.members or name == ctx.lead.replica)
     }
 
 
-def _transition(look: Look, decision: Decision) -> tuple[Event, ...]:
+def _transition(ctx: JobContext, decision: Decision) -> tuple[Event, ...]:
     """An event where the job enters a phase that someone waits for."""
-    ready = look.status.condition("Ready")
+    ready = ctx.status.condition("Ready")
     before = ready.reason if ready else ""
     if decision.phase.value == before or decision.phase not in ANNOUNCED:
         return ()

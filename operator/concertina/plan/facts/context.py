@@ -20,7 +20,7 @@ REPLACE_POD = "ReplacePod"
 
 
 @dataclass(frozen=True)
-class Look:
+class JobContext:
     observed: Observed
     spec: JobSpec
     now: float
