@@ -49,8 +49,8 @@ def plan_mixes_snapshot_ids(patch: Patch) -> None:
 def plan_assigns_before_the_commit(patch: Patch) -> None:
     commit = claims.commit
 
-    def early(ctx: Any, made: Any, replies: Any) -> Any:
-        decision = commit(ctx, made, replies)
+    def early(ctx: Any, made: Any, replies: Any, leaving: Any) -> Any:
+        decision = commit(ctx, made, replies, leaving)
         return dataclasses.replace(decision, world=None) if decision.world and ctx.now % 1 < 0.5 else decision
 
     patch.setattr(claims, "commit", early)

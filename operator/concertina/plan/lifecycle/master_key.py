@@ -37,7 +37,7 @@ def missing(ctx: JobContext) -> Decision | None:
     return replace(rounds.as_before(ctx), stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}", pods=Pods.KEPT)
 
 
-def told(ctx: JobContext, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision with what is to be said of live replicas whose certificates come from another key."""
     names = [name for name in ctx.live if ctx.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
     if not names or decision.stalled or decision.pods is not Pods.WANTED:

@@ -32,7 +32,7 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
         message = f"step {newest.step} is in {newest.uri}"
         return known.model_copy(update={"state": "Done", "message": message})
     refusal = "" if restore.uses_storage(ctx.spec) else NO_STORAGE
-    if decision.phase in (Phase.COMPLETE, Phase.FAILED):
+    if decision.phase.final:
         refusal = ENDED
     return known.model_copy(update={"state": "Refused", "message": refusal}) if refusal else known
 

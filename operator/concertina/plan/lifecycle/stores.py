@@ -8,7 +8,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 
 
-def told(ctx: JobContext, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to let the round go on, where it waits for data or can't save: said as Stalled."""
     report = ctx.report
     if report is None or decision.stalled:

@@ -80,7 +80,7 @@ def _weight(entry: Restart, entries: Iterable[Restart]) -> int:
     return int(all(other.node == entry.node for other in alike))
 
 
-def told(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     """An event for each node that is avoided from now on."""
     if before.avoided_nodes is after.avoided_nodes:
         return ()

@@ -28,7 +28,7 @@ def _pause(refused: Refused) -> float:
     return constants.CREATE_RETRY
 
 
-def told(ctx: JobContext, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to wait for pods, or to go on without some, that no time will bring: said as Stalled."""
     refused = ctx.observed.refused
     if refused is None or decision.stalled or not _needs_a_person(refused):

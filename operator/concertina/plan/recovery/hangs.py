@@ -29,7 +29,7 @@ def hung(ctx: JobContext) -> Cause | None:
     return Cause(reason, sentence(ctx, hang), hang.replica, counted=True, error=error, step=hang.step)
 
 
-def reported(ctx: JobContext, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to let the round go on, where it hangs: said as Stalled and in an event."""
     report = ctx.report
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:

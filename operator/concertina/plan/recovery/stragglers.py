@@ -40,7 +40,7 @@ def _mark(ctx: JobContext, found: protocol.Straggler, known: dict[tuple[int, str
     )
 
 
-def told(ctx: JobContext, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to go on, with what is to be said of stragglers, and done about the first of them."""
     found = marks(ctx)
     if decision.phase is not Phase.TRAINING or not found:

@@ -115,6 +115,14 @@ def last_claim(ctx: JobContext, reason: str) -> Claim:
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
 
 
+def world_after(ctx: JobContext, decision: Decision) -> World:
+    """The world from now on; where the job ends, under its last claim."""
+    world = decision.world or ctx.world
+    if decision.phase.final and not ctx.status.completion_time:
+        return world.model_copy(update={"claim": last_claim(ctx, decision.reason)})
+    return world
+
+
 def disbanded(ctx: JobContext, reason: str) -> World:
     """The world without its members, so that no round goes on; as it is where there is none."""
     world = ctx.world

@@ -52,7 +52,7 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
         world=world,
         replayed=max(0, ctx.step - origin.step) if ctx.spec.bundled else 0,
         actions=_assigns(ctx, world, replies, origin, leaving),
-        events=(Event("Normal", "RoundCommitted", message), *copies.told(ctx, names, places, distance)),
+        events=(Event("Normal", "RoundCommitted", message), *copies.events(ctx, names, places, distance)),
         recheck=constants.ACKNOWLEDGE,
     )
 

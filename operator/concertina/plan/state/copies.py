@@ -31,7 +31,7 @@ def distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place
     return "SameNode" if on_node else "Node" if in_zone else "Zone"
 
 
-def told(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], found: Distance) -> tuple[Event, ...]:
+def events(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], found: Distance) -> tuple[Event, ...]:
     """Where copies have come closer than they might be: once, not in every round."""
     zones = {place.zone for place in places.values() if place.zone}
     if found == ctx.world.copies or found not in ("Node", "SameNode") or (found == "Node" and len(zones) < 2):

@@ -52,7 +52,7 @@ def too_small(ctx: JobContext) -> Decision | None:
     return stalled("MemoryTooSmall", f"{_sentence(spec, sizes.most(spec), has)}. {_ADVICE}", Pods.NONE)
 
 
-def tight(ctx: JobContext) -> tuple[Event, ...]:
+def events(ctx: JobContext) -> tuple[Event, ...]:
     """Told once, when the job begins: it fits now, and would not when it has shrunk."""
     spec = ctx.spec
     if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or needed(spec, sizes.least(spec)) <= has:

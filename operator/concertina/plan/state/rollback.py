@@ -48,16 +48,16 @@ def skipped(ctx: JobContext) -> tuple[SampleRange, ...]:
     return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
 
 
-def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """What was undone, and what is left out from now on."""
-    back, events = new.rollback, []
+    back, found = new.rollback, []
     if back is not None and back != old.rollback:
         message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
-        events.append(Event("Warning", "RolledBack", message[:1000]))
+        found.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
         left_out = words(tuple((some.begin, some.end) for some in new.skipped))
-        events.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
-    return tuple(events)
+        found.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
+    return tuple(found)
 
 
 def undone(status: JobStatus) -> tuple[Undone, ...]:
