@@ -135,7 +135,7 @@ def samples_left_out_are_trained_on_later(patch: Patch) -> None:
 def a_rollback_is_forgotten(patch: Patch) -> None:
     """When the round that asked for it is over."""
     seen = rollback.seen
-    patch.setattr(rollback, "seen", lambda ctx: seen(ctx) if ctx.report else None)
+    patch.setattr(rollback, "seen", lambda ctx: seen(ctx) if ctx.round.report else None)
 
 
 def bits_flip_where_the_lead_is(patch: Patch) -> None:
@@ -144,7 +144,7 @@ def bits_flip_where_the_lead_is(patch: Patch) -> None:
     def blames(ctx: Any, cause: Any) -> Any:
         entry = restart(ctx, cause)
         corrupted = entry is not None and entry.reason == "SilentCorruption"
-        return entry.model_copy(update={"replica": ctx.lead.replica}) if corrupted else entry
+        return entry.model_copy(update={"replica": ctx.round.lead.replica}) if corrupted else entry
 
     patch.setattr(budget, "restart", blames)
 

@@ -139,10 +139,10 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     if decision.pods is not Pods.WANTED:
         return {}
     return {
-        name: ctx.address(name)
-        for name, pod in ctx.pods.items()
-        if (name in ctx.live or name == ctx.leading)
+        name: ctx.replicas.address(name)
+        for name, pod in ctx.replicas.pods.items()
+        if (name in ctx.replicas.live or name == ctx.replicas.leading)
         and pod.ip
         and pod.phase == "Running"
-        and (decision.watch_all or name not in ctx.members or name == ctx.lead.replica)
+        and (decision.watch_all or name not in ctx.round.members or name == ctx.round.lead.replica)
     }

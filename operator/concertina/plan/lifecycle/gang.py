@@ -184,9 +184,9 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
     """It holds something, and no state is lost that nothing else holds."""
     if not mine.held:
         return False
-    if ctx.members and ctx.spec.bundled and ctx.spec.checkpoint is None:
+    if ctx.round.members and ctx.spec.bundled and ctx.spec.checkpoint is None:
         return False
-    return not (ctx.committed and rounds.broken(ctx) is None)
+    return not (ctx.round.committed and rounds.broken(ctx) is None)
 
 
 def _made(ctx: JobContext, mine: Waiting) -> Gang:

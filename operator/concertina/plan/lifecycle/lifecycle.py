@@ -34,11 +34,11 @@ def ended(ctx: JobContext) -> Decision | None:
 def succeeded(ctx: JobContext) -> Decision | None:
     """Every worker of the round has exited 0, and the last checkpoint is in storage. Agents exit 0 by themselves after
     that alone, so one pod that has ended so speaks for all: the others' ends may not be known yet."""
-    if not ctx.committed:
+    if not ctx.round.committed:
         return None
-    members = (ctx.pods.get(member.replica) for member in ctx.world.members)
+    members = (ctx.replicas.pods.get(member.replica) for member in ctx.world.members)
     by_pods = any(pod is not None and pod.phase == "Succeeded" and not pod.deleting for pod in members)
-    if by_pods or (ctx.report is not None and ctx.report.state == "succeeded"):
+    if by_pods or (ctx.round.report is not None and ctx.round.report.state == "succeeded"):
         message = f"all {ctx.world.workers} workers of round {ctx.world.round} have ended with exit code 0"
         return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
     return None
@@ -46,9 +46,9 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 def complete_in_storage(ctx: JobContext) -> Decision | None:
     """A job, created again perhaps, whose last step is in storage already."""
-    if not restore.uses_storage(ctx.spec) or ctx.committed or ctx.spec.trainer is None:
+    if not restore.uses_storage(ctx.spec) or ctx.round.committed or ctx.spec.trainer is None:
         return None
-    views = [view for name in ctx.live if (view := ctx.agent(name))]
+    views = [view for name in ctx.replicas.live if (view := ctx.agent(name))]
     seen = [view.report.storage for view in views if view.connected and view.report]
     seen += [view.prepare.reply.storage for view in views if view.prepare and isinstance(view.prepare.reply, Prepared)]
     latest = [storage.latest for storage in seen if storage and storage.state == "Ready" and storage.latest]
@@ -61,7 +61,7 @@ def complete_in_storage(ctx: JobContext) -> Decision | None:
 
 def permanent_failure(ctx: JobContext) -> Decision | None:
     """What a new round can't mend."""
-    report = ctx.report
+    report = ctx.round.report
     failure = next((failure for failure in report.failures if failure.permanent), None) if report else None
     if failure is None:
         return None
@@ -111,8 +111,8 @@ def suspend(ctx: JobContext) -> Decision | None:
         return None
     if not ctx.observed.pods or not ctx.world.members:
         return _suspended(ctx)
-    if ctx.committed:
-        report = ctx.report
+    if ctx.round.committed:
+        report = ctx.round.report
         if report is not None and report.state == "drained":
             return _suspended(ctx)
         if rounds.broken(ctx) is None:
@@ -129,7 +129,7 @@ def _draining(ctx: JobContext) -> Decision:
     message = "spec.suspend is set: the round stops after the same step everywhere" + (
         " and is saved" if durable else ""
     )
-    storage = ctx.report.storage if ctx.report else None
+    storage = ctx.round.report.storage if ctx.round.report else None
     if storage and storage.state == "Error":
         message += f"; durable storage fails: {storage.message}"
     return Decision(
@@ -142,8 +142,8 @@ def _draining(ctx: JobContext) -> Decision:
 
 
 def _overdue(ctx: JobContext) -> bool:
-    at = ctx.claim.at if ctx.claim else None
-    return not ctx.committed and bool(at) and ctx.now - unix_seconds(at or "") >= 2 * constants.DRAIN
+    at = ctx.round.claim.at if ctx.round.claim else None
+    return not ctx.round.committed and bool(at) and ctx.now - unix_seconds(at or "") >= 2 * constants.DRAIN
 
 
 def _suspended(ctx: JobContext) -> Decision:
@@ -176,7 +176,7 @@ def first_round(ctx: JobContext) -> Decision | None:
 
 def _first_start_left(ctx: JobContext) -> float:
     patience = ctx.spec.elastic.grow_after_seconds if ctx.spec.elastic else constants.FIRST_START
-    oldest = min((pod.created for pod in ctx.live.values()), default=ctx.now)
+    oldest = min((pod.created for pod in ctx.replicas.live.values()), default=ctx.now)
     return oldest + patience - ctx.now
 
 
@@ -185,7 +185,9 @@ def _start_trouble(ctx: JobContext) -> Decision | None:
     if stuck := startup.waiting(ctx):
         return stuck
     broken = [
-        view.report.startup_error for name in ctx.live if (view := ctx.agent(name)).report and view.report.startup_error
+        view.report.startup_error
+        for name in ctx.replicas.live
+        if (view := ctx.agent(name)).report and view.report.startup_error
     ]
     if broken:
         return stalled("AgentCannotStart", broken[0], Pods.WANTED)

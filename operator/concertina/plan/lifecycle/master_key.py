@@ -39,7 +39,7 @@ def missing(ctx: JobContext) -> Decision | None:
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision with what is to be said of live replicas whose certificates come from another key."""
-    names = [name for name in ctx.live if ctx.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
+    names = [name for name in ctx.replicas.live if ctx.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -41,20 +41,20 @@ def ask(ctx: JobContext, decision: Decision, wanted: CheckpointRequest | None) -
     """Send it to the lead of a round that trains: once a round."""
     if wanted is None or wanted.state != "Pending" or decision.phase is not Phase.TRAINING:
         return ()
-    claim, report = ctx.claim, ctx.report
+    claim, report = ctx.round.claim, ctx.round.report
     if claim is None or report is None or not growth.trains(ctx, report):
         return ()
-    lead = ctx.lead.replica
+    lead = ctx.round.lead.replica
     call = ctx.agent(lead).save
     same = call is not None and (call.round, call.claim, call.request) == (claim.round, claim.claim_id, wanted.id)
     if call is not None and same and not call.error:
         return ()
     message = protocol.Save(ctx.observed.job.uid, claim.round, claim.claim_id, wanted.id)
-    return (Send(lead, ctx.address(lead), message),)
+    return (Send(lead, ctx.replicas.address(lead), message),)
 
 
 def _next_step(ctx: JobContext) -> int:
-    report = ctx.report
+    report = ctx.round.report
     if report is not None and report.progress is not None:
         return min(report.progress.step + 1, report.progress.steps or report.progress.step + 1)
     return ctx.status.progress.step if ctx.status.progress else 0

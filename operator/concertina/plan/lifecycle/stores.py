@@ -10,7 +10,7 @@ from concertina.plan.facts.decision import Decision, Phase
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to let the round go on, where it waits for data or can't save: said as Stalled."""
-    report = ctx.report
+    report = ctx.round.report
     if report is None or decision.stalled:
         return decision
     waits_for = report.progress.waits_for if report.progress else ""

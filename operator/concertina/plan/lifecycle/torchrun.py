@@ -59,7 +59,7 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
 
 
 def running(ctx: JobContext) -> Decision:
-    here = [pod for pod in _members(ctx) if pod.phase == "Running" and pod.name in ctx.live]
+    here = [pod for pod in _members(ctx) if pod.phase == "Running" and pod.name in ctx.replicas.live]
     least, most = sizes.least(ctx.spec), sizes.most(ctx.spec)
     text = f"{len(here)} of {most} replicas run torchrun"
     if any(pod.phase == "Succeeded" for pod in _members(ctx)):
@@ -72,7 +72,7 @@ def running(ctx: JobContext) -> Decision:
             stuck.phase, stuck.reason, stuck.message,
             stalled=stuck.stalled, stalled_message=stuck.stalled_message, pods=Pods.TORCHRUN,
         )  # fmt: skip
-    reasons = [pods.waiting(ctx, pod) for pod in ctx.live.values() if pod.phase != "Running"]
+    reasons = [pods.waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase != "Running"]
     refused = [ctx.observed.refused.message] if ctx.observed.refused else []
     message = "; ".join([f"{text}, {least} are needed", *refused, *(sorted(set(reasons))[:3])])
     return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.TORCHRUN, recheck=constants.CREATE_RETRY)
@@ -100,7 +100,7 @@ def plan_pods(ctx: JobContext) -> pods.PodPlan:
             extra = pod.index >= 0 and pod.round == round
             deletes += pods.delete(ctx, pod, "is more than spec.replicas") if extra else []
             continue
-        gone = pod.round != round or (pod.name in ctx.deaths and not ending)
+        gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
         least = pod.attempt + 1 if gone else pod.attempt
         if gone and pod.round == round and least > attempts.get(pod.index, 0):
             replaced.append(pod)
@@ -127,7 +127,7 @@ def plan_pods(ctx: JobContext) -> pods.PodPlan:
 
 def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
     """What has ended stays, for its logs, unless it holds resources."""
-    return [] if pod.released else pods.delete(ctx, pod, ctx.deaths[pod.name])
+    return [] if pod.released else pods.delete(ctx, pod, ctx.replicas.dead[pod.name])
 
 
 def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
@@ -158,18 +158,18 @@ def _over(ctx: JobContext) -> Cause | None:
     members, store = _members(ctx), _store(ctx)
     if store is None and members:
         return Cause("RendezvousLost", "the pod that served torchrun's store is gone")
-    if store is not None and store.name in ctx.deaths:
-        message = f"the pod that served torchrun's store {ctx.deaths[store.name]}"
+    if store is not None and store.name in ctx.replicas.dead:
+        message = f"the pod that served torchrun's store {ctx.replicas.dead[store.name]}"
         return Cause("RendezvousLost", message, store.name, counted=backoff.ended_by_itself(store))
     if ctx.spec.elastic is None and ctx.world.replicas != sizes.most(ctx.spec):
         return Cause("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size", planned=True)
-    live = [pod for pod in members if pod.name in ctx.live]
+    live = [pod for pod in members if pod.name in ctx.replicas.live]
     if any(pod.phase == "Succeeded" for pod in members) and live:
         return None  # they are about to end too
     for pod in members:
         if pod.phase == "Failed" and backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
             return Cause(
-                "TorchrunFailed", f"torchrun gave up: {ctx.deaths[pod.name]}", pod.name, counted=True,
+                "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
             )  # fmt: skip
     return None

@@ -43,7 +43,7 @@ def next_round(ctx: JobContext) -> float:
     answered = [entry for entry in ctx.recent if unix_seconds(entry.at) <= since]
     if not answered:
         return 0.0
-    row = _in_a_row(answered, ctx.now, lambda entry: entry.step >= ctx.step)
+    row = _in_a_row(answered, ctx.now, lambda entry: entry.step >= ctx.round.step)
     return unix_seconds(answered[-1].at) + _delay(row) - ctx.now
 
 
@@ -59,7 +59,9 @@ class Held:
 
 def next_pods(ctx: JobContext) -> Mapping[int, Held]:
     """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
-    empty = ctx.slots - {pod.index for pod in ctx.live.values() if pod.attempt >= _attempt(ctx, pod.index)}
+    empty = ctx.replicas.wanted_indexes - {
+        pod.index for pod in ctx.replicas.live.values() if pod.attempt >= _attempt(ctx, pod.index)
+    }
     if not empty:
         return {}
     failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
@@ -87,7 +89,7 @@ def ended_by_itself(pod: PodView) -> bool:
 def entry_of(ctx: JobContext, pod: PodView) -> Restart:
     """In status.restarts, for a pod that has ended by itself."""
     reason = pod.exit_reason or "ReplicaEnded"
-    return Restart(at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=reason, step=ctx.step)
+    return Restart(at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=reason, step=ctx.round.step)
 
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
@@ -105,7 +107,7 @@ def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:
     at = unix_seconds(last.at)
     row = _in_a_row(pods, at)
     delay = _delay(row)
-    why = ctx.deaths.get(last.replica, f"failed ({last.reason})")
+    why = ctx.replicas.dead.get(last.replica, f"failed ({last.reason})")
     sentence = (
         f"the next pod of replica {index} waits {delay:.0f} s: {row + 1} in a row ended by themselves, "
         f"the last, {last.replica}, {why}"

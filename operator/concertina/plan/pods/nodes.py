@@ -109,7 +109,7 @@ def forbidden(ctx: JobContext) -> tuple[str, ...]:
 def spare(ctx: JobContext) -> int:
     """Nodes in service beyond those that the job needs at full size, at as many replicas a node as it has now."""
     replicas: dict[str, int] = {}
-    for pod in ctx.live.values():
+    for pod in ctx.replicas.live.values():
         if pod.node:
             replicas[pod.node] = replicas.get(pod.node, 0) + 1
     needed = -(-sizes.most(ctx.spec) // max(replicas.values(), default=1))
@@ -129,7 +129,7 @@ def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
 
 
 def _stranded(ctx: JobContext) -> Iterable[PodView]:
-    pending = [pod for pod in ctx.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
-    enough = sizes.fitting(sum(pod.phase == "Running" for pod in ctx.live.values()), ctx.spec)
+    pending = [pod for pod in ctx.replicas.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
+    enough = sizes.fitting(sum(pod.phase == "Running" for pod in ctx.replicas.live.values()), ctx.spec)
     patience = SHORT_HANDED if enough else UNSCHEDULABLE
     return [pod for pod in pending if ctx.now - pod.created >= patience]

@@ -36,7 +36,7 @@ def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:
 
 
 def _wanted(ctx: JobContext) -> PodPlan:
-    wanted = ctx.slots
+    wanted = ctx.replicas.wanted_indexes
     attempts = _bumped(ctx, wanted)
     current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
     missing = [
@@ -54,8 +54,8 @@ def _wanted(ctx: JobContext) -> PodPlan:
 
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
     """For a pod that gets a successor."""
-    notice = ctx.notices.get(pod.name)
-    why = notice.message if notice else ctx.deaths[pod.name]
+    notice = ctx.replicas.notices.get(pod.name)
+    why = notice.message if notice else ctx.replicas.dead[pod.name]
     return Event(
         "Normal" if notice else "Warning", "ReplicaReplaced", f"replica {pod.name} {why}; a new pod takes its place"
     )
@@ -64,15 +64,17 @@ def replaced_event(ctx: JobContext, pod: PodView) -> Event:
 def _goes(ctx: JobContext, pod: PodView) -> bool:
     """Whether it needs a successor: dead, or a member with a notice, or one that is not needed yet and must leave. (A
     successor with a notice of its own is not succeeded at once: pods may tolerate what announces the end of nodes.)"""
-    if pod.name in ctx.deaths or pod.name not in ctx.notices:
-        return pod.name in ctx.deaths
-    return pod.name in ctx.members or (ctx.leaves(pod.name) and ctx.now - pod.created >= constants.SETTLED)
+    if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
+        return pod.name in ctx.replicas.dead
+    return pod.name in ctx.round.members or (
+        ctx.replicas.leaves(pod.name) and ctx.now - pod.created >= constants.SETTLED
+    )
 
 
 def _filled(ctx: JobContext, index: int) -> bool:
     """Whether a replica of this index stays, though a newer attempt was asked for when it had a notice."""
-    name = ctx.seats.get(index)
-    return name is not None and name not in ctx.notices
+    name = ctx.replicas.pod_by_index.get(index)
+    return name is not None and name not in ctx.replicas.notices
 
 
 def _attempt(attempts: tuple[int, ...], index: int) -> int:
@@ -82,7 +84,7 @@ def _attempt(attempts: tuple[int, ...], index: int) -> int:
 def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
     """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
     attempts = dict(enumerate(ctx.status.attempts))
-    for name in ctx.members.keys() - ctx.pods.keys():  # gone without a trace: its name isn't used again
+    for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: its name isn't used again
         _, index, attempt = name.rsplit("-", 2)
         if int(index) in wanted:
             attempts[int(index)] = max(attempts.get(int(index), 0), int(attempt) + 1)
@@ -124,7 +126,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
     never = nodes.forbidden(ctx)
     avoid = tuple(sorted((_ending(ctx) | set(nodes.avoided(ctx))) - set(never)))
     secret: tuple[Action, ...] = () if ctx.observed.secret_made else (CreateSecret(),)
-    standing = len(ctx.slots) - len(missing)
+    standing = len(ctx.replicas.wanted_indexes) - len(missing)
     creates = (
         CreatePod(index, _attempt(attempts, index), avoid, never, spare=standing + place >= sizes.most(ctx.spec))
         for place, index in enumerate(missing)
@@ -135,7 +137,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 def _ending(ctx: JobContext) -> set[str]:
     """Nodes that replicas leave: a pod that tolerates their taints might go there again."""
-    nodes = (ctx.node(ctx.pods[name]) for name in ctx.notices)
+    nodes = (ctx.node(ctx.replicas.pods[name]) for name in ctx.replicas.notices)
     return {node.name for node in nodes if node.notice or node.cordoned}
 
 
@@ -144,25 +146,25 @@ def _deletes(ctx: JobContext, wanted: frozenset[int], attempts: tuple[int, ...])
     actions: list[Action] = []
     for pod in ctx.observed.pods:
         newest = _attempt(attempts, pod.index)
-        if pod.name in ctx.deaths:
+        if pod.name in ctx.replicas.dead:
             if pod.released and not pod.deleting and pod.attempt >= newest - 1:
                 continue
-            actions += delete(ctx, pod, ctx.deaths[pod.name])
-        elif pod.name in ctx.members and (ctx.committed or pod.name in ctx.notices):
+            actions += delete(ctx, pod, ctx.replicas.dead[pod.name])
+        elif pod.name in ctx.round.members and (ctx.round.committed or pod.name in ctx.replicas.notices):
             continue  # only after a round without it
         elif pod.index not in wanted:
             actions += delete(ctx, pod, "is more than spec.replicas")
-        elif ctx.seats.get(pod.index) == pod.name:
+        elif ctx.replicas.pod_by_index.get(pod.index) == pod.name:
             continue
         elif pod.attempt < newest:
             actions += delete(ctx, pod, _replaced_because(ctx, pod.name))
         elif _filled(ctx, pod.index):
-            actions += delete(ctx, pod, f"is not needed: {ctx.seats[pod.index]} stays")
+            actions += delete(ctx, pod, f"is not needed: {ctx.replicas.pod_by_index[pod.index]} stays")
     return tuple(actions)
 
 
 def _replaced_because(ctx: JobContext, name: str) -> str:
-    notice = ctx.notices.get(name)
+    notice = ctx.replicas.notices.get(name)
     return notice.message if notice else "has a successor"
 
 
@@ -220,8 +222,10 @@ POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.KEPT: _kept}
 
 def shortage(ctx: JobContext) -> str:
     """Why there are too few replicas, in a sentence that names a reason for each that isn't ready (the first few)."""
-    ready = min(len(ctx.ready), sizes.most(ctx.spec))
-    reasons = [f"{pod.name}: {waiting(ctx, pod)}" for name, pod in ctx.live.items() if name not in ctx.ready]
+    ready = min(len(ctx.replicas.ready), sizes.most(ctx.spec))
+    reasons = [
+        f"{pod.name}: {waiting(ctx, pod)}" for name, pod in ctx.replicas.live.items() if name not in ctx.replicas.ready
+    ]
     reasons = [held.sentence for held in backoff.next_pods(ctx).values()] + reasons
     if ctx.observed.refused:
         reasons.insert(0, ctx.observed.refused.message)

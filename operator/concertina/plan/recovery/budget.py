@@ -21,14 +21,14 @@ def restart(ctx: JobContext, cause: Cause) -> Restart | None:
     """The entry in status.restarts for a new round that answers this cause; its rung is still to be found."""
     if cause.planned:
         return None
-    pod = ctx.pods.get(cause.replica)
-    member = ctx.members.get(cause.replica)
+    pod = ctx.replicas.pods.get(cause.replica)
+    member = ctx.round.members.get(cause.replica)
     return Restart(
         at=rfc3339(ctx.now),
         replica=cause.replica,
         node=pod.node if pod else member.node if member else "",
         reason=cause.reason,
-        step=max(ctx.step, cause.step),
+        step=max(ctx.round.step, cause.step),
         counted=cause.counted,
         error=cause.error,
         after_seconds=max(0.0, ctx.now - unix_seconds(ctx.world.since)) if ctx.world.since else 0.0,

@@ -52,7 +52,7 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
                     replica=pod.name,
                     node=pod.node,
                     reason=reason(pod),
-                    step=ctx.step,
+                    step=ctx.round.step,
                     counted=_own(pod),
                     rung=ladder.WITHOUT_MEMBER,
                 )

@@ -21,7 +21,7 @@ FRAMES, THREADS = 4, 3
 
 def hung(ctx: JobContext) -> Cause | None:
     """A cause for a new round, unless failurePolicy says that hangs are only to be reported."""
-    report = ctx.report
+    report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.hang_action != "Replace":
         return None
     hang = report.hang
@@ -31,7 +31,7 @@ def hung(ctx: JobContext) -> Cause | None:
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to let the round go on, where it hangs: said as Stalled and in an event."""
-    report = ctx.report
+    report = ctx.round.report
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
     message = sentence(ctx, report.hang)
@@ -46,7 +46,7 @@ def sentence(ctx: JobContext, hang: protocol.Hang) -> str:
     since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
     if not hang.replica:
         return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
-    member = ctx.members.get(hang.replica)
+    member = ctx.round.members.get(hang.replica)
     node = f" on node {member.node}" if member and member.node else ""
     does = f" is {hang.phase}" if hang.phase else " is behind"
     others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""

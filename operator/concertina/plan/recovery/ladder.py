@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from concertina.api.spec import JobSpec
 from concertina.api.status import Restart, RungUse
 from concertina.plan.facts.cached import cached
-from concertina.plan.facts.context import REPLACE_POD, JobContext
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.recovery import history, same_failure
 from concertina.plan.state import restore
 

@@ -10,6 +10,7 @@ from concertina.api.status import Restart
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.health import Life
 from concertina.plan.pods import backoff, pods
 from concertina.plan.recovery import budget, hangs, ladder, same_failure, starts
 from concertina.plan.rounds import claims, growth
@@ -54,7 +55,7 @@ LOST = frozenset(
 
 def recover(ctx: JobContext) -> Decision | None:
     """A new round where the committed one is broken: at once, or after a back-off where it keeps failing."""
-    if not ctx.committed:
+    if not ctx.round.committed:
         return None
     cause = broken(ctx)
     if cause is None:
@@ -95,7 +96,7 @@ def broken(ctx: JobContext) -> Cause | None:
 
 
 def _failure_reported(ctx: JobContext) -> Cause | None:
-    report = ctx.report
+    report = ctx.round.report
     if report is None or report.state == "succeeded":
         return None
     failure = first_failure(report)
@@ -123,42 +124,42 @@ def first_failure(report: protocol.Report) -> protocol.Failure | None:
 
 def _member_gone(ctx: JobContext) -> Cause | None:
     for member in ctx.world.members:
-        pod = ctx.pods.get(member.replica)
+        pod = ctx.replicas.pods.get(member.replica)
         if _has_left(ctx, member.replica):
             continue
         if pod is None or pod.uid != member.uid:
             return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
         if pod.ended:
-            return Cause("ReplicaEnded", f"replica {pod.name} {ctx.deaths[pod.name]}", pod.name)
+            return Cause("ReplicaEnded", f"replica {pod.name} {ctx.replicas.dead[pod.name]}", pod.name)
         if ctx.node(pod).out_of_service:
-            return Cause("NodeLost", f"replica {pod.name} {ctx.deaths.get(pod.name, 'lost its node')}", pod.name)
+            return Cause("NodeLost", f"replica {pod.name} {ctx.replicas.dead.get(pod.name, 'lost its node')}", pod.name)
     return None
 
 
 def _has_left(ctx: JobContext, replica: str) -> bool:
     """Whether its part in the round was over, after a drain: it may go before the others are through."""
-    told = ctx.report.members.get(replica) if ctx.report else None
+    told = ctx.round.report.members.get(replica) if ctx.round.report else None
     return told is not None and told.state == "drained"
 
 
 def _lead_lost(ctx: JobContext) -> Cause | None:
-    lead = ctx.lead.replica
-    if ctx.lead_lost and ctx.report and ctx.report.state == "drained":
+    lead = ctx.round.lead.replica
+    if ctx.health.lead.dead and ctx.round.report and ctx.round.report.state == "drained":
         return Cause("Drained", f"the lead {lead} has left after a drain", lead, planned=True)
-    if ctx.lead_lost:
-        return Cause("LeadLost", f"the lead {lead} {ctx.lead_lost}", lead)
+    if ctx.health.lead.dead:
+        return Cause("LeadLost", f"the lead {lead} {ctx.health.lead.sentence}", lead)
     report = ctx.agent(lead).report
     if not ctx.agent(lead).connected or report is None:
         return None
-    if report.instance != ctx.lead.instance:
+    if report.instance != ctx.round.lead.instance:
         return Cause("AgentRestarted", f"the agent of the lead {lead} was restarted, its workers are gone", lead)
-    if ctx.claim and report.round > ctx.claim.round:
+    if ctx.round.claim and report.round > ctx.round.claim.round:
         return Cause("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
     return None
 
 
 def _not_acknowledged(ctx: JobContext) -> Cause | None:
-    for replica, call in ctx.unacknowledged:
+    for replica, call in ctx.round.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
             return Cause("AssignRefused", f"replica {replica} refused: {call.reply.reason}", replica)
         if call.error:
@@ -171,7 +172,7 @@ def _not_acknowledged(ctx: JobContext) -> Cause | None:
 def _never_assigned(ctx: JobContext) -> Cause | None:
     """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew. (A
     member that was not told, while the lead was, is reported by the lead as lost.)"""
-    report = ctx.report
+    report = ctx.round.report
     if report is None or _assign_sent(ctx):
         return None
     if report.state == "prepared":
@@ -180,7 +181,7 @@ def _never_assigned(ctx: JobContext) -> Cause | None:
 
 
 def _assign_sent(ctx: JobContext) -> bool:
-    call, claim = ctx.agent(ctx.lead.replica).assign, ctx.claim
+    call, claim = ctx.agent(ctx.round.lead.replica).assign, ctx.round.claim
     return call is not None and claim is not None and (call.round, call.claim) == (claim.round, claim.claim_id)
 
 
@@ -197,12 +198,12 @@ CHECKS: tuple[Check, ...] = (
 
 def recheck(ctx: JobContext) -> float:
     """Seconds until time alone could change the answers above."""
-    view = ctx.agent(ctx.lead.replica)
+    view = ctx.agent(ctx.round.lead.replica)
     if not view.alive:
         return constants.RECONNECT / 2
-    if ctx.unacknowledged:
+    if ctx.round.unacknowledged:
         return constants.ACKNOWLEDGE
-    return constants.STEADY if ctx.report else constants.RETRY
+    return constants.STEADY if ctx.round.report else constants.RETRY
 
 
 def as_before(ctx: JobContext) -> Decision:
@@ -214,12 +215,12 @@ def as_before(ctx: JobContext) -> Decision:
 
 def running(ctx: JobContext) -> Decision | None:
     """The committed round goes on: what it is doing."""
-    if not ctx.committed:
+    if not ctx.round.committed:
         return None
-    report, total = ctx.report, len(ctx.world.members)
+    report, total = ctx.round.report, len(ctx.world.members)
     if report is None or report.state == "prepared":
         # Just assigned, or the operator has just come: as it was until something is known.
-        return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.lead_in_doubt)
+        return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT)
     if report.state in ("draining", "drained"):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
     progress = report.progress
@@ -233,8 +234,10 @@ def running(ctx: JobContext) -> Decision | None:
         size += f"; {sizes.rounding(ctx.spec)}"
     if why := growth.sentence(ctx):
         size += f"; {why}"
-    size += "".join(f"; replica {name} {notice.message}" for name, notice in list(ctx.notices.items())[:3])
+    size += "".join(f"; replica {name} {notice.message}" for name, notice in list(ctx.replicas.notices.items())[:3])
     if total < sizes.most(ctx.spec):
         absent = [*(held.sentence for held in backoff.next_pods(ctx).values()), *starts.missing(ctx)]
         size += "".join(f"; {sentence}" for sentence in absent[:3])
-    return Decision(Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.lead_in_doubt)
+    return Decision(
+        Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT
+    )

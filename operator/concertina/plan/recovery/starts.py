@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from concertina.api.status import Restart, rfc3339
 from concertina.plan.facts import constants, membership, sizes
-from concertina.plan.facts.context import REPLACE_POD, JobContext
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.pods import nodes
 from concertina.plan.recovery import same_failure
 from concertina.plan.recovery.startup import WAITING
@@ -40,7 +41,7 @@ def _image(ctx: JobContext, pod: PodView) -> str:
 
 def _never_started(ctx: JobContext, pod: PodView) -> str:
     view = ctx.agent(pod.name)
-    if pod.phase != "Running" or view.alive or view.lost_at or not view.wanted_at or ctx.blind:
+    if pod.phase != "Running" or view.alive or view.lost_at or not view.wanted_at or ctx.health.no_agent_reachable:
         return ""
     return "its agent was never heard of" if ctx.now - view.wanted_at >= constants.AGENT_START else ""
 
@@ -52,10 +53,10 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 
 def _cut_off(ctx: JobContext, pod: PodView) -> str:
     """It answers the operator, but not the others, and they are too few without it: claim after claim has failed."""
-    if ctx.claim is None or ctx.claim.round - ctx.world.round <= CLAIMS:
+    if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
     replies = claims.answers(ctx)
-    together = membership.connected(replies, ctx.members)
+    together = membership.connected(replies, ctx.round.members)
     if pod.name not in replies or pod.name in together or sizes.fitting(len(together), ctx.spec):
         return ""
     return "the other replicas and it can't reach each other"
@@ -71,9 +72,9 @@ SYMPTOMS = (
 
 def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     """For status.restarts; empty where no replica has started yet: then it is not the replica's fault."""
-    going = ctx.members.keys() if ctx.committed else ()
-    outside = [pod for name, pod in ctx.live.items() if name not in going and pod.node]
-    if not outside or not (ctx.ready or ctx.members):
+    going = ctx.round.members.keys() if ctx.round.committed else ()
+    outside = [pod for name, pod in ctx.replicas.live.items() if name not in going and pod.node]
+    if not outside or not (ctx.replicas.ready or ctx.round.members):
         return ()
     room = len(nodes.avoided(ctx)) < nodes.spare(ctx)
     found = ((pod, _symptom(ctx, pod, room)) for pod in outside)
@@ -83,7 +84,7 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
             replica=pod.name,
             node=pod.node,
             reason=symptom[0],
-            step=ctx.step,
+            step=ctx.round.step,
             counted=False,
             rung=REPLACE_POD,
             error=same_failure.normalised(symptom[1]),
@@ -102,7 +103,11 @@ def _symptom(ctx: JobContext, pod: PodView, room: bool) -> tuple[str, str] | Non
 
 def missing(ctx: JobContext) -> tuple[str, ...]:
     """Replicas that a round goes on without, each with what keeps it from starting."""
-    outside = ((name, pod) for name, pod in ctx.live.items() if name not in ctx.members and name not in ctx.ready)
+    outside = (
+        (name, pod)
+        for name, pod in ctx.replicas.live.items()
+        if name not in ctx.round.members and name not in ctx.replicas.ready
+    )
     return tuple(
         f"{name} does not start{f' on node {pod.node}' if pod.node else ''}: {why[:300]}"
         for name, pod in outside

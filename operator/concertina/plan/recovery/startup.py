@@ -27,7 +27,7 @@ AGAIN = "Then set spec.suspend to true, change the template, and set it to false
 
 def waiting(ctx: JobContext) -> Decision | None:
     """No replica can start, for a reason that Kubernetes tries again."""
-    live = ctx.live.values()
+    live = ctx.replicas.live.values()
     reasons = [WAITING.get(pod.waiting, "") for pod in live]
     if not reasons or not all(reasons):
         return None

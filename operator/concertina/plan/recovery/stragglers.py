@@ -20,16 +20,16 @@ REPLACEMENTS = 3
 
 def marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
     """status.stragglers. While the lead says nothing (an operator that has just come) it stays as it was."""
-    old, report = ctx.status.stragglers, ctx.report
-    if not ctx.committed or report is None:
-        return old if ctx.committed else ()
+    old, report = ctx.status.stragglers, ctx.round.report
+    if not ctx.round.committed or report is None:
+        return old if ctx.round.committed else ()
     known = {(mark.rank, mark.replica): mark for mark in old}
     found = tuple(_mark(ctx, one, known) for one in report.stragglers if one.rank >= 0)
     return old if found[:MOST] == old else found[:MOST]
 
 
 def _mark(ctx: JobContext, found: protocol.Straggler, known: dict[tuple[int, str], StragglerMark]) -> StragglerMark:
-    member = ctx.members.get(found.replica)
+    member = ctx.round.members.get(found.replica)
     return known.get((found.rank, found.replica)) or StragglerMark(
         rank=found.rank,
         replica=found.replica,
@@ -62,7 +62,7 @@ def sentence(mark: StragglerMark) -> str:
 
 def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
     """Its pod is deleted, which drains the round; the entry among the restarts has its node avoided."""
-    pod = ctx.pods.get(mark.replica)
+    pod = ctx.replicas.pods.get(mark.replica)
     if ctx.spec.failure_policy.straggler.action != "Replace" or pod is None or pod.deleting:
         return decision
     entries = [entry for entry in ctx.recent if entry.reason == STRAGGLER]
@@ -70,10 +70,10 @@ def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decis
     if len(before) >= REPLACEMENTS and before[-1].replica != mark.replica:
         why = f"{REPLACEMENTS} pods before it were slow as well"
         return replace(decision, message=f"{decision.message}; it is not replaced: {why}")
-    if not sizes.fitting(len(ctx.ready | ctx.members.keys()) - 1, ctx.spec):
+    if not sizes.fitting(len(ctx.replicas.ready | ctx.round.members.keys()) - 1, ctx.spec):
         return replace(decision, message=f"{decision.message}; it is not replaced: the job can't go on without it")
     entry = Restart(
-        at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=STRAGGLER, step=ctx.step, counted=False
+        at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=STRAGGLER, step=ctx.round.step, counted=False
     )
     return replace(
         decision,

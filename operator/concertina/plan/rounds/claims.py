@@ -47,38 +47,34 @@ def candidates(ctx: JobContext) -> tuple[str, ...]:
     """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready."""
     return tuple(
         name
-        for index, name in sorted(ctx.seats.items())
-        if index in ctx.slots and _can_answer(ctx, name) and (name in ctx.ready or _member_still(ctx, name))
+        for index, name in sorted(ctx.replicas.pod_by_index.items())
+        if index in ctx.replicas.wanted_indexes
+        and _can_answer(ctx, name)
+        and (name in ctx.replicas.ready or _member_still(ctx, name))
     )
 
 
 def leavers(ctx: JobContext) -> tuple[str, ...]:
     """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
     handed over. (A member's snapshots are copied to the next one.)"""
-    names = list(ctx.members) if ctx.spec.bundled else []
-    seated = set(ctx.seats.values())
+    names = list(ctx.round.members) if ctx.spec.bundled else []
+    seated = set(ctx.replicas.pod_by_index.values())
     going = [name not in seated for name in names]
     return tuple(
         name
         for i, name in enumerate(names)
         if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
-        if name in ctx.notices and _can_answer(ctx, name) and _member_still(ctx, name)
+        if name in ctx.replicas.notices and _can_answer(ctx, name) and _member_still(ctx, name)
     )
 
 
 def _can_answer(ctx: JobContext, name: str) -> bool:
-    pod = ctx.pods[name]
-    return bool(pod.ip) and pod.phase == "Running" and not _known_lost(ctx, name)
+    pod = ctx.replicas.pods[name]
+    return bool(pod.ip) and pod.phase == "Running" and ctx.health.may_answer(name)
 
 
 def _member_still(ctx: JobContext, name: str) -> bool:
-    return name in ctx.members and ctx.members[name].uid == ctx.pods[name].uid
-
-
-def _known_lost(ctx: JobContext, name: str) -> bool:
-    view = ctx.agent(name)
-    silent = bool(view.lost_at) and ctx.now - view.lost_at >= constants.RECONNECT
-    return not view.connected and (view.refusal is not None or silent)
+    return name in ctx.round.members and ctx.round.members[name].uid == ctx.replicas.pods[name].uid
 
 
 def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Decision | None:
@@ -133,7 +129,7 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 def _highest(ctx: JobContext) -> int:
     """The highest round that anybody is known to have seen."""
-    seen = [ctx.world.round, ctx.claim.round if ctx.claim else 0]
+    seen = [ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0]
     for view in ctx.observed.agents.values():
         seen += [view.report.round] if view.report else []
         seen += [call.reply.round for call in (view.prepare, view.assign) if call and call.reply]
@@ -146,9 +142,11 @@ def _prepares(ctx: JobContext, made: Claim, names: tuple[str, ...]) -> tuple[Act
         ctx.observed.job.uid,
         made.round,
         made.claim_id,
-        tuple(protocol.Candidate(name, ctx.address(name)) for name in names),
+        tuple(protocol.Candidate(name, ctx.replicas.address(name)) for name in names),
     )
-    return tuple(Send(name, ctx.address(name), message) for name in names if _is_due(ctx, _call(ctx, name, made)))
+    return tuple(
+        Send(name, ctx.replicas.address(name), message) for name in names if _is_due(ctx, _call(ctx, name, made))
+    )
 
 
 def _is_due(ctx: JobContext, call: Call | None) -> bool:
@@ -166,7 +164,7 @@ def _call(ctx: JobContext, name: str, made: Claim) -> Call | None:
 
 def answers(ctx: JobContext) -> Mapping[str, Prepared]:
     """What candidates have answered to the claim that is open, in order of replica index; empty where none is."""
-    made = ctx.claim
+    made = ctx.round.claim
     if made is None or made.committed:
         return {}
     calls = {name: call for name in candidates(ctx) if (call := _call(ctx, name, made))}
@@ -175,21 +173,21 @@ def answers(ctx: JobContext) -> Mapping[str, Prepared]:
 
 def proceed(ctx: JobContext) -> Decision | None:
     """A claim that isn't committed: ask, wait for answers, commit."""
-    made = ctx.claim
+    made = ctx.round.claim
     if made is None or made.committed:
         return None
     names = candidates(ctx)
     calls = {name: call for name in names if (call := _call(ctx, name, made))}
     replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
     patience = _patience(ctx, names, calls, replies)
-    chosen = membership.choose(replies, ctx.members, ctx.spec) if patience is None else ()
+    chosen = membership.choose(replies, ctx.round.members, ctx.spec) if patience is None else ()
     leaving = {} if made.from_storage else {name: _call(ctx, name, made) for name in leavers(ctx)}
     joined = together(ctx, {name: replies[name] for name in chosen}, leaving) if chosen else None
     if _overtaken(calls, made) or _forgotten(ctx, replies) or (not chosen and _hopeless(ctx, made, names, calls)):
         again = claim(ctx, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
         if again:
             return replace(again, events=())  # told already
-    if not calls and not ctx.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
+    if not calls and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
     if joined and joined.wait is None:
         return commit(ctx, made, joined.replies, leaving)
@@ -262,9 +260,9 @@ def _patience(
     size = sizes.fitting(len(replies), ctx.spec)
     if not size:
         return constants.RETRY
-    if size == sizes.most(ctx.spec) and ctx.members.keys().isdisjoint(pending):
+    if size == sizes.most(ctx.spec) and ctx.round.members.keys().isdisjoint(pending):
         return None  # those are spares
-    planned = ctx.claim is not None and ctx.claim.reason in PLANNED
+    planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
     left = max(calls[name].done_at for name in replies) + patience - ctx.now
     return left if left > 0 else None

@@ -50,7 +50,7 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
         made.reason,
         message,
         world=world,
-        replayed=max(0, ctx.step - origin.step) if ctx.spec.bundled else 0,
+        replayed=max(0, ctx.round.step - origin.step) if ctx.spec.bundled else 0,
         actions=_assigns(ctx, world, replies, origin, leaving),
         events=(Event("Normal", "RoundCommitted", message), *copies.events(ctx, names, places, distance)),
         recheck=constants.ACKNOWLEDGE,
@@ -109,17 +109,17 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
     """In order of rank: the old lead first where it takes part (its store and links are warm)."""
     lead = ctx.world.lead or ""
     if lead not in replies:
-        lead = next((name for name in replies if name in ctx.members), next(iter(replies)))
-    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.pods[name].index)}
+        lead = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
+    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.replicas.pods[name].index)}
     return tuple(
         Member(
             replica=name,
-            uid=ctx.pods[name].uid,
+            uid=ctx.replicas.pods[name].uid,
             instance=replies[name].instance,
-            node=ctx.pods[name].node,
+            node=ctx.replicas.pods[name].node,
             workers=replies[name].workers,
         )
-        for name in ring.order(by_index, lead, tuple(ctx.members))
+        for name in ring.order(by_index, lead, tuple(ctx.round.members))
     )
 
 
@@ -128,7 +128,7 @@ def _assigns(
 ) -> tuple[Action, ...]:
     ranks, first_rank = [], 0
     for member in world.members:
-        address, node = ctx.address(member.replica), ctx.node(ctx.pods[member.replica])
+        address, node = ctx.replicas.address(member.replica), ctx.node(ctx.replicas.pods[member.replica])
         ranks.append(
             protocol.Member(
                 member.replica, member.instance, address, first_rank, member.workers, member.node, node.zone
@@ -141,7 +141,7 @@ def _assigns(
         ctx.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(ctx.spec), _history(ctx)
     )
     told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
-    return tuple(Send(name, ctx.address(name), message) for name in told)
+    return tuple(Send(name, ctx.replicas.address(name), message) for name in told)
 
 
 def _history(ctx: JobContext) -> protocol.History:

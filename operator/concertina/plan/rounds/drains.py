@@ -15,8 +15,8 @@ from concertina.plan.types import Action, Call, Send
 
 def change(ctx: JobContext) -> Decision | None:
     """A healthy round whose members should be others: drain it, then claim."""
-    report = ctx.report
-    if not ctx.committed or report is None or not ctx.agent(ctx.lead.replica).connected:
+    report = ctx.round.report
+    if not ctx.round.committed or report is None or not ctx.agent(ctx.round.lead.replica).connected:
         return None
     cause = _cause(ctx, report)
     if cause is None:
@@ -38,11 +38,11 @@ def change(ctx: JobContext) -> Decision | None:
 
 
 def _cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
-    leaving = [name for name in ctx.members if ctx.leaves(name)]
+    leaving = [name for name in ctx.round.members if ctx.replicas.leaves(name)]
     if leaving:
         return Cause("ReplicaLeaving", _sentence(ctx, leaving), leaving[0], planned=True)
-    if ctx.surplus:
-        return Cause("Shrinking", f"spec.replicas is {ctx.spec.replicas} now", ctx.surplus[0], planned=True)
+    if ctx.replicas.surplus:
+        return Cause("Shrinking", f"spec.replicas is {ctx.spec.replicas} now", ctx.replicas.surplus[0], planned=True)
     moving = _moving(ctx)
     if moving and (report.state == "drained" or (report.state == "running" and growth.trains(ctx, report))):
         message = f"{_sentence(ctx, moving)}, and what takes its place is ready"
@@ -60,37 +60,37 @@ def _cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
 def _sentence(ctx: JobContext, names: list[str]) -> str:
     """Why the first one goes, and how many more."""
     more = f", and {len(names) - 1} more will go" if len(names) > 1 else ""
-    return f"replica {names[0]} {ctx.notices[names[0]].message}{more}"
+    return f"replica {names[0]} {ctx.replicas.notices[names[0]].message}{more}"
 
 
 def _moving(ctx: JobContext) -> list[str]:
     """Members on cordoned nodes with a successor that is ready: once all have one, or nobody gets one any more."""
-    cordoned = [name for name in ctx.members if name in ctx.notices and name in ctx.pods]
-    ready = [name for name in cordoned if ctx.seats.get(ctx.pods[name].index, name) != name]
+    cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
+    ready = [name for name in cordoned if ctx.replicas.pod_by_index.get(ctx.replicas.pods[name].index, name) != name]
     return ready if len(ready) == len(cordoned) or growth.left(ctx) <= 0 else []
 
 
 def must_be_saved(ctx: JobContext) -> bool:
     """Whether those who stay can't go on: then the state has to wait in storage, or for successors to come for it. So
     does that of a round of one, which no neighbour has a copy of, also where a spare stands ready."""
-    if not ctx.spec.bundled or not any(ctx.leaves(name) for name in ctx.members):
+    if not ctx.spec.bundled or not any(ctx.replicas.leaves(name) for name in ctx.round.members):
         return False
-    return len(ctx.members) == 1 or not sizes.fitting(len(claims.candidates(ctx)), ctx.spec)
+    return len(ctx.round.members) == 1 or not sizes.fitting(len(claims.candidates(ctx)), ctx.spec)
 
 
 def limit(ctx: JobContext, durable: bool) -> float:
     """Seconds for the round to stop: the smallest grace of those who leave, less the time that a save takes."""
-    progress = ctx.report.progress if ctx.report else None
+    progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else 0.0) or constants.SAVE
     steps = 3 * progress.step_seconds if progress else 0.0
     most = max(constants.DRAIN_DURABLE if durable else constants.DRAIN, steps + save)
-    left = (ctx.notices[name].left - save for name in ctx.members if ctx.leaves(name))
+    left = (ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name))
     return max(1.0, min([most, *left]))
 
 
 def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Action, ...]:
-    claim, lead = ctx.claim, ctx.lead.replica
-    if claim is None or lead not in ctx.pods:
+    claim, lead = ctx.round.claim, ctx.round.lead.replica
+    if claim is None or lead not in ctx.replicas.pods:
         return ()
     call = ctx.agent(lead).drain
     asked = call is not None and _ours(ctx, call) and (call.durable or not durable)
@@ -98,14 +98,14 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
         return ()
     uid = ctx.observed.job.uid
     message = protocol.Drain(uid, claim.round, claim.claim_id, reason, durable, grace)
-    return (Send(lead, ctx.address(lead), message),)
+    return (Send(lead, ctx.replicas.address(lead), message),)
 
 
 def expired(ctx: JobContext, seconds: float) -> bool:
     """Whether the lead was asked to drain this round more than `seconds` ago."""
-    call = ctx.agent(ctx.lead.replica).drain
+    call = ctx.agent(ctx.round.lead.replica).drain
     return call is not None and _ours(ctx, call) and ctx.now - call.sent_at >= seconds
 
 
 def _ours(ctx: JobContext, call: Call) -> bool:
-    return ctx.claim is not None and (call.round, call.claim) == (ctx.claim.round, ctx.claim.claim_id)
+    return ctx.round.claim is not None and (call.round, call.claim) == (ctx.round.claim.round, ctx.round.claim.claim_id)

@@ -21,13 +21,19 @@ REASON = "Growing"
 
 def joining(ctx: JobContext) -> tuple[str, ...]:
     """Who would join: ready, not a member, and not there to stand by."""
-    return tuple(sorted(ctx.ready.intersection(ctx.seats.values()) - ctx.members.keys() - set(ctx.spares)))
+    return tuple(
+        sorted(
+            ctx.replicas.ready.intersection(ctx.replicas.pod_by_index.values())
+            - ctx.round.members.keys()
+            - set(ctx.replicas.spares)
+        )
+    )
 
 
 def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     """A larger valid size is there, training has got under way, and nothing speaks for waiting (any more)."""
     names = joining(ctx)
-    if not names or sizes.fitting(len(claims.candidates(ctx)), ctx.spec) <= len(ctx.members):
+    if not names or sizes.fitting(len(claims.candidates(ctx)), ctx.spec) <= len(ctx.round.members):
         return None
     if report.state != "drained" and not (report.state == "running" and left(ctx) <= 0 and trains(ctx, report)):
         return None
@@ -37,7 +43,7 @@ def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
 
 def left(ctx: JobContext) -> float:
     """Seconds until ready replicas may join; 0 where they may, or there are none."""
-    since = [ctx.agent(name).ready_at for name in joining(ctx)] if ctx.committed else []
+    since = [ctx.agent(name).ready_at for name in joining(ctx)] if ctx.round.committed else []
     if not since:
         return 0.0
     quiet = max(since) + _quiet(ctx) - ctx.now
@@ -47,7 +53,7 @@ def left(ctx: JobContext) -> float:
 def sentence(ctx: JobContext) -> str:
     """Why a world that is too small does not grow though it could; the same as long as it waits, empty otherwise."""
     growth = ctx.status.growth
-    if _held(ctx) <= 0 or len(ctx.members) >= sizes.most(ctx.spec):
+    if _held(ctx) <= 0 or len(ctx.round.members) >= sizes.most(ctx.spec):
         return ""
     often = f" ({growth.failures} times in a row)" if growth.failures > 1 else ""
     return f"growing waits {_delay(ctx, growth.failures):.0f} s: {growth.message}{often}"
@@ -60,16 +66,16 @@ def after(ctx: JobContext, decision: Decision) -> Growth:
         return old
     if world.round > ctx.world.round:
         return _joined(ctx, decision) if world.claim.reason == REASON else old
-    ended = ctx.committed and ctx.world.round == old.round and world.claim.round > old.round
+    ended = ctx.round.committed and ctx.world.round == old.round and world.claim.round > old.round
     return _failed(ctx, why) if ended and (why := _lost(ctx, decision)) else old
 
 
 def _joined(ctx: JobContext, decision: Decision) -> Growth:
     assert decision.world is not None
     members = decision.world.members
-    if len(members) <= len(ctx.members):
+    if len(members) <= len(ctx.round.members):
         return _failed(ctx, "the replicas that were ready could not be reached by the members")
-    joined = tuple(member.replica for member in members if member.replica not in ctx.members)
+    joined = tuple(member.replica for member in members if member.replica not in ctx.round.members)
     return ctx.status.growth.model_copy(update={"round": decision.world.round, "joined": joined[:100]})
 
 
@@ -80,10 +86,10 @@ def _lost(ctx: JobContext, decision: Decision) -> str:
     if lasted > _settled(ctx):
         return ""
     failed = decision.restart.replica if decision.restart else ""
-    gone = [name for name in growth.joined if name not in ctx.live or name == failed]
+    gone = [name for name in growth.joined if name not in ctx.replicas.live or name == failed]
     if gone:
         return f"replica {gone[0]}, which joined in round {growth.round}, was lost {lasted:.0f} s later"
-    if decision.restart and ctx.report and not trains(ctx, ctx.report):
+    if decision.restart and ctx.round.report and not trains(ctx, ctx.round.report):
         return f"round {growth.round}, in which {len(growth.joined)} joined, failed before its first step"
     return ""
 

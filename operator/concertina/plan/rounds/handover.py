@@ -27,14 +27,14 @@ class Together:
 def together(ctx: JobContext, stay: Mapping[str, Prepared], leaving: Mapping[str, Call | None]) -> Together:
     """`stay`: who makes up the round; `leaving`: the Prepares to members with an urgent notice."""
     have = _step(ctx, stay)
-    if not leaving or have >= ctx.step:
+    if not leaving or have >= ctx.round.step:
         return Together(stay)
     answers = {name: call.reply for name, call in leaving.items() if call and isinstance(call.reply, Prepared)}
     source = commits.source(ctx, {**answers, **stay})
     if isinstance(source, Restore) and source.step > have:
         needed = _holders(source, answers, stay)
         joined = {**needed, **stay}
-        chosen = {name: joined[name] for name in membership.choose(joined, ctx.members, ctx.spec)}
+        chosen = {name: joined[name] for name in membership.choose(joined, ctx.round.members, ctx.spec)}
         if _step(ctx, chosen) > have:
             return Together(chosen)
     left = _left(ctx, leaving)

@@ -17,7 +17,7 @@ def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
     """A command of one's own has no snapshots: to it all places are the same."""
     if not ctx.spec.bundled:
         return dict.fromkeys(replicas, Place(""))
-    pods = (ctx.pods[name] for name in replicas)
+    pods = (ctx.replicas.pods[name] for name in replicas)
     return {pod.name: Place(pod.node, ctx.node(pod).zone) for pod in pods}
 
 

@@ -13,7 +13,7 @@ from concertina_protocol.undone import joined
 def seen(ctx: JobContext) -> Rollback | None:
     """The last one, or that which the report of this round asks for. All ranks say the same; some may say nothing."""
     old = ctx.status.rollback
-    asked = [failure for failure in (ctx.report.failures if ctx.report else ()) if failure.rollback]
+    asked = [failure for failure in (ctx.round.report.failures if ctx.round.report else ()) if failure.rollback]
     if not asked or (old and old.round >= ctx.world.round):
         return old
     first = next((failure for failure in asked if not failure.secondary), asked[0])
@@ -38,7 +38,7 @@ def voided(ctx: JobContext) -> tuple[UndoneStates, ...]:
 
 def skipped(ctx: JobContext) -> tuple[SampleRange, ...]:
     """What anybody has said was left out; it only grows."""
-    report = ctx.report
+    report = ctx.round.report
     told = [report.progress.skipped] if report and report.progress else []
     told += [failure.rollback.skipped for failure in (report.failures if report else ()) if failure.rollback]
     if not any(told):

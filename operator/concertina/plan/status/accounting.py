@@ -36,7 +36,7 @@ BUCKETS = {
 
 def progress(ctx: JobContext) -> JobProgress | None:
     """From rank 0's last word; what the status had where there is none."""
-    told = ctx.report.progress if ctx.report else None
+    told = ctx.round.report.progress if ctx.round.report else None
     if told is None or told.step < 0 or not told.at:
         return ctx.status.progress
     steps = told.steps or None
@@ -65,9 +65,9 @@ def _evaluation(ctx: JobContext, told: protocol.Progress) -> EvaluationMark | No
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
     """status.shares, the least first. While the lead says nothing it stays as it was."""
-    if ctx.report is None:
-        return ctx.status.shares if ctx.committed else ()
-    told = ctx.report.progress.shares if ctx.report.progress else ()
+    if ctx.round.report is None:
+        return ctx.status.shares if ctx.round.committed else ()
+    told = ctx.round.report.progress.shares if ctx.round.report.progress else ()
     if len(told) != ctx.world.workers or min(told, default=-1) < 0 or not sum(told):
         return ()
     ranks, even = iter(told), sum(told) / len(told)
@@ -80,7 +80,7 @@ def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
 
 
 def interval(ctx: JobContext) -> CheckpointEvery | None:
-    told = ctx.report.progress.interval if ctx.report and ctx.report.progress else None
+    told = ctx.round.report.progress.interval if ctx.round.report and ctx.round.report.progress else None
     if told is None:
         return ctx.status.checkpoint_interval
     return CheckpointEvery(
@@ -94,14 +94,14 @@ def interval(ctx: JobContext) -> CheckpointEvery | None:
 def replayed(ctx: JobContext) -> int:
     """Steps that a command of one's own trains again, as far as it reports them: known once, with the first word of a
     round, since where it goes on from is its own affair."""
-    told, old = ctx.report.progress if ctx.report else None, ctx.status
-    if ctx.spec.bundled or told is None or ctx.report is None or told.restored_step < 0 or old.progress is None:
+    told, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
+    if ctx.spec.bundled or told is None or ctx.round.report is None or told.restored_step < 0 or old.progress is None:
         return 0
-    return max(0, old.progress.step - told.restored_step) if old.goodput.round != ctx.report.round else 0
+    return max(0, old.progress.step - told.restored_step) if old.goodput.round != ctx.round.report.round else 0
 
 
 def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
-    told = ctx.report.progress if ctx.report else None
+    told = ctx.round.report.progress if ctx.round.report else None
     old = ctx.status.last_snapshot
     if told is None or told.snapshot_step < 0 or (old and old.step == told.snapshot_step):
         return old
@@ -165,22 +165,22 @@ SECONDS = (
 
 def _failed_at(ctx: JobContext) -> float:
     """When what broke the round happened; the future where nothing did."""
-    failures = ctx.report.failures if ctx.report else ()
+    failures = ctx.round.report.failures if ctx.round.report else ()
     return min((failure.at for failure in failures if failure.at), default=ctx.now)
 
 
 def _round_waits(ctx: JobContext, old: Goodput, spent: dict[str, float]) -> dict[str, float]:
     """Moves what the workers of this round say they waited for from productive to its own buckets."""
-    told = ctx.report.progress if ctx.report else None
-    if told is None or ctx.report is None:
+    told = ctx.round.report.progress if ctx.round.report else None
+    if told is None or ctx.round.report is None:
         return {name: getattr(old, name) for name in ("round", "round_checkpoint_seconds", "round_stalled_seconds")}
     waits = {"checkpoint_seconds": told.checkpoint_seconds, "stalled_seconds": told.stalled_seconds}
     for bucket, seconds in waits.items():
-        before = getattr(old, f"round_{bucket}") if old.round == ctx.report.round else 0.0
+        before = getattr(old, f"round_{bucket}") if old.round == ctx.round.report.round else 0.0
         moved = min(max(0.0, seconds - before), spent["productive_seconds"])
         spent["productive_seconds"] -= moved
         spent[bucket] += moved
-    return {"round": ctx.report.round, **{f"round_{bucket}": seconds for bucket, seconds in waits.items()}}
+    return {"round": ctx.round.report.round, **{f"round_{bucket}": seconds for bucket, seconds in waits.items()}}
 
 
 def _replayed(ctx: JobContext, decision: Decision, spent: dict[str, float]) -> None:

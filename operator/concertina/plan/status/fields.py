@@ -54,9 +54,13 @@ CONDITIONS: Mapping[str, Row] = {
     "master_key": lambda p: master_key.recorded(p.ctx),
 }
 PODS: Mapping[str, Row] = {
-    "replicas": lambda p: sum(not pod.ended for pod in p.ctx.observed.pods if pod.index >= 0) - len(p.ctx.spares),
+    "replicas": lambda p: (
+        sum(not pod.ended for pod in p.ctx.observed.pods if pod.index >= 0) - len(p.ctx.replicas.spares)
+    ),
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
-    "spares": lambda p: Spares(ready=len(p.ctx.ready.intersection(p.ctx.spares)), replicas=p.ctx.spares),
+    "spares": lambda p: Spares(
+        ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares
+    ),
     "attempts": lambda p: p.pods.attempts,
     "container_restarts": lambda p: containers.seen(p.ctx, p.pods.attempts),
     "gang": lambda p: gang.after(p.ctx, p.decision),
