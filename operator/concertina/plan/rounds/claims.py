@@ -12,7 +12,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.pods import pods
 from concertina.plan.rounds.commits import commit
-from concertina.plan.rounds.handover import together
+from concertina.plan.rounds.handoff import include_departing
 from concertina.plan.types import Action, Call, Event, Send
 from concertina_protocol import Prepared
 
@@ -54,7 +54,7 @@ def candidates(ctx: JobContext) -> tuple[str, ...]:
     )
 
 
-def leavers(ctx: JobContext) -> tuple[str, ...]:
+def departing(ctx: JobContext) -> tuple[str, ...]:
     """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
     handed over. (A member's snapshots are copied to the next one.)"""
     names = list(ctx.round.members) if ctx.spec.bundled else []
@@ -98,7 +98,7 @@ def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Deci
         cause.sentence,
         world=ctx.world.model_copy(update={"claim": made}),
         restart=restart,
-        actions=_prepares(ctx, made, names + leavers(ctx)),
+        actions=_prepares(ctx, made, names + departing(ctx)),
         events=(event,),
         recheck=constants.RETRY,
     )
@@ -171,37 +171,75 @@ def answers(ctx: JobContext) -> Mapping[str, Prepared]:
     return {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
 
 
+@dataclass(frozen=True)
+class Collecting:
+    """More answers are waited for."""
+
+    seconds_left: float | None = None
+    """Until time alone ends that; None where it doesn't."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    replies: Mapping[str, Prepared]
+    """Of the members to be."""
+    departing: Mapping[str, Call | None]
+    """The Prepares to those who were asked as well, and may go now unless they are members."""
+
+
+@dataclass(frozen=True)
+class Void:
+    """Nothing can come of this claim: there has to be another one."""
+
+    reason: str
+
+
+def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
+    """What the answers to an open claim amount to."""
+    names = candidates(ctx)
+    calls = {name: call for name in names if (call := _call(ctx, name, made))}
+    replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
+    if _overtaken(calls, made):
+        return Void("an agent has seen a higher round, or another claim of this one")
+    if _forgotten(ctx, replies):
+        return Void("an agent was restarted since it answered")
+    seconds_left = _patience(ctx, names, calls, replies)
+    chosen = membership.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
+    if not chosen:
+        if _hopeless(ctx, made, names, calls):
+            return Void("all have answered or failed, and it is not enough")
+        return Collecting(seconds_left)
+    going = {} if made.from_storage else {name: _call(ctx, name, made) for name in departing(ctx)}
+    found = include_departing(ctx, {name: replies[name] for name in chosen}, going)
+    return Ready(found.replies, going) if found.wait is None else Collecting(found.wait)
+
+
 def proceed(ctx: JobContext) -> Decision | None:
     """A claim that isn't committed: ask, wait for answers, commit."""
     made = ctx.round.claim
     if made is None or made.committed:
         return None
-    names = candidates(ctx)
-    calls = {name: call for name in names if (call := _call(ctx, name, made))}
-    replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
-    patience = _patience(ctx, names, calls, replies)
-    chosen = membership.choose(replies, ctx.round.members, ctx.spec) if patience is None else ()
-    leaving = {} if made.from_storage else {name: _call(ctx, name, made) for name in leavers(ctx)}
-    joined = together(ctx, {name: replies[name] for name in chosen}, leaving) if chosen else None
-    if _overtaken(calls, made) or _forgotten(ctx, replies) or (not chosen and _hopeless(ctx, made, names, calls)):
-        again = claim(ctx, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
-        if again:
-            return replace(again, events=())  # told already
-    if not calls and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
-        return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
-    if joined and joined.wait is None:
-        return commit(ctx, made, joined.replies, leaving)
-    patience = joined.wait if joined else patience
-    return _asking(ctx, made, names, replies, patience)
+    match tally(ctx, made):
+        case Ready(replies, going):
+            return commit(ctx, made, replies, going)
+        case Void():
+            again = claim(ctx, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
+            # Told already. Without enough candidates there is none: these are waited for then.
+            return replace(again, events=()) if again else _collect(ctx, made, None)
+        case Collecting(seconds_left):
+            return _collect(ctx, made, seconds_left)
 
 
 def _late(ctx: JobContext, made: Claim) -> bool:
     return made.at is None or ctx.now - unix_seconds(made.at) >= constants.FIND_AGAIN
 
 
-def _asking(
-    ctx: JobContext, made: Claim, names: tuple[str, ...], replies: Mapping[str, Prepared], patience: float | None
-) -> Decision:
+def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decision:
+    names, replies = candidates(ctx), answers(ctx)
+    asked = any(_call(ctx, name, made) for name in names)
+    if not asked and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
+        # This operator has just come, and finds the claim of a first round before all of its candidates.
+        return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
     late = bool(made.at) and ctx.now - unix_seconds(made.at or "") > 1.0
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
     message = made.message
@@ -214,8 +252,8 @@ def _asking(
         phase,
         made.reason or "Claimed",
         message,
-        actions=_prepares(ctx, made, names + leavers(ctx)),
-        recheck=min(constants.RETRY, patience or constants.RETRY),
+        actions=_prepares(ctx, made, names + departing(ctx)),
+        recheck=min(constants.RETRY, seconds_left or constants.RETRY),
         watch_all=late,
     )
 
