@@ -49,9 +49,9 @@ def plan_mixes_snapshot_ids(patch: Patch) -> None:
 def plan_assigns_before_the_commit(patch: Patch) -> None:
     commit = claims.commit
 
-    def early(look: Any, made: Any, replies: Any) -> Any:
-        decision = commit(look, made, replies)
-        return dataclasses.replace(decision, world=None) if decision.world and look.now % 1 < 0.5 else decision
+    def early(ctx: Any, made: Any, replies: Any, leaving: Any) -> Any:
+        decision = commit(ctx, made, replies, leaving)
+        return dataclasses.replace(decision, world=None) if decision.world and ctx.now % 1 < 0.5 else decision
 
     patch.setattr(claims, "commit", early)
 
@@ -75,7 +75,7 @@ def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
 
 
 def growing_is_tried_at_once_again(patch: Patch) -> None:
-    patch.setattr(growth, "_delay", lambda look, failures: 0.0)
+    patch.setattr(growth, "_delay", lambda ctx, failures: 0.0)
 
 
 def reaching_one_way_is_enough(patch: Patch) -> None:
@@ -118,7 +118,7 @@ def the_last_rollback_alone_counts(patch: Patch) -> None:
 
 
 def samples_are_not_left_out(patch: Patch) -> None:
-    patch.setattr(rollback, "skipped", lambda look: look.status.skipped)
+    patch.setattr(rollback, "skipped", lambda ctx: ctx.status.skipped)
 
 
 def samples_left_out_are_trained_on_later(patch: Patch) -> None:
@@ -135,16 +135,16 @@ def samples_left_out_are_trained_on_later(patch: Patch) -> None:
 def a_rollback_is_forgotten(patch: Patch) -> None:
     """When the round that asked for it is over."""
     seen = rollback.seen
-    patch.setattr(rollback, "seen", lambda look: seen(look) if look.report else None)
+    patch.setattr(rollback, "seen", lambda ctx: seen(ctx) if ctx.round.report else None)
 
 
 def bits_flip_where_the_lead_is(patch: Patch) -> None:
     restart = budget.restart
 
-    def blames(look: Any, cause: Any) -> Any:
-        entry = restart(look, cause)
+    def blames(ctx: Any, cause: Any) -> Any:
+        entry = restart(ctx, cause)
         corrupted = entry is not None and entry.reason == "SilentCorruption"
-        return entry.model_copy(update={"replica": look.lead.replica}) if corrupted else entry
+        return entry.model_copy(update={"replica": ctx.round.lead.replica}) if corrupted else entry
 
     patch.setattr(budget, "restart", blames)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import Gang, JobStatus, World, rfc3339
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
 from concertina.plan.lifecycle import gang
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView, Rival
@@ -280,9 +280,9 @@ def step(all: list[Toy], job: Toy, now: float) -> float:
     """One pass of a job, as plan() would make it; seconds until it wants another."""
     rivals = tuple(found.rival for other in all if other is not job and (found := waiting(other)))
     seen = jobs.observed(job.view, tuple(job.pods.values()), rivals=rivals if waiting(job) else ())
-    look = Look(seen, job.view.spec, now)
-    decision = gang.release(look)
-    status = gang.after(look, decision or Decision(Phase.WAITING, "", ""))
+    ctx = JobContext(seen, job.view.spec, now)
+    decision = gang.release(ctx)
+    status = gang.after(ctx, decision or Decision(Phase.WAITING, "", ""))
     if decision and decision.gang and decision.gang != job.view.status.gang:
         assert rivals, "released while nobody else waits"
         job.released.append(now)
@@ -293,7 +293,7 @@ def step(all: list[Toy], job: Toy, now: float) -> float:
     for index in range(job.view.spec.replicas):
         pending = {"phase": "Pending", "node": "", "created": now, "priority": job.priority}
         job.pods.setdefault(index, jobs.pod(index, **pending))
-    return gang.left(look) or HOURS
+    return gang.left(ctx) or HOURS
 
 
 def schedule(all: list[Toy], capacity: int, random: Any) -> None:

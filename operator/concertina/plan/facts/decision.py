@@ -23,6 +23,11 @@ class Phase(enum.Enum):
     COMPLETE = "Complete"
     FAILED = "Failed"
 
+    @property
+    def final(self) -> bool:
+        """The job has ended, for good."""
+        return self in (Phase.COMPLETE, Phase.FAILED)
+
 
 class Pods(enum.Enum):
     """What should become of the pods."""

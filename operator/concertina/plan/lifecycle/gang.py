@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from concertina.api.status import Gang, rfc3339, unix_seconds
 from concertina.plan.facts import sizes
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.look import Look
 from concertina.plan.recovery import rounds
 from concertina.plan.rounds import claims
 from concertina.plan.types import Event, Hindrance, JobView, PodView, Refusal, Refused, Rival
@@ -84,60 +84,60 @@ def by_quota(refused: Refused | None) -> bool:
     return refused is not None and refused.kind is Refusal.QUOTA
 
 
-def release(look: Look) -> Decision | None:
+def release(ctx: JobContext) -> Decision | None:
     """Holds no pods for a while, so that another job can start."""
-    mine = _mine(look)
+    mine = _mine(ctx)
     if mine is None:
         return None
-    if look.status.gang.since is not None:
-        return _away(look, look.status.gang) if _stays_away(look, mine) else None
-    if not _may_release(look, mine) or not _is_due(look, mine):
+    if ctx.status.gang.since is not None:
+        return _away(ctx, ctx.status.gang) if _stays_away(ctx, mine) else None
+    if not _may_release(ctx, mine) or not _is_due(ctx, mine):
         return None
-    made = _made(look, mine).model_copy(update={"since": rfc3339(round(look.now, 3))})
+    made = _made(ctx, mine).model_copy(update={"since": rfc3339(round(ctx.now, 3))})
     return replace(
-        _away(look, made),
-        world=claims.disbanded(look, "GivesWay"),
+        _away(ctx, made),
+        world=claims.disbanded(ctx, "GivesWay"),
         events=(Event("Warning", "GivesWay", made.message),),
     )
 
 
-def left(look: Look) -> float:
+def left(ctx: JobContext) -> float:
     """Seconds until the job may have to let others go first, or may try again; 0 where time alone changes neither."""
-    mine, until = _mine(look), look.status.gang.until
+    mine, until = _mine(ctx), ctx.status.gang.until
     if mine is None:
         return 0.0
     ends = [unix_seconds(until)] if until else []
-    due = _due(look, mine) if look.status.gang.since is None else None
-    return max(0.0, min(ends if due is None else [*ends, due], default=look.now) - look.now)
+    due = _due(ctx, mine) if ctx.status.gang.since is None else None
+    return max(0.0, min(ends if due is None else [*ends, due], default=ctx.now) - ctx.now)
 
 
-def after(look: Look, decision: Decision) -> Gang:
+def after(ctx: JobContext, decision: Decision) -> Gang:
     """status.gang after this pass: a round that was committed ends the count."""
     if decision.gang:
         return decision.gang
-    if decision.world and decision.world.round > look.world.round:
+    if decision.world and decision.world.round > ctx.world.round:
         return Gang()
-    old, mine = look.status.gang, _mine(look)
-    if old.since or (old.until and unix_seconds(old.until) <= look.now):
+    old, mine = ctx.status.gang, _mine(ctx)
+    if old.since or (old.until and unix_seconds(old.until) <= ctx.now):
         return Gang(releases=old.releases, priority=old.priority)
-    if mine is None or not _is_first(look, mine):
+    if mine is None or not _is_first(ctx, mine):
         return old.model_copy(update={"turn": None}) if old.turn else old
-    if _is_due(look, mine):
-        return _made(look, mine)
-    return old if old.turn else old.model_copy(update={"turn": rfc3339(round(look.now, 3))})
+    if _is_due(ctx, mine):
+        return _made(ctx, mine)
+    return old if old.turn else old.model_copy(update={"turn": rfc3339(round(ctx.now, 3))})
 
 
-def _mine(look: Look) -> Waiting | None:
-    observed = look.observed
+def _mine(ctx: JobContext) -> Waiting | None:
+    observed = ctx.observed
     found = waiting(observed.job, observed.pods, by_quota(observed.refused)) if observed.rivals else None
     return replace(found, hindrance=observed.hindrance) if found else None
 
 
-def _ahead(look: Look, mine: Waiting) -> Rival | None:
+def _ahead(ctx: JobContext, mine: Waiting) -> Rival | None:
     """The first of those in a line with this job, unless that is this job itself."""
     line = [
         rival
-        for rival in look.observed.rivals
+        for rival in ctx.observed.rivals
         if not rival.aside
         and mine.needs_room_in(rival.namespace)
         and (mine.rival.aside or rival.place < mine.rival.place)
@@ -145,65 +145,65 @@ def _ahead(look: Look, mine: Waiting) -> Rival | None:
     return min(line, key=lambda rival: rival.place, default=None)
 
 
-def _is_first(look: Look, mine: Waiting) -> bool:
+def _is_first(ctx: JobContext, mine: Waiting) -> bool:
     """Whether it is its turn: others in a line with it wait behind it, or let it go first."""
-    in_line = any(mine.needs_room_in(rival.namespace) for rival in look.observed.rivals)
-    return in_line and not mine.rival.aside and _ahead(look, mine) is None
+    in_line = any(mine.needs_room_in(rival.namespace) for rival in ctx.observed.rivals)
+    return in_line and not mine.rival.aside and _ahead(ctx, mine) is None
 
 
-def _stays_away(look: Look, mine: Waiting) -> bool:
-    until = look.status.gang.until
+def _stays_away(ctx: JobContext, mine: Waiting) -> bool:
+    until = ctx.status.gang.until
     if until is None:
-        return _ahead(look, mine) is not None
-    return look.now < unix_seconds(until) and not all(rival.aside for rival in look.observed.rivals)
+        return _ahead(ctx, mine) is not None
+    return ctx.now < unix_seconds(until) and not all(rival.aside for rival in ctx.observed.rivals)
 
 
-def _due(look: Look, mine: Waiting) -> float | None:
+def _due(ctx: JobContext, mine: Waiting) -> float | None:
     """When it lets others go first if nothing changes; None where it needn't."""
-    others = [rival for rival in look.observed.rivals if not rival.aside]
+    others = [rival for rival in ctx.observed.rivals if not rival.aside]
     if not others:
         return None
-    due, releases = [], _may_release(look, mine)
-    if _is_first(look, mine):
-        turn = look.status.gang.turn
-        due.append((unix_seconds(turn) if turn else look.now) + TURN)
-    elif releases and _ahead(look, mine):
-        due.append(mine.since + PATIENCE * 2.0 ** min(look.status.gang.releases, 3))
+    due, releases = [], _may_release(ctx, mine)
+    if _is_first(ctx, mine):
+        turn = ctx.status.gang.turn
+        due.append((unix_seconds(turn) if turn else ctx.now) + TURN)
+    elif releases and _ahead(ctx, mine):
+        due.append(mine.since + PATIENCE * 2.0 ** min(ctx.status.gang.releases, 3))
     if releases and not all(mine.needs_room_in(rival.namespace) for rival in others):
         # Who has trained may have lost a node that comes back: that is worth a while.
         due.append(mine.since + (TURN if mine.rival.trained else PATIENCE))
     return min(due, default=None)
 
 
-def _is_due(look: Look, mine: Waiting) -> bool:
-    due = _due(look, mine)
-    return due is not None and due <= look.now
+def _is_due(ctx: JobContext, mine: Waiting) -> bool:
+    due = _due(ctx, mine)
+    return due is not None and due <= ctx.now
 
 
-def _may_release(look: Look, mine: Waiting) -> bool:
+def _may_release(ctx: JobContext, mine: Waiting) -> bool:
     """It holds something, and no state is lost that nothing else holds."""
     if not mine.held:
         return False
-    if look.members and look.spec.bundled and look.spec.checkpoint is None:
+    if ctx.round.members and ctx.spec.bundled and ctx.spec.checkpoint is None:
         return False
-    return not (look.committed and rounds.broken(look) is None)
+    return not (ctx.round.committed and rounds.broken(ctx) is None)
 
 
-def _made(look: Look, mine: Waiting) -> Gang:
+def _made(ctx: JobContext, mine: Waiting) -> Gang:
     """From now on, others go first."""
-    gang, first = look.status.gang, _ahead(look, mine)
+    gang, first = ctx.status.gang, _ahead(ctx, mine)
     until = gang.until
     if not until and not first:
-        until = rfc3339(round(look.now + min(LONGEST, TURN * 2.0 ** min(gang.releases, 10)), 3))
-    message = _why(look, mine, first, until)
+        until = rfc3339(round(ctx.now + min(LONGEST, TURN * 2.0 ** min(gang.releases, 10)), 3))
+    message = _why(ctx, mine, first, until)
     return Gang(releases=gang.releases + 1, until=until, priority=mine.rival.priority, message=message)
 
 
-def _why(look: Look, mine: Waiting, first: Rival | None, until: str | None) -> str:
+def _why(ctx: JobContext, mine: Waiting, first: Rival | None, until: str | None) -> str:
     had = f"only {mine.held} of the {mine.least} replicas needed found room"
     if until:
         why = f", and more room would not help: {mine.hindrance.value}" if mine.hindrance else ""
-        does = "releases them, and lets" if _may_release(look, mine) else "lets"
+        does = "releases them, and lets" if _may_release(ctx, mine) else "lets"
         return f"{had}{why}; {does} other jobs that wait go first until {until}"
     assert first is not None
     reason = (
@@ -218,6 +218,6 @@ def _why(look: Look, mine: Waiting, first: Rival | None, until: str | None) -> s
     return f"{had}: releases them for {who}, which goes first ({reason}); tries again when that no longer waits"
 
 
-def _away(look: Look, gang: Gang) -> Decision:
-    recheck = unix_seconds(gang.until) - look.now if gang.until else None
+def _away(ctx: JobContext, gang: Gang) -> Decision:
+    recheck = unix_seconds(gang.until) - ctx.now if gang.until else None
     return Decision(Phase.WAITING, "GivesWay", gang.message, gang=gang, recheck=recheck, pods=Pods.NONE)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import concertina_protocol as protocol
 from concertina.api.status import CheckpointMark, CheckpointRequest, rfc3339
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
 from concertina.plan.rounds import growth
 from concertina.plan.state import restore
 from concertina.plan.types import Action, Send
@@ -19,42 +19,42 @@ NO_STORAGE += "command of its own, which saves when it sees fit"
 ENDED = "the job has ended without another checkpoint"
 
 
-def request(look: Look, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
+def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
     """`newest`: the last durable checkpoint, as this pass knows it."""
-    asked, known = look.observed.job.checkpoint_request, look.status.checkpoint_request
+    asked, known = ctx.observed.job.checkpoint_request, ctx.status.checkpoint_request
     if not asked:
         return known
     if known is None or known.id != asked:
-        known = CheckpointRequest(id=asked, step=_next_step(look), state="Pending", at=rfc3339(round(look.now, 3)))
+        known = CheckpointRequest(id=asked, step=_next_step(ctx), state="Pending", at=rfc3339(round(ctx.now, 3)))
     if known.state != "Pending":
         return known
     if newest is not None and newest.step >= known.step:
         message = f"step {newest.step} is in {newest.uri}"
         return known.model_copy(update={"state": "Done", "message": message})
-    refusal = "" if restore.uses_storage(look.spec) else NO_STORAGE
-    if decision.phase in (Phase.COMPLETE, Phase.FAILED):
+    refusal = "" if restore.uses_storage(ctx.spec) else NO_STORAGE
+    if decision.phase.final:
         refusal = ENDED
     return known.model_copy(update={"state": "Refused", "message": refusal}) if refusal else known
 
 
-def ask(look: Look, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:
+def ask(ctx: JobContext, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:
     """Send it to the lead of a round that trains: once a round."""
     if wanted is None or wanted.state != "Pending" or decision.phase is not Phase.TRAINING:
         return ()
-    claim, report = look.claim, look.report
-    if claim is None or report is None or not growth.trains(look, report):
+    claim, report = ctx.round.claim, ctx.round.report
+    if claim is None or report is None or not growth.trains(ctx, report):
         return ()
-    lead = look.lead.replica
-    call = look.agent(lead).save
+    lead = ctx.round.lead.replica
+    call = ctx.agent(lead).save
     same = call is not None and (call.round, call.claim, call.request) == (claim.round, claim.claim_id, wanted.id)
     if call is not None and same and not call.error:
         return ()
-    message = protocol.Save(look.observed.job.uid, claim.round, claim.claim_id, wanted.id)
-    return (Send(lead, look.address(lead), message),)
+    message = protocol.Save(ctx.observed.job.uid, claim.round, claim.claim_id, wanted.id)
+    return (Send(lead, ctx.replicas.address(lead), message),)
 
 
-def _next_step(look: Look) -> int:
-    report = look.report
+def _next_step(ctx: JobContext) -> int:
+    report = ctx.round.report
     if report is not None and report.progress is not None:
         return min(report.progress.step + 1, report.progress.steps or report.progress.step + 1)
-    return look.status.progress.step if look.status.progress else 0
+    return ctx.status.progress.step if ctx.status.progress else 0

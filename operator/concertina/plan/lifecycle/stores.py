@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
 
 
-def told(look: Look, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to let the round go on, where it waits for data or can't save: said as Stalled."""
-    report = look.report
+    report = ctx.round.report
     if report is None or decision.stalled:
         return decision
     waits_for = report.progress.waits_for if report.progress else ""

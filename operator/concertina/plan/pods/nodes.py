@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix_seconds
 from concertina.plan.facts import sizes
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.types import Event, NodeView, PodView
 
 VERDICTS: Mapping[str, int] = {
@@ -34,29 +34,27 @@ SHORT_HANDED = 180.0
 """The same for a job that runs with fewer replicas than it wants: an autoscaler may be making a node meanwhile."""
 
 
-def remember(look: Look, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
+def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
     """status.avoidedNodes, with the failures (those of the window, in order of time) that speak against a node."""
-    base = look.spec.failure_policy.avoid_node_seconds
-    known = {
-        entry.node: _forgiven_early(look, entry) for entry in look.status.avoided_nodes if _remembered(look, entry)
-    }
+    base = ctx.spec.failure_policy.avoid_node_seconds
+    known = {entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)}
     if base:
         for node in dict.fromkeys(entry.node for entry in entries if entry.node):
-            if judged := _judge(look, node, known.get(node), entries, base):
+            if judged := _judge(ctx, node, known.get(node), entries, base):
                 known[node] = judged
     kept = sorted(known.values(), key=lambda entry: unix_seconds(entry.until))[-MOST:]
-    return look.status.avoided_nodes if tuple(kept) == look.status.avoided_nodes else tuple(kept)
+    return ctx.status.avoided_nodes if tuple(kept) == ctx.status.avoided_nodes else tuple(kept)
 
 
-def _remembered(look: Look, entry: AvoidedNode) -> bool:
-    return look.now < unix_seconds(entry.until) + look.spec.failure_policy.window_seconds
+def _remembered(ctx: JobContext, entry: AvoidedNode) -> bool:
+    return ctx.now < unix_seconds(entry.until) + ctx.spec.failure_policy.window_seconds
 
 
 def _judge(
-    look: Look, node: str, known: AvoidedNode | None, entries: tuple[Restart, ...], base: int
+    ctx: JobContext, node: str, known: AvoidedNode | None, entries: tuple[Restart, ...], base: int
 ) -> AvoidedNode | None:
     """The node's new entry; None where nothing new speaks against it. While it is avoided, nothing is added."""
-    if known is not None and unix_seconds(known.until) > look.now:
+    if known is not None and unix_seconds(known.until) > ctx.now:
         return None
     since = unix_seconds(known.until) if known else 0.0
     against = [entry for entry in entries if entry.node == node and unix_seconds(entry.at) > since]
@@ -82,7 +80,7 @@ def _weight(entry: Restart, entries: Iterable[Restart]) -> int:
     return int(all(other.node == entry.node for other in alike))
 
 
-def told(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     """An event for each node that is avoided from now on."""
     if before.avoided_nodes is after.avoided_nodes:
         return ()
@@ -97,25 +95,25 @@ def told(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
 # --- where new pods may go
 
 
-def avoided(look: Look) -> tuple[str, ...]:
+def avoided(ctx: JobContext) -> tuple[str, ...]:
     """Nodes that new pods keep off, the worst first."""
-    active = [entry for entry in look.status.avoided_nodes if unix_seconds(entry.until) > look.now]
+    active = [entry for entry in ctx.status.avoided_nodes if unix_seconds(entry.until) > ctx.now]
     return tuple(entry.node for entry in sorted(active, key=lambda entry: (-entry.times, entry.node)))
 
 
-def forbidden(look: Look) -> tuple[str, ...]:
+def forbidden(ctx: JobContext) -> tuple[str, ...]:
     """Of those, the nodes that the whole job fits without: for them it is a rule, for the others a wish."""
-    return tuple(sorted(avoided(look)[: spare(look)]))
+    return tuple(sorted(avoided(ctx)[: spare(ctx)]))
 
 
-def spare(look: Look) -> int:
+def spare(ctx: JobContext) -> int:
     """Nodes in service beyond those that the job needs at full size, at as many replicas a node as it has now."""
     replicas: dict[str, int] = {}
-    for pod in look.live.values():
+    for pod in ctx.replicas.live.values():
         if pod.node:
             replicas[pod.node] = replicas.get(pod.node, 0) + 1
-    needed = -(-sizes.most(look.spec) // max(replicas.values(), default=1))
-    usable = sum(_serves(node) for node in look.observed.nodes.values())
+    needed = -(-sizes.most(ctx.spec) // max(replicas.values(), default=1))
+    usable = sum(_serves(node) for node in ctx.observed.nodes.values())
     return max(0, usable - needed)
 
 
@@ -123,15 +121,15 @@ def _serves(node: NodeView) -> bool:
     return node.ready and not (node.out_of_service or node.notice or node.cordoned)
 
 
-def _forgiven_early(look: Look, entry: AvoidedNode) -> AvoidedNode:
+def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
     """Where the job, or a replica of it, finds no place without it."""
-    if unix_seconds(entry.until) <= look.now or not any(entry.node in pod.avoids for pod in _stranded(look)):
+    if unix_seconds(entry.until) <= ctx.now or not any(entry.node in pod.avoids for pod in _stranded(ctx)):
         return entry
-    return entry.model_copy(update={"until": rfc3339(look.now)})
+    return entry.model_copy(update={"until": rfc3339(ctx.now)})
 
 
-def _stranded(look: Look) -> Iterable[PodView]:
-    pending = [pod for pod in look.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
-    enough = sizes.fitting(sum(pod.phase == "Running" for pod in look.live.values()), look.spec)
+def _stranded(ctx: JobContext) -> Iterable[PodView]:
+    pending = [pod for pod in ctx.replicas.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
+    enough = sizes.fitting(sum(pod.phase == "Running" for pod in ctx.replicas.live.values()), ctx.spec)
     patience = SHORT_HANDED if enough else UNSCHEDULABLE
-    return [pod for pod in pending if look.now - pod.created >= patience]
+    return [pod for pod in pending if ctx.now - pod.created >= patience]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from concertina.api.status import Restart, Restarts, rfc3339
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.pods.backoff import OUTSIDE
 from concertina.plan.recovery import ladder
 from concertina.plan.types import Event, PodView
@@ -16,26 +16,26 @@ UNKNOWN_EXIT = 255
 """What the kubelet says of a container whose end it did not see: its node was started again."""
 
 
-def restarted(look: Look) -> tuple[PodView, ...]:
+def restarted(ctx: JobContext) -> tuple[PodView, ...]:
     """Pods whose container was started again since the last pass."""
-    known, attempts = look.status.container_restarts, look.status.attempts
+    known, attempts = ctx.status.container_restarts, ctx.status.attempts
     return tuple(
         pod
-        for pod in look.observed.pods
+        for pod in ctx.observed.pods
         if pod.attempt == _at(attempts, pod.index) and pod.restarts > _at(known, pod.index)
     )
 
 
-def seen(look: Look, attempts: tuple[int, ...]) -> tuple[int, ...]:
+def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
     """status.containerRestarts: by replica index, of the pod of its present attempt."""
-    counts = {pod.index: pod.restarts for pod in look.observed.pods if pod.attempt == _at(attempts, pod.index)}
+    counts = {pod.index: pod.restarts for pod in ctx.observed.pods if pod.attempt == _at(attempts, pod.index)}
     last = max((index for index, count in counts.items() if count), default=-1)
     return tuple(counts.get(index, 0) for index in range(last + 1))
 
 
-def counted(look: Look, restarts: Restarts) -> Restarts:
+def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
     """With an entry for each; where its loss stands there already, that is the entry."""
-    pods = restarted(look)
+    pods = restarted(ctx)
     if not pods:
         return restarts
     entries, new = list(restarts.recent), 0
@@ -48,11 +48,11 @@ def counted(look: Look, restarts: Restarts) -> Restarts:
             new += 1
             entries.append(
                 Restart(
-                    at=rfc3339(look.now),
+                    at=rfc3339(ctx.now),
                     replica=pod.name,
                     node=pod.node,
                     reason=reason(pod),
-                    step=look.step,
+                    step=ctx.round.step,
                     counted=_own(pod),
                     rung=ladder.WITHOUT_MEMBER,
                 )
@@ -61,9 +61,9 @@ def counted(look: Look, restarts: Restarts) -> Restarts:
     return restarts.model_copy(
         update={
             "in_window": spent,
-            "budget": max(0, look.spec.failure_policy.max_restarts - spent),
+            "budget": max(0, ctx.spec.failure_policy.max_restarts - spent),
             "total": restarts.total + new,
-            "rungs": ladder.uses(look.spec, tuple(entries)),
+            "rungs": ladder.uses(ctx.spec, tuple(entries)),
             "recent": tuple(entries[-1000:]),
         }
     )
@@ -81,8 +81,8 @@ def _own(pod: PodView) -> bool:
     return pod.last_exit_code != UNKNOWN_EXIT and pod.last_exit_reason not in OUTSIDE
 
 
-def events(look: Look) -> tuple[Event, ...]:
-    return tuple(Event("Warning", reason(pod), sentence(pod)) for pod in restarted(look)[:5])
+def events(ctx: JobContext) -> tuple[Event, ...]:
+    return tuple(Event("Warning", reason(pod), sentence(pod)) for pod in restarted(ctx)[:5])
 
 
 def sentence(pod: PodView) -> str:

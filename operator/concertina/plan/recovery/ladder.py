@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from concertina.api.spec import JobSpec
 from concertina.api.status import Restart, RungUse
 from concertina.plan.facts.cached import cached
-from concertina.plan.facts.look import REPLACE_POD, Look
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.recovery import history, same_failure
 from concertina.plan.state import restore
 
@@ -29,7 +30,7 @@ REPLACE_AT_ONCE = frozenset({"Hang", "Straggler", "SilentCorruption"})
 class Failing:
     """One failure, and those before it."""
 
-    look: Look
+    ctx: JobContext
     failed: Restart
     lost: bool
     """The member itself is gone; what its workers did is not the question."""
@@ -37,12 +38,12 @@ class Failing:
     @cached
     def row(self) -> tuple[Restart, ...]:
         """The failures before it, of the job's own, without progress since."""
-        return tuple(entry for entry in history.since_progress(self.look, self.failed) if entry.counted)
+        return tuple(entry for entry in history.since_progress(self.ctx, self.failed) if entry.counted)
 
     @cached
     def mendable(self) -> bool:
         """Whether more than a new round could help; it can't where storage does not give the state to go on from."""
-        base = self.look.world.base
+        base = self.ctx.world.base
         from_storage = base is not None and base.source == "Storage"
         return self.failed.counted and not (self.failed.reason == "RestoreFailed" and from_storage)
 
@@ -71,14 +72,14 @@ def _without_member(failing: Failing) -> str:
 
 
 def _replace_pod(failing: Failing) -> str:
-    failed, look = failing.failed, failing.look
+    failed, ctx = failing.failed, failing.ctx
     if not failing.mendable or not failed.replica:
         return ""
     if failed.reason in REPLACE_AT_ONCE:
         return f"{failed.replica} holds up the others ({failed.reason})"
-    if any(entry.replica == failed.replica and entry.counted for entry in look.recent):
+    if any(entry.replica == failed.replica and entry.counted for entry in ctx.recent):
         return f"{failed.replica} has failed before"
-    if failed.node in look.avoided:
+    if failed.node in ctx.avoided:
         return f"{failed.replica} has failed on node {failed.node}, which others failed on too"
     if failing.tried(REPLACE_POD) or failing.tried(NEW_ROUND) >= IN_A_ROW:
         return f"{len(failing.row)} failures in a row came before, without progress between them"
@@ -86,8 +87,8 @@ def _replace_pod(failing: Failing) -> str:
 
 
 def _whole_restart(failing: Failing) -> str:
-    look, failed = failing.look, failing.failed
-    if not failing.mendable or not restore.uses_storage(look.spec) or look.status.last_checkpoint is None:
+    ctx, failed = failing.ctx, failing.failed
+    if not failing.mendable or not restore.uses_storage(ctx.spec) or ctx.status.last_checkpoint is None:
         return ""
     if failing.tried(WHOLE_RESTART):
         return "a whole restart did not get it any further"
@@ -95,7 +96,7 @@ def _whole_restart(failing: Failing) -> str:
         return "the state in node memory can't be restored"
     if failing.tried(REPLACE_POD) >= IN_A_ROW:
         return f"{failing.tried(REPLACE_POD)} replaced pods did not get it any further"
-    if failing.tried(REPLACE_POD) and same_failure.is_bug(look, failed):
+    if failing.tried(REPLACE_POD) and same_failure.is_bug(ctx, failed):
         return "it fails the same way in replaced pods: the state in node memory may be damaged"
     return ""
 
@@ -126,21 +127,21 @@ class Answer:
     sentence: str
 
 
-def answer(look: Look, failed: Restart, lost: bool, told: str) -> Answer:
+def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
     """`told` is the failure in a sentence, for a job that ends with it."""
-    failing = Failing(look, failed, lost)
+    failing = Failing(ctx, failed, lost)
     rung, why = next((rung, why) for rung in reversed(RUNGS) if (why := rung.called_for(failing)))
-    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and same_failure.is_bug(look, failed):
-        return Answer("", "SameFailure", same_failure.sentence(look, failed, told))
-    left = _left(rung, look.spec, look.recent)
+    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and same_failure.is_bug(ctx, failed):
+        return Answer("", "SameFailure", same_failure.sentence(ctx, failed, told))
+    left = _left(rung, ctx.spec, ctx.recent)
     if failed.counted and left == 0:
-        return Answer("", "RestartsExhausted", _spent(look, rung, why, told))
+        return Answer("", "RestartsExhausted", _spent(ctx, rung, why, told))
     return Answer(rung.name, rung.name, f"{why}, so {rung.does}")
 
 
-def _spent(look: Look, rung: Rung, why: str, told: str) -> str:
-    window = look.spec.failure_policy.window_seconds
-    used = _used(rung, look.recent)
+def _spent(ctx: JobContext, rung: Rung, why: str, told: str) -> str:
+    window = ctx.spec.failure_policy.window_seconds
+    used = _used(rung, ctx.recent)
     return f"{why}, but {rung.name} was tried {used} times within {window} s already. The last failure: {told}"
 
 

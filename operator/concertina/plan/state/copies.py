@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from concertina.api.status import Distance
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.state import ring
 from concertina.plan.state.ring import Place
 from concertina.plan.types import Event
@@ -13,17 +13,17 @@ from concertina.plan.types import Event
 _ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
 
 
-def places(look: Look, replicas: Iterable[str]) -> dict[str, Place]:
+def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
     """A command of one's own has no snapshots: to it all places are the same."""
-    if not look.spec.bundled:
+    if not ctx.spec.bundled:
         return dict.fromkeys(replicas, Place(""))
-    pods = (look.pods[name] for name in replicas)
-    return {pod.name: Place(pod.node, look.node(pod).zone) for pod in pods}
+    pods = (ctx.replicas.pods[name] for name in replicas)
+    return {pod.name: Place(pod.node, ctx.node(pod).zone) for pod in pods}
 
 
-def distance(look: Look, members: Sequence[str], places: Mapping[str, Place]) -> Distance:
+def distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place]) -> Distance:
     """How far each of them is from its copy, at least."""
-    if not look.spec.bundled:
+    if not ctx.spec.bundled:
         return ""
     if len(members) < 2:
         return "None"
@@ -31,10 +31,10 @@ def distance(look: Look, members: Sequence[str], places: Mapping[str, Place]) ->
     return "SameNode" if on_node else "Node" if in_zone else "Zone"
 
 
-def told(look: Look, members: Sequence[str], places: Mapping[str, Place], found: Distance) -> tuple[Event, ...]:
+def events(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], found: Distance) -> tuple[Event, ...]:
     """Where copies have come closer than they might be: once, not in every round."""
     zones = {place.zone for place in places.values() if place.zone}
-    if found == look.world.copies or found not in ("Node", "SameNode") or (found == "Node" and len(zones) < 2):
+    if found == ctx.world.copies or found not in ("Node", "SameNode") or (found == "Node" and len(zones) < 2):
         return ()
     in_zone, on_node = ring.shared(members, places)
     count, what = (on_node, "node") if found == "SameNode" else (in_zone, "zone")

@@ -12,8 +12,8 @@ from __future__ import annotations
 from concertina.api.quantities import bytes_of
 from concertina.api.spec import JobSpec
 from concertina.plan.facts import sizes
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
-from concertina.plan.facts.look import Look
 from concertina.plan.types import Event
 
 OWN, SHIPPING, COPIES = 3, 1, 2
@@ -44,18 +44,18 @@ def share(limit: int) -> int:
     return limit * 9 // 10
 
 
-def too_small(look: Look) -> Decision | None:
+def too_small(ctx: JobContext) -> Decision | None:
     """No size of the job has room for its snapshots."""
-    spec = look.spec
-    if not spec.bundled or look.world.members or not (has := room(spec)) or needed(spec, sizes.most(spec)) <= has:
+    spec = ctx.spec
+    if not spec.bundled or ctx.world.members or not (has := room(spec)) or needed(spec, sizes.most(spec)) <= has:
         return None
     return stalled("MemoryTooSmall", f"{_sentence(spec, sizes.most(spec), has)}. {_ADVICE}", Pods.NONE)
 
 
-def tight(look: Look) -> tuple[Event, ...]:
+def events(ctx: JobContext) -> tuple[Event, ...]:
     """Told once, when the job begins: it fits now, and would not when it has shrunk."""
-    spec = look.spec
-    if not spec.bundled or look.status.start_time or not (has := room(spec)) or needed(spec, sizes.least(spec)) <= has:
+    spec = ctx.spec
+    if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or needed(spec, sizes.least(spec)) <= has:
         return ()
     return (Event("Warning", "MemoryTight", f"{_sentence(spec, sizes.least(spec), has)}. {_ADVICE}"),)
 

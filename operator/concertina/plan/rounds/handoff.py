@@ -10,39 +10,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from concertina.plan.facts import constants, membership
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.rounds import commits
 from concertina.plan.types import Call
 from concertina_protocol import Prepared, Restore
 
 
 @dataclass(frozen=True)
-class Together:
+class Included:
     replies: Mapping[str, Prepared]
     """Of the members to be."""
     wait: float | None = None
     """Seconds to wait first for an answer that may bring newer state."""
 
 
-def together(look: Look, stay: Mapping[str, Prepared], leaving: Mapping[str, Call | None]) -> Together:
-    """`stay`: who makes up the round; `leaving`: the Prepares to members with an urgent notice."""
-    have = _step(look, stay)
-    if not leaving or have >= look.step:
-        return Together(stay)
-    answers = {name: call.reply for name, call in leaving.items() if call and isinstance(call.reply, Prepared)}
-    source = commits.source(look, {**answers, **stay})
+def include_departing(ctx: JobContext, stay: Mapping[str, Prepared], departing: Mapping[str, Call | None]) -> Included:
+    """`stay`: who makes up the round; `departing`: the Prepares to members with an urgent notice."""
+    have = _step(ctx, stay)
+    if not departing or have >= ctx.round.step:
+        return Included(stay)
+    answers = {name: call.reply for name, call in departing.items() if call and isinstance(call.reply, Prepared)}
+    source = commits.source(ctx, {**answers, **stay})
     if isinstance(source, Restore) and source.step > have:
         needed = _holders(source, answers, stay)
         joined = {**needed, **stay}
-        chosen = {name: joined[name] for name in membership.choose(joined, look.members, look.spec)}
-        if _step(look, chosen) > have:
-            return Together(chosen)
-    left = _left(look, leaving)
-    return Together(stay, left if left > 0 else None)
+        chosen = {name: joined[name] for name in membership.choose(joined, ctx.round.members, ctx.spec)}
+        if _step(ctx, chosen) > have:
+            return Included(chosen)
+    left = _seconds_left(ctx, departing)
+    return Included(stay, left if left > 0 else None)
 
 
-def _step(look: Look, replies: Mapping[str, Prepared]) -> int:
-    source = commits.source(look, replies)
+def _step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
+    source = commits.source(ctx, replies)
     return source.step if isinstance(source, Restore) else -1
 
 
@@ -55,7 +55,7 @@ def _holders(source: Restore, answers: Mapping[str, Prepared], stay: Mapping[str
     return needed
 
 
-def _left(look: Look, leaving: Mapping[str, Call | None]) -> float:
+def _seconds_left(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
     """Their patience: as long as that of any candidate, from when the first one was asked."""
-    waiting = [call.sent_at for call in leaving.values() if call and not call.done_at]
-    return min(waiting, default=0.0) + constants.PATIENCE_PLANNED - look.now
+    waiting = [call.sent_at for call in departing.values() if call and not call.done_at]
+    return min(waiting, default=0.0) + constants.PATIENCE_PLANNED - ctx.now
