@@ -37,7 +37,7 @@ import typing
 from typing import Any, Union
 
 from concertina_protocol.lines import JsonLines
-from concertina_protocol.operator import (
+from concertina_protocol.messages.operator import (
     Accepted,
     Assign,
     Drain,
@@ -49,8 +49,8 @@ from concertina_protocol.operator import (
     Save,
     Watch,
 )
-from concertina_protocol.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
-from concertina_protocol.records import (
+from concertina_protocol.messages.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
+from concertina_protocol.messages.records import (
     Candidate,
     Durable,
     Held,
@@ -63,7 +63,7 @@ from concertina_protocol.records import (
     Storage,
     StorageHealth,
 )
-from concertina_protocol.reports import (
+from concertina_protocol.messages.reports import (
     CheckpointInterval,
     Evaluated,
     Failure,
