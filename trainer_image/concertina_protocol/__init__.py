@@ -1,11 +1,15 @@
-"""What the operator and the agents say to each other, and what an agent may be in.
+"""What the operator and the agents say to each other, and what an agent may be in. The messages themselves are in
+`messages`; an agent and the processes of its own replica speak over `worker_channel`.
 
-Standard library only and Python 3.9+: this file is imported by both sides and by the simulation.
+Standard library only and Python 3.9+. Without asyncio but for `connection` and `worker_channel.agent_end`: workers and
+people's scripts import the rest.
 
-The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes. A connection carries one request;
-the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every BEAT_SECONDS.
+The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes (`connection`). A connection carries
+one request; the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every
+BEAT_SECONDS.
 A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). One version more or less than one's own is
-understood, for agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults.
+understood, for agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults,
+and a state of which only a newer side knows is none of those known here (`typed_json.OpenEnum`).
 
 Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
 Assign, Drain, Save and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
@@ -24,7 +28,7 @@ The states of an agent; every arrow is one message or one event, and nothing els
           |                                                                          Prepare(N+k) leads out of it too
           +-- start of the agent: a new instance id; the highest (round, claim) ever seen is read back from its volume
 
-Rules, each enforced by `concertina_agent.core.rounds` and asserted by the simulation:
+Rules of these arrows, each enforced by the agent's core and asserted by the simulation:
 - Prepare or Assign of a round lower than the highest seen is refused, and so is the same round under another claim.
 - Prepare kills the workers of every older round before it is answered. The same Prepare again gets the same answer.
 - Assign is accepted only for the prepared (round, claim) and only if the instance id named for this agent is its own.
@@ -37,7 +41,7 @@ import typing
 from typing import Any, Union
 
 from concertina_protocol.lines import JsonLines
-from concertina_protocol.operator import (
+from concertina_protocol.messages.operator import (
     Accepted,
     Assign,
     Drain,
@@ -49,8 +53,8 @@ from concertina_protocol.operator import (
     Save,
     Watch,
 )
-from concertina_protocol.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
-from concertina_protocol.records import (
+from concertina_protocol.messages.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
+from concertina_protocol.messages.records import (
     Candidate,
     Durable,
     Held,
@@ -63,7 +67,7 @@ from concertina_protocol.records import (
     Storage,
     StorageHealth,
 )
-from concertina_protocol.reports import (
+from concertina_protocol.messages.reports import (
     CheckpointInterval,
     Evaluated,
     Failure,

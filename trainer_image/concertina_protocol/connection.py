@@ -1,6 +1,6 @@
 """One end of a TLS connection on which lines of the protocol go, on asyncio: for the operator and for agents.
 
-`worker_channel` has ends of its own. Standard library only, Python 3.9+."""
+`worker_channel` has ends of its own."""
 
 from __future__ import annotations
 

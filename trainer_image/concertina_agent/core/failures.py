@@ -10,7 +10,7 @@ from typing import Optional
 
 from concertina_agent.core.events import WorkerExited
 from concertina_protocol import Failure
-from concertina_protocol.reports import OUT_OF_MEMORY
+from concertina_protocol.messages.reports import OUT_OF_MEMORY
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, Fault
 
 LOST_PEER = (

@@ -20,7 +20,7 @@ from concertina_agent.memory import oom_kills
 from concertina_agent.workers import descriptors, output
 from concertina_agent.workers.forkserver import MAX_PACKET
 from concertina_agent.workers.processes import Reaper, die_with_parent, kill_group
-from concertina_protocol.reports import OUT_OF_MEMORY
+from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Where `concertina_agent` is imported from: a folder or the zipapp."""

@@ -10,7 +10,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.pods.backoff import OUTSIDE
 from concertina.plan.recovery import ladder
 from concertina.plan.types import Event, PodView
-from concertina_protocol.reports import OUT_OF_MEMORY
+from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 UNKNOWN_EXIT = 255
 """What the kubelet says of a container whose end it did not see: its node was started again."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
-from concertina_protocol.records import Rollback, SnapshotId, State, Storage
+from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 """In the words of both sides: the agent says it of a worker, the operator of the whole container."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_protocol.records import Candidate, Held, Member, Restore, Storage
+from concertina_protocol.messages.records import Candidate, Held, Member, Restore, Storage
 
 
 @dataclasses.dataclass(frozen=True)

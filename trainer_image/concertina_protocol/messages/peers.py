@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_protocol.records import Durable, SnapshotId
+from concertina_protocol.messages.records import Durable, SnapshotId
 
 
 @dataclasses.dataclass(frozen=True)
