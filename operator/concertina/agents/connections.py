@@ -161,16 +161,16 @@ class AgentConnections:
     def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
         uid = job.identity.uid
 
-        def heard(report: protocol.Report) -> None:
+        def on_report(report: protocol.Report) -> None:
             if report.replica != replica:
-                lost(f"{address} is not {replica} but {report.replica}", None)
+                on_lost(f"{address} is not {replica} but {report.replica}", None)
                 return
             before = connection.view
             connection.view = _with_report(before, report, self._clock())
             if connection.view != before:
                 self._changed(uid, _matters(before, connection.view))
 
-        def lost(sentence: str, refusal: ConnectionRefusal | None) -> None:
+        def on_lost(sentence: str, refusal: ConnectionRefusal | None) -> None:
             before = connection.view
             after = dataclasses.replace(before, connected=False, refusal=refusal)
             lost_at = self._clock() if before.alive and not after.alive else before.lost_at
@@ -181,7 +181,9 @@ class AgentConnections:
 
         connection.address = address
         connection.view = dataclasses.replace(connection.view, wanted_at=self._clock(), lost_at=0.0, refusal=None)
-        connection.stream = asyncio.create_task(follow(job.identity, address, heard, lost), name=f"watch {replica}")
+        connection.stream = asyncio.create_task(
+            follow(job.identity, address, on_report, on_lost), name=f"watch {replica}"
+        )
 
     def _close(self, connection: AgentConnection) -> None:
         if connection.stream is not None:

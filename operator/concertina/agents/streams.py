@@ -15,29 +15,29 @@ from concertina.plan.types import ConnectionRefusal
 log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Until a stream is opened again."""
-Heard = Callable[[protocol.Report], None]
-Lost = Callable[[str, ConnectionRefusal | None], None]
+OnReport = Callable[[protocol.Report], None]
+OnLost = Callable[[str, ConnectionRefusal | None], None]
 """Called with a sentence, and how the host turned the stream away, where it is there."""
 
 
-async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> None:
-    """Calls `heard` with each report, and `lost` whenever the stream can't be opened, breaks or is silent for
+async def follow(identity: Identity, address: str, on_report: OnReport, on_lost: OnLost) -> None:
+    """Calls `on_report` with each report, and `on_lost` whenever the stream can't be opened, breaks or is silent for
     protocol.SILENCE_SECONDS. Runs until it is cancelled."""
     failures = 0
 
     def fresh(report: protocol.Report) -> None:
         nonlocal failures
         failures = 0
-        heard(report)
+        on_report(report)
 
     while True:
-        lost(*await _stream(identity, address, fresh))
+        on_lost(*await _stream(identity, address, fresh))
         await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
         failures += 1
 
 
-async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, ConnectionRefusal | None]:
-    """One stream from its start to its end; what is to be told to `lost`."""
+async def _stream(identity: Identity, address: str, on_report: OnReport) -> tuple[str, ConnectionRefusal | None]:
+    """One stream from its start to its end; what is to be told to `on_lost`."""
     try:
         async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
             async with connection(identity, address, protocol.Watch(identity.uid)) as opened:
@@ -47,7 +47,7 @@ async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, 
                     if isinstance(message, protocol.Refused):
                         return f"{address} refused to be watched: {message.reason}", None
                     if isinstance(message, protocol.Report):
-                        heard(message)
+                        on_report(message)
     except TimeoutError:
         return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s", None
     except ConnectionRefusedError:

@@ -183,5 +183,5 @@ class Recording:
 
     def _since(self, timestamp: str | None) -> float | None:
         """Seconds from the injection to that time; None where it lies before."""
-        seconds = unix_seconds(timestamp) - self._injection.at if timestamp else -1.0
-        return round(seconds, 4) if seconds >= 0 else None
+        seconds = unix_seconds(timestamp) - self._injection.at if timestamp else None
+        return round(seconds, 4) if seconds is not None and seconds >= 0 else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concertina.controller.cache.capacity_queue import CapacityQueue
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.uri_index import UriIndex
+from concertina.kube.parse import pod_names
 from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.gang import by_quota
@@ -105,7 +106,10 @@ class ClusterCache:
     def _index_name(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
         pod = new or old
         assert pod is not None
-        key = pod.namespace, pod.view.name.rsplit("-", 2)[0]
+        name = pod_names.parse(pod.view.name)
+        if name is None:
+            return
+        key = pod.namespace, name.job
         if new is not None:
             self._pod_names.setdefault(key, {})[new.view.name] = new.job_uid
         elif names := self._pod_names.get(key):

@@ -18,6 +18,7 @@ from concertina.api.status import JobStatus, unix_seconds
 from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND
 from concertina.kube.manifests.pod import END_POD
+from concertina.kube.parse import pod_names
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
@@ -29,8 +30,6 @@ _STARTING = ("", "ContainerCreating", "PodInitializing")
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
 """Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
 _NUMBER = re.compile("[0-9]{1,9}")
-_PLACE = re.compile("([0-9]{1,9})-([0-9]{1,9})|rendezvous-([0-9]{1,9})")
-"""What follows a job's name in the names of its pods: index and attempt, or the round of its rendezvous."""
 MOST_INDEXES = 11_000
 """More than a job can have replicas and spares; as many as status.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -174,13 +173,10 @@ def _owner(metadata: Raw) -> tuple[str, int, int]:
     pod of a job's."""
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
     owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
-    if not owner or not metadata["name"].startswith(f"{owner['name']}-"):
+    name = pod_names.parse(metadata["name"])
+    if not owner or name is None or name.job != owner["name"] or (name.index or 0) >= MOST_INDEXES:
         return "", -1, -1
-    found = _PLACE.fullmatch(metadata["name"][len(owner["name"]) + 1 :])
-    if found is None or int(found[1] or 0) >= MOST_INDEXES:
-        return "", -1, -1
-    index, attempt = (-1, found[3]) if found[3] else (int(found[1]), found[2])
-    return owner["uid"], index, int(attempt)
+    return owner["uid"], -1 if name.index is None else name.index, name.attempt
 
 
 def _waiting(status: Raw) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""A certificate authority for one local cluster, and the certificates and kubeconfigs that it signs."""
+"""A certificate authority for one local cluster, and the certificates and kubeconfigs that it signs.
+
+Not trustme's: it signs for hosts, with one organization at most; Kubernetes wants users too, in several groups (O).
+"""
 
 import base64
 import datetime
