@@ -1,10 +1,11 @@
-"""One AgentCore and a clock, for tests of its rules."""
+"""One agent and a clock, for tests of its rules."""
 
 from __future__ import annotations
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
 
 UID = "u"
@@ -36,11 +37,11 @@ class Driver:
     """One core and a clock."""
 
     def __init__(self, name: str = "a", *, bundled: bool = True, **known) -> None:
-        self.core = AgentCore(name, UID, f"{name}-1", 1, bundled=bundled, **known)
+        self.core = AgentState(name, UID, f"{name}-1", 1, bundled=bundled, **known)
         self.now, self._requests = 100.0, 0
 
     def tell(self, event: e.Event) -> list[e.Effect]:
-        return self.core.handle(event, self.now, 1000.0)
+        return machine.step(self.core, event, self.now, 1000.0)
 
     def wait(self, seconds: float) -> list[e.Effect]:
         """With a tick every now and then, as an agent that runs has them; the effects of the last one, which comes when

@@ -1,4 +1,4 @@
-"""One agent's process: the real AgentCore, and a shell that carries out its effects on the simulated world."""
+"""One agent's process: the real core, and a shell that carries out its effects on the simulated world."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import concertina_protocol as p
 from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
 from simulation.collective import Collective
 
@@ -26,7 +27,7 @@ class AgentProcess:
         self.replica, self.host = pod.name, pod.node
         pod.starts += 1
         self.instance = f"{pod.name}#{pod.uid}#{pod.starts}"
-        self.core = AgentCore(
+        self.core = AgentState(
             self.replica,
             world.uid,
             self.instance,
@@ -64,7 +65,7 @@ class AgentProcess:
         if self.clock.stands(self):
             self.clock.after(0.0, self.handle, event)
             return
-        for effect in self.core.handle(event, self.clock.now - self._booted, self.clock.now + self.ahead):
+        for effect in machine.step(self.core, event, self.clock.now - self._booted, self.clock.now + self.ahead):
             if self.alive:
                 EFFECTS[type(effect)](self, effect)
 
@@ -100,7 +101,7 @@ class AgentProcess:
             for member in self._members.values():
                 self._say(member, e.LeadSaid(state.round, state.claim, state), 0.002)
         if self._lead is not None:
-            self._say(self._lead, e.MemberSaid(self.core.state()), 0.002)
+            self._say(self._lead, e.MemberSaid(self.core.member_state()), 0.002)
 
     def hears(self, other: AgentProcess) -> bool:
         """Whether the other answers when this one calls."""
@@ -186,7 +187,7 @@ class AgentProcess:
             if isinstance(reply, p.Accepted) and self.alive and self.collective and self.collective.assign is assign:
                 self._lead, other._members[self.replica] = other, self
                 self.handle(e.LeadJoined(assign.round, assign.claim))
-                self._say(other, e.MemberSaid(self.core.state()), 0.002)
+                self._say(other, e.MemberSaid(self.core.member_state()), 0.002)
 
         other.ask(join, answered)
 
@@ -220,7 +221,7 @@ class AgentProcess:
 
     def _changed(self, effect: e.ReportChanged) -> None:
         if self._lead is not None:
-            self._say(self._lead, e.MemberSaid(self.core.state()), 0.002)
+            self._say(self._lead, e.MemberSaid(self.core.member_state()), 0.002)
         for operator in list(self.watchers):
             self.tell_operator(operator)
 

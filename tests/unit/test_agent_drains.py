@@ -46,7 +46,7 @@ def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
         driver.tell(e.LeadSaid(1, "claim-1", drain()))
         driver.say(w.Done("drained", 6), rank=1)
         driver.ended(0, rank=1)
-        assert driver.core.state().state == "draining"
+        assert driver.core.member_state().state == "draining"
         if late:
             driver.now += 2.5
             driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining")))
@@ -54,7 +54,7 @@ def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
             driver.tell(e.Tick())
         else:
             driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))
-        assert driver.core.state().state == "drained"
+        assert driver.core.member_state().state == "drained"
 
 
 def test_a_command_gets_sigterm_then_sigkill_and_may_end_as_it_likes():
@@ -97,7 +97,7 @@ def test_the_end_is_said_when_the_checkpoint_is_published(outcome, complete, sta
     effects = driver.tell(e.PublishDone(id, durable))
     assert effects[0] == e.ToMembers(p.DurableMoved(durable))
     assert (driver.report.state, driver.report.storage) == (state, p.Storage("Ready", durable, round=1))
-    assert driver.core.state().durable_parts == ()
+    assert driver.core.member_state().durable_parts == ()
     assert not any(isinstance(effect, e.Publish) for effect in driver.member_says("b", state, step=6))
 
 

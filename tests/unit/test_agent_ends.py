@@ -1,11 +1,11 @@
-"""The rules of `concertina_agent.core.rounds` about ends: how workers end, and when a round has succeeded."""
+"""The rules of `concertina_agent.core.machine` about ends: how workers end, and when a round has succeeded."""
 
 import pytest
 
 import concertina_protocol as p
 from builders.agent import Driver, exits, prepare
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import LINGER_SECONDS
+from concertina_agent.core.machine import LINGER_SECONDS
 from concertina_protocol import worker_channel as w
 
 DONE = w.Done("complete", 9)

@@ -57,12 +57,12 @@ def test_a_member_collects_stacks_when_the_lead_says_so_and_forgets_them_when_it
     assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == ["CollectStacks"]
     assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == []
     ticked(driver, 1.0)
-    assert driver.core.state().pulses == (p.Pulse(1, 5, "training", 1.0),)
+    assert driver.core.member_state().pulses == (p.Pulse(1, 5, "training", 1.0),)
     driver.tell(e.StacksCollected(1, {1: ("there",)}))
-    assert driver.core.state().pulses[0].stack == ("there",)
+    assert driver.core.member_state().pulses[0].stack == ("there",)
     driver.tell(e.LeadSaid(1, "claim-1", beat))
     ticked(driver, 1.0)
-    assert driver.core.state().pulses == (p.Pulse(1, 5, "training", 2.0),)
+    assert driver.core.member_state().pulses == (p.Pulse(1, 5, "training", 2.0),)
     assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == ["CollectStacks"]
 
 

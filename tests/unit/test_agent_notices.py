@@ -5,7 +5,7 @@ import pytest
 import concertina_protocol as p
 from builders.agent import Driver, assignment, exits, kinds, snapshot
 from concertina_agent.core import events as e
-from concertina_agent.core.drains import EXIT_NOTICED
+from concertina_agent.core.machine import EXIT_NOTICED
 from concertina_protocol import worker_channel as w
 
 
@@ -26,7 +26,7 @@ def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
     driver = Driver("b")
     driver.begun("a", "b")
     assert exits(driver.tell(e.Noticed(30))) == []
-    assert driver.core.state().state == "draining"
+    assert driver.core.member_state().state == "draining"
     driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
     driver.tell(e.LeadSaid(1, "claim-1", drain()))
     driver.say(w.Done("drained", 6), rank=1)
@@ -197,7 +197,7 @@ def test_without_storage_who_holds_the_state_stays_for_successors():
     driver.say(w.Done("drained", 6), rank=1)
     assert "Ship" not in kinds(driver.ended(0, rank=1)), "there is no storage"
     assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == []
-    assert driver.core.state().state == "drained"
+    assert driver.core.member_state().state == "drained"
     driver.now += 20
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
 
@@ -214,7 +214,7 @@ def test_a_command_is_stopped_by_the_lead_with_all_others():
     driver.begun("a", "b")
     assert signals(driver.tell(e.Noticed(30))) == []
     assert signals(driver.tell(e.LeadSaid(1, "claim-1", drain()))) == []
-    assert driver.core.state().next_call == 0, "nobody asks where to stop"
+    assert driver.core.member_state().next_call == 0, "nobody asks where to stop"
     assert signals(driver.tell(e.LeadSaid(1, "claim-1", p.StopAt(0)))) == [15]
     assert exits(driver.ended(1, rank=1)) == [EXIT_NOTICED]
 

@@ -7,7 +7,7 @@ import pytest
 
 import concertina_protocol as protocol
 from concertina_agent import main, settings
-from concertina_agent.core.failures import signal_name
+from concertina_agent.core.round.failures import signal_name
 from concertina_agent.files import seen
 from concertina_agent.files.shards import Damaged, commit, fill
 from concertina_agent.files.snapshots import Snapshots

@@ -1,4 +1,4 @@
-"""The rules of `concertina_agent.core.rounds` about preparing and assigning a round, on the class itself."""
+"""The rules of `concertina_agent.core.machine` about preparing and assigning a round, on the class itself."""
 
 import pytest
 

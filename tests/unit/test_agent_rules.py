@@ -6,7 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
 
 UID = "u"
@@ -27,7 +28,7 @@ class Agent(RuleBasedStateMachine):
     def start(self) -> None:
         self.starts += 1
         self.instance = f"a-{self.starts}"
-        self.core = AgentCore("a", UID, self.instance, 1, bundled=True, seen=self.disk, storage=p.Storage("Ready"))
+        self.core = AgentState("a", UID, self.instance, 1, bundled=True, seen=self.disk, storage=p.Storage("Ready"))
         self.open: dict[int, p.Prepare | p.Assign | p.Drain | p.Join] = {}
         self.killing: set[int] = set()
         self.killed = -1
@@ -37,7 +38,7 @@ class Agent(RuleBasedStateMachine):
 
     def tell(self, event: e.Event) -> None:
         self.now += 0.01
-        for effect in self.core.handle(event, self.now):
+        for effect in machine.step(self.core, event, self.now):
             getattr(self, f"on_{type(effect).__name__}", lambda effect: None)(effect)
 
     def ask(self, message) -> None:

@@ -1,4 +1,4 @@
-"""The rules of `concertina_agent.core.rounds` about state: snapshots that count, and what the lead does in storage."""
+"""The rules of `concertina_agent.core.machine` about state: snapshots that count, and what the lead does in storage."""
 
 import pytest
 

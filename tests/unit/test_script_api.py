@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import trainingjob
 from concertina_agent import main
 from concertina_agent.core import events as e
-from concertina_agent.core import stopping
-from concertina_agent.core.stopping import Stopping
+from concertina_agent.core.round import stopping
+from concertina_agent.core.round.stopping import Stopping
 from concertina_protocol import MemberState, Progress
 from concertina_protocol import worker_channel as w
 from trainingjob._channel import Channel

@@ -1,4 +1,4 @@
-"""The shell around `rounds.AgentCore`: events in from sockets, processes and files, effects out to them. One thread."""
+"""The shell around `core.machine`: events in from sockets, processes and files, effects out to them. One thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import concertina_protocol as p
 from concertina_agent.changes import Changes
 from concertina_agent.channel import ChannelServer
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
 from concertina_agent.files import seen
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.log import log
@@ -54,7 +55,7 @@ class Agent:
         settings.volume.mkdir(parents=True, exist_ok=True)
         self._snapshots = Snapshots(settings.volume)
         self.instance = secrets.token_hex(8)
-        self._core = AgentCore(
+        self._core = AgentState(
             settings.replica,
             settings.uid,
             self.instance,
@@ -157,7 +158,7 @@ class Agent:
             self._busy = False
 
     def _take(self, event: e.Event) -> None:
-        effects = self._core.handle(event, time.monotonic(), time.time())
+        effects = machine.step(self._core, event, time.monotonic(), time.time())
         if not isinstance(event, QUIET):
             what = event.message if isinstance(event, e.Asked) else event
             log(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))
@@ -240,7 +241,7 @@ class Agent:
             join = p.Join(assign.uid, assign.round, assign.claim, self._settings.replica, self.instance)
             address = assign.members[0].address
             self._link = self._spawn(
-                follow_lead(self._dialer, join, address, self._core.state, self._changes, self.emit)
+                follow_lead(self._dialer, join, address, self._core.member_state, self._changes, self.emit)
             )
 
     def _ship(self, effect: e.Ship) -> None:

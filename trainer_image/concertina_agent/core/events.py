@@ -1,13 +1,23 @@
-"""What happens to an agent (events) and what it must do about it (effects). Data only; see `rounds` for the rules."""
+"""What happens to an agent (events) and what it must do about it (effects). Data only; see `machine` for the rules."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import concertina_protocol as p
 from concertina_protocol import worker_channel as w
+
+
+class Moment(NamedTuple):
+    """When an event is taken."""
+
+    now: float
+    """Monotonic seconds."""
+    at: float
+    """Unix seconds: only for what people read (Failure.at)."""
+
 
 # --- events ---------------------------------------------------------------------------------------------------------
 
@@ -328,7 +338,8 @@ class CollectStacks:
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """AgentCore.report() and .state() say something new: tell the watchers and the lead. At most once per event."""
+    """AgentState.report() and .member_state() say something new: tell the watchers and the lead. At most once per event
+    and last."""
 
 
 @dataclasses.dataclass(frozen=True)
