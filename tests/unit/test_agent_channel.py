@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from concertina_agent.channel import SocketEnd
+from concertina_agent.transfers.channel import SocketEnd
 from concertina_protocol import MAX_LINE
 from concertina_protocol import worker_channel as w
 from concertina_protocol.typed_json import ProtocolError

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent import settings
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log
 from concertina_agent.workers import descriptors
 
 PYZ = "agent.pyz"

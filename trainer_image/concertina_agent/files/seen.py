@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log
 
 
 def read(volume: Path) -> tuple[int, str]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.changes import Changes
 from concertina_agent.files.shards import Shard, forget, mark, marked
-from concertina_agent.log import log
+from concertina_agent.runtime.changes import Changes
+from concertina_agent.runtime.log import log
 
 
 class Snapshots:

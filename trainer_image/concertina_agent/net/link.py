@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.changes import Changes
 from concertina_agent.core import events as e
-from concertina_agent.log import log
 from concertina_agent.net.wire import Dialer, Wire
+from concertina_agent.runtime.changes import Changes
+from concertina_agent.runtime.log import log
+from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.05
@@ -23,7 +24,13 @@ Emit = Callable[[e.Event], None]
 
 
 async def follow_lead(
-    dialer: Dialer, join: p.Join, address: str, state: Callable[[], p.MemberState], changes: Changes, emit: Emit
+    dialer: Dialer,
+    join: p.Join,
+    address: str,
+    state: Callable[[], p.MemberState],
+    changes: Changes,
+    emit: Emit,
+    tasks: Nursery,
 ) -> None:
     """Join, again and again until the lead says yes or will never; then talk until the stream breaks."""
     key, wire = (join.round, join.claim), None
@@ -36,17 +43,12 @@ async def follow_lead(
             if wire is None:
                 await asyncio.sleep(RETRY_SECONDS)
         emit(e.LeadJoined(*key))
-        telling = asyncio.ensure_future(tell(wire, state, changes))
-        try:
-            await _listen(
-                wire,
-                lambda message: emit(e.LeadSaid(*key, message)),
-                (p.Drain, p.StopAt, p.DurableMoved, p.MemberState),
-            )
-        except ProtocolError as error:
-            log("protocol_error", error=str(error))
-        finally:
-            telling.cancel()
+        said = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
+        with tasks.alongside("tell lead", tell(wire, state, changes)):
+            try:
+                await _listen(wire, lambda message: emit(e.LeadSaid(*key, message)), said)
+            except ProtocolError as error:
+                log("protocol_error", error=str(error))
         return emit(e.LeadGone(*key))
     finally:
         if wire is not None:
@@ -93,8 +95,8 @@ async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...
 class MemberStreams:
     """The lead's ends."""
 
-    def __init__(self, state: Callable[[], p.MemberState], emit: Emit) -> None:
-        self._state, self._emit = state, emit
+    def __init__(self, state: Callable[[], p.MemberState], emit: Emit, tasks: Nursery) -> None:
+        self._state, self._emit, self._tasks = state, emit, tasks
         self._never = Changes()
         self._wires: dict[str, Wire] = {}
 
@@ -116,14 +118,14 @@ class MemberStreams:
                 )
             self._emit(e.MemberSaid(state))
 
-        detail, telling = "", asyncio.ensure_future(tell(wire, self._state, self._never))
+        detail = ""
         try:
-            await _listen(wire, heard, (p.MemberState,))
+            with self._tasks.alongside("tell member", tell(wire, self._state, self._never)):
+                await _listen(wire, heard, (p.MemberState,))
         except ProtocolError as error:
             detail = f"said what it may not: {error}"
             raise
         finally:
-            telling.cancel()
             if self._wires.get(join.replica) is wire:
                 del self._wires[join.replica]
                 self._emit(e.MemberGone(join.round, join.claim, join.replica, detail))

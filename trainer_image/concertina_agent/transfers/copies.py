@@ -12,9 +12,10 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Damaged, Shard
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.log import log
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Dialer, Wire
+from concertina_agent.runtime.log import log
+from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.1
@@ -23,22 +24,30 @@ GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
 
 class Peers:
-    def __init__(self, uid: str, dialer: Dialer, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
-        self._uid, self._dialer, self._snapshots, self._emit = uid, dialer, snapshots, emit
+    def __init__(
+        self,
+        uid: str,
+        replica: str,
+        dialer: Dialer,
+        snapshots: Snapshots,
+        emit: Callable[[e.Event], None],
+        tasks: Nursery,
+    ) -> None:
+        self._uid, self._replica, self._dialer, self._snapshots = uid, replica, dialer, snapshots
+        self._emit, self._tasks = emit, tasks
         self._assign: Optional[p.Assign] = None
-        self._replica = ""
         self._copying: list[asyncio.Task[None]] = []
         self._fetching: dict[tuple[p.SnapshotId, int], asyncio.Lock] = {}
         self._fetched: dict[tuple[p.SnapshotId, int], Path] = {}
         """Of this round, here and checked."""
 
-    def begin(self, assign: p.Assign, replica: str) -> None:
-        self._assign, self._replica = assign, replica
+    def begin(self, effect: e.StartRound) -> None:
+        self._assign = assign = effect.assign
         self._snapshots.news.tell()
-        for number in _surely_needed(assign, replica):
-            self._copying.append(asyncio.get_running_loop().create_task(self._expect(assign.restore.id, number)))
+        for number in _surely_needed(assign, self._replica):
+            self._copying.append(self._tasks.start("fetch shard", self._expect(assign.restore.id, number)))
 
-    def stop(self) -> None:
+    def stop(self, effect: e.KillWorkers) -> None:
         """The round is over."""
         self._assign = None
         for task in self._copying:
@@ -54,7 +63,7 @@ class Peers:
     def copy_from(self, effect: e.CopyFrom) -> None:
         for number in effect.shards:
             work = self._copy(effect.round, effect.member.address, number)
-            self._copying.append(asyncio.get_running_loop().create_task(work))
+            self._copying.append(self._tasks.start("copy shard", work))
 
     async def _copy(self, round: int, address: str, number: int) -> None:
         after = -1

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Optional, TypeVar
 
 import concertina_protocol as p
-from concertina_agent.changes import Changes
 from concertina_agent.core import events as e
-from concertina_agent.log import log
+from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.runtime.changes import Changes
+from concertina_agent.runtime.log import log
 from concertina_agent.settings import Settings
 from concertina_agent.workers.workers import ForkParent, StartError, Target
 from concertina_protocol import worker_channel as w
@@ -23,8 +26,8 @@ T = TypeVar("T")
 
 
 class Uploads:
-    def __init__(self, emit: Callable[[e.Event], None]) -> None:
-        self._emit = emit
+    def __init__(self, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
+        self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
         """By shard: the newest that is not in storage."""
         self._publish: Optional[e.Publish] = None
@@ -37,6 +40,9 @@ class Uploads:
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
     def ship(self, effect: e.Ship) -> None:
+        if effect.is_slot:
+            link = self._snapshots.link_for_shipping(Path(effect.path), effect.id.step)
+            effect = dataclasses.replace(effect, path=str(link), is_slot=False)
         if effect.shard in self._ships:
             _remove(self._ships[effect.shard].path)
         self._ships[effect.shard] = effect
@@ -46,28 +52,30 @@ class Uploads:
         self._publish = effect
         self._news.tell()
 
-    def undo(self, undone: p.Undone) -> None:
+    def undo(self, effect: e.Undo) -> None:
         """Goes before whatever is to be published, and outlasts its round."""
-        if undone not in self._undo:
-            self._undo.append(undone)
+        if effect.undone not in self._undo:
+            self._undo.append(effect.undone)
         self._news.tell()
 
-    def look(self) -> None:
+    def look(self, effect: e.LookAtStorage) -> None:
         """At LATEST, before anything else."""
         self._well, self._asked_to_look, self._look_at = False, True, 0.0
         self._news.tell()
 
-    def abandon(self) -> None:
+    def abandon(self, effect: e.KillWorkers) -> None:
         """The round is over."""
-        for effect in self._ships.values():
-            _remove(effect.path)
+        for ship in self._ships.values():
+            _remove(ship.path)
         self._ships.clear()
         self._publish = None
 
     # --- the process ------------------------------------------------------------------------------------------------
 
     async def keep_running(self, parent: ForkParent, settings: Settings, channel: str) -> None:
-        """Start the uploader, and again when it dies."""
+        """Start the uploader once processes can be started, and again when it dies."""
+        if await asyncio.shield(parent.warm):
+            return  # an error: none will ever start
         environment = {**settings.environment, "CONCERTINA_SOCKET": channel}
         deaths = 0
         while True:

@@ -15,7 +15,8 @@ from typing import Optional
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Damaged
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log
+from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.uploads import Uploads
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
@@ -88,10 +89,16 @@ class SocketEnd(w.AgentEnd):
         self._loop.remove_writer(self._socket)
 
 
+def socket_path(volume: Path) -> str:
+    """Where workers find the agent: on the volume, or in a folder of its own where that path would be too long."""
+    path = str(volume.absolute() / "agent.sock")
+    return path if len(path) <= MAX_SOCKET_PATH else os.path.join(tempfile.mkdtemp(prefix="concertina-"), "agent.sock")
+
+
 class ChannelServer:
     def __init__(
         self,
-        volume: Path,
+        path: str,
         local: LocalWorkers,
         peers: Peers,
         uploads: Uploads,
@@ -99,14 +106,12 @@ class ChannelServer:
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
     ) -> None:
-        """`latest`: what LATEST names, as far as it is known."""
+        """`path`: of the socket. `latest`: what LATEST names, as far as it is known."""
         self._latest = latest
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
-        self.path = str(volume.absolute() / "agent.sock")
-        if len(self.path) > MAX_SOCKET_PATH:
-            self.path = os.path.join(tempfile.mkdtemp(prefix="concertina-"), "agent.sock")
+        self.path = path
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections = Nursery()
 
     def start(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -120,22 +125,14 @@ class ChannelServer:
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
-        for task in self._tasks:
-            task.cancel()
+        self._connections.cancel()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
-
-    def environment(self, round: int) -> dict[str, str]:
-        """For the workers of a round."""
-        folder = self._snapshots.round_folder(round)
-        return {"CONCERTINA_SOCKET": self.path, "CONCERTINA_SNAPSHOTS": str(folder)}
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             end = SocketEnd(self._listening.accept()[0])
-            task = asyncio.get_running_loop().create_task(self._connected(end))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._connections.start("channel", self._connected(end))
 
     async def _connected(self, end: SocketEnd) -> None:
         try:
