@@ -55,7 +55,7 @@ class Driver:
 
     def ask(self, message: e.Request) -> list[e.Effect]:
         self._requests += 1
-        return self.tell(e.Asked(self._requests, message))
+        return self.tell(e.RequestReceived(self._requests, message))
 
     def answer(self, message: e.Request) -> object:
         """The immediate reply, if there is one."""
@@ -74,13 +74,13 @@ class Driver:
         return self.ask(assignment(*names, round=round, restore=restore))
 
     def say(self, message: w.Message, rank: int = 0, round: int = 1) -> list[e.Effect]:
-        return self.tell(e.WorkerSaid(round, rank, message))
+        return self.tell(e.WorkerMessage(round, rank, message))
 
     def ended(self, code: int, *lines: str, rank: int = 0, round: int = 1) -> list[e.Effect]:
         return self.tell(e.WorkerExited(round, rank, code, lines))
 
     def member_says(self, name: str, state: str, round: int = 1, **more) -> list[e.Effect]:
-        return self.tell(e.MemberSaid(p.MemberState(name, f"{name}-1", round, f"claim-{round}", state, **more)))
+        return self.tell(e.MemberMessage(p.MemberState(name, f"{name}-1", round, f"claim-{round}", state, **more)))
 
     @property
     def report(self) -> p.Report:

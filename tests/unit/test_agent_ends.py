@@ -64,8 +64,8 @@ def through_quietly(driver: Driver, rank: int = 0) -> None:
     driver.ended(0, rank=rank)
 
 
-def lead_beats(state: str) -> e.LeadSaid:
-    return e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", state))
+def lead_beats(state: str) -> e.LeadMessage:
+    return e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", state))
 
 
 def test_a_lead_leaves_with_0_once_the_whole_round_has_succeeded_and_was_told():

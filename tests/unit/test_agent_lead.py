@@ -88,7 +88,7 @@ def test_silence_is_a_loss_for_members():
     driver.begun("a", "b")
     driver.tell(e.LeadJoined(1, "claim-1"))
     driver.wait(2.9)
-    driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
+    driver.tell(e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
     assert driver.wait(2.9) == []
     driver.wait(0.2)
     assert [(f.replica, f.reason) for f in driver.report.failures] == [("b", "LeadLost")]

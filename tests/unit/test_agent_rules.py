@@ -44,7 +44,7 @@ class Agent(RuleBasedStateMachine):
     def ask(self, message) -> None:
         self.requests += 1
         self.open[self.requests] = message
-        self.tell(e.Asked(self.requests, message))
+        self.tell(e.RequestReceived(self.requests, message))
 
     # --- what it does, checked
 
@@ -117,16 +117,16 @@ class Agent(RuleBasedStateMachine):
     @rule(round=ROUNDS, code=st.sampled_from([0, 1, -9]), done=st.sampled_from(["", "complete", "drained"]))
     def worker_exits(self, round, code, done):
         if done:
-            self.tell(e.WorkerSaid(round, 0, w.Done(done, 3)))
+            self.tell(e.WorkerMessage(round, 0, w.Done(done, 3)))
         self.tell(e.WorkerExited(round, 0, code))
 
     @rule(round=ROUNDS, step=st.integers(0, 5))
     def commits(self, round, step):
-        self.tell(e.WorkerSaid(round, 0, w.Committed(p.SnapshotId(round, step, "l", 2), 0, "slot")))
+        self.tell(e.WorkerMessage(round, 0, w.Committed(p.SnapshotId(round, step, "l", 2), 0, "slot")))
 
     @rule(round=ROUNDS, claim=CLAIMS, state=st.sampled_from(["running", "succeeded", "drained"]))
     def member_says(self, round, claim, state):
-        self.tell(e.MemberSaid(p.MemberState("b", "b-1", round, claim, state)))
+        self.tell(e.MemberMessage(p.MemberState("b", "b-1", round, claim, state)))
 
     @rule(round=ROUNDS, claim=CLAIMS)
     def stream_breaks(self, round, claim):

@@ -39,7 +39,7 @@ def uncopied(driver: Driver, rank: int) -> None:
 
 def draining(driver: Driver, rank: int) -> None:
     running(driver, rank)
-    driver.tell(e.Noticed(1000))
+    driver.tell(e.TerminationNotice(1000))
 
 
 def drained(driver: Driver, rank: int) -> None:
@@ -54,7 +54,7 @@ def drain_ordered(driver: Driver, rank: int) -> None:
     if rank == 0:
         driver.ask(order)
     else:
-        driver.tell(e.LeadSaid(1, "claim-1", order))
+        driver.tell(e.LeadMessage(1, "claim-1", order))
     driver.now += 1.0
 
 
@@ -66,7 +66,7 @@ def prepared(*, store: bool = True, gone: bool = True, noticed: bool = False) ->
         if gone:
             driver.tell(e.WorkersGone(1))
         if noticed:
-            driver.tell(e.Noticed(1000))
+            driver.tell(e.TerminationNotice(1000))
 
     return bring
 
@@ -96,20 +96,20 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
     other = "b" if rank == 0 else "a"
     drain = p.Drain(UID, 1, "claim-1", "scale", True, 5.0)
     for request in (prepare(2), prepare(), assignment("a", "b"), drain, p.Save(UID, 1, "claim-1", "r"), p.Ping(UID)):
-        yield 0.0, [e.Asked(99, request)]
+        yield 0.0, [e.RequestReceived(99, request)]
     said = (w.Hello(rank, 1), w.Committed(id, rank, "slot-0"), w.Done("complete", 6), w.Fault("BadInput", ""))
     for message in (*said, w.Attends(rank), w.Passed(rank, 1), w.Beat(rank, 6, "computing")):
-        yield 0.0, [e.WorkerSaid(1, rank, message)]
+        yield 0.0, [e.WorkerMessage(1, rank, message)]
     for code, done in ((0, "complete"), (0, "drained"), (1, "drained"), (-9, "complete")):
-        yield 0.0, [e.WorkerSaid(1, rank, w.Done(done, 6)), e.WorkerExited(1, rank, code)]
+        yield 0.0, [e.WorkerMessage(1, rank, w.Done(done, 6)), e.WorkerExited(1, rank, code)]
     yield 0.0, [e.WorkerExited(1, rank, 1)]
     for state in ("running", "drained", "succeeded", "failed"):
         cause = failure if state == "failed" else None
         member = p.MemberState(other, f"{other}-1", 1, "claim-1", state, failure=cause, notice=5.0)
-        yield 0.0, [e.MemberSaid(member)]
-        yield 0.0, [e.LeadSaid(1, "claim-1", member)]
+        yield 0.0, [e.MemberMessage(member)]
+        yield 0.0, [e.LeadMessage(1, "claim-1", member)]
     for message in (drain, p.StopAt(0), p.DurableMoved(p.Durable(UID, 1, 6, "uri"))):
-        yield 0.0, [e.LeadSaid(1, "claim-1", message)]
+        yield 0.0, [e.LeadMessage(1, "claim-1", message)]
     for event in (e.LeadJoined(1, "claim-1"), e.LeadGone(1, "claim-1"), e.MemberGone(1, "claim-1", other)):
         yield 0.0, [event]
     reached = e.Reached(prepare(), ("a", "b"))
@@ -122,7 +122,7 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
     for seconds in (0.0, 0.3, 60.0):  # heard of nothing, but awake: the last tick alone comes late
         yield seconds, [e.Tick()]
     yield 0.0, [e.Tick(stopped=((rank, 5),)), e.Tick(stopped=((rank, 5),))]
-    yield 0.0, [e.Noticed(30)]
+    yield 0.0, [e.TerminationNotice(30)]
 
 
 def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[State, State, type]]:

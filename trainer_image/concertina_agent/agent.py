@@ -29,7 +29,7 @@ from concertina_protocol import addresses
 
 FAREWELL_SECONDS = 0.2
 """For the last lines to the lead and the operator to arrive before the streams break."""
-QUIET = (e.Tick, e.WorkerSaid, e.MemberSaid, e.LeadSaid, e.PeerCopied, e.CopyHeld)
+QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.LeadMessage, e.PeerCopied, e.CopyHeld)
 """Events that come all the time; not logged."""
 
 
@@ -65,20 +65,20 @@ class Agent:
             e.PersistSeen: (files.persist_seen,),
             e.KillWorkers: (network.leave_round, copies.stop, uploads.abandon, workers.kill_workers),
             e.BindStore: (workers.bind_store,),
-            e.ReachOut: (network.ping_peers,),
+            e.PingPeers: (network.ping_peers,),
             e.Reply: (network.reply,),
             e.StartRound: (copies.begin, workers.start_round, network.join_lead),
             e.CopyFrom: (copies.copy_from,),
             e.DropSnapshots: (files.drop_snapshots,),
-            e.ToWorker: (workers.send,),
+            e.SendToWorker: (workers.send,),
             e.SignalWorkers: (workers.signal,),
             e.CollectStacks: (workers.collect_stacks,),
-            e.ToMembers: (network.broadcast,),
+            e.Broadcast: (network.broadcast,),
             e.ReportChanged: (network.report_changed,),
             e.Ship: (uploads.ship,),
             e.Publish: (uploads.publish,),
             e.Undo: (uploads.undo,),
-            e.LookAtStorage: (uploads.look,),
+            e.ProbeStorage: (uploads.look,),
             e.Exit: (self._leave,),
         }
         """Who carries out an effect, in order."""
@@ -87,7 +87,7 @@ class Agent:
         """Until it is told to go; the exit code."""
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.emit, e.Noticed(settings.grace))
+            loop.add_signal_handler(number, self.emit, e.TerminationNotice(settings.grace))
         self._workers.start()
         self._channel.start()
         self._network.start()
@@ -125,7 +125,7 @@ class Agent:
     def _take(self, event: e.Event) -> None:
         effects = machine.step(self._core, event, time.monotonic(), time.time())
         if not isinstance(event, QUIET):
-            what = event.message if isinstance(event, e.Asked) else event
+            what = event.message if isinstance(event, e.RequestReceived) else event
             log(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))
         for effect in effects:
             for carry_out in self._carry_out[type(effect)]:

@@ -11,7 +11,7 @@ The facts are in `agent_state`, the states and their arrows in `states`, events 
 does is the function that HANDLERS names (for a request: REQUESTS). Effects are to be carried out in order. The rules:
 - A request of a lower round than the highest seen, or of that round under another claim, is refused. What is seen is
   persisted before anything follows from it; `seen` is what a restarted agent reads back.
-- Prepare (higher, or the same again after a restart of the agent) -> PersistSeen, KillWorkers, BindStore, ReachOut, and
+- Prepare (higher, or the same again once the agent restarted) -> PersistSeen, KillWorkers, BindStore, PingPeers, and
   the Reply only after WorkersGone, StoreBound and Reached. The same Prepare again: the same answer, nothing killed. The
   same round and claim with other candidates, before the Assign: only they are reached out to anew.
 - Assign -> StartRound once, if this (round, claim) is prepared and the instance id is ours. The same again: Accepted.
@@ -76,7 +76,7 @@ def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     return []
 
 
-def on_asked(agent: AgentState, event: e.Asked, t: e.Moment) -> list[e.Effect]:
+def on_request_received(agent: AgentState, event: e.RequestReceived, t: e.Moment) -> list[e.Effect]:
     message = event.message
     if message.uid != agent.uid:
         return [agent.refuse(event.request, f"this replica belongs to job {agent.uid}, not {message.uid}")]
@@ -101,25 +101,25 @@ def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
 
 
 HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] = {
-    e.Asked: on_asked,
+    e.RequestReceived: on_request_received,
     e.WorkersGone: preparing.on_workers_gone,
     e.StoreBound: preparing.on_store_bound,
     e.Reached: preparing.on_reached,
     e.StartFailed: workers.on_start_failed,
-    e.WorkerSaid: workers.on_worker_said,
+    e.WorkerMessage: workers.on_worker_message,
     e.WorkerExited: workers.on_worker_exited,
     e.StacksCollected: workers.on_stacks_collected,
-    e.MemberSaid: members.on_member_said,
+    e.MemberMessage: members.on_member_message,
     e.MemberGone: members.on_member_gone,
     e.LeadJoined: members.on_lead_joined,
-    e.LeadSaid: members.on_lead_said,
+    e.LeadMessage: members.on_lead_message,
     e.LeadGone: members.on_lead_gone,
     e.PeerCopied: storage.on_peer_copied,
     e.CopyHeld: storage.on_copy_held,
     e.PartShipped: storage.on_part_shipped,
     e.PublishDone: storage.on_publish_done,
     e.StorageSeen: storage.on_storage_seen,
-    e.Noticed: drains.on_noticed,
+    e.TerminationNotice: drains.on_termination_notice,
     e.Warm: on_warm,
     e.Tick: on_tick,
 }

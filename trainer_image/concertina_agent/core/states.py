@@ -49,7 +49,7 @@ class IllegalTransition(AssertionError):
     """An event led where TRANSITIONS has no arrow."""
 
 
-DRAIN_BEGINS = (p.Drain, e.LeadSaid, e.MemberSaid, e.Noticed)
+DRAIN_BEGINS = (p.Drain, e.LeadMessage, e.MemberMessage, e.TerminationNotice)
 ROUND_FAILS = (e.WorkerExited, e.StartFailed, e.LeadGone, e.Tick)
 TRANSITIONS: Mapping[State, Mapping[State, tuple[type, ...]]] = {
     State.IDLE: {
@@ -65,7 +65,7 @@ TRANSITIONS: Mapping[State, Mapping[State, tuple[type, ...]]] = {
     },
     State.STARTING: {
         State.PREPARING: (p.Prepare,),
-        State.RUNNING: (e.WorkerSaid,),
+        State.RUNNING: (e.WorkerMessage,),
         State.DRAINING: DRAIN_BEGINS,
         State.FAILED: ROUND_FAILS,
     },
@@ -84,8 +84,8 @@ TRANSITIONS: Mapping[State, Mapping[State, tuple[type, ...]]] = {
     },
     State.DRAINED: {
         State.PREPARING: (p.Prepare,),
-        State.DRAINING: (e.WorkerSaid,),
-        State.RUNNING: (e.WorkerSaid,),
+        State.DRAINING: (e.WorkerMessage,),
+        State.RUNNING: (e.WorkerMessage,),
     },
     State.SUCCEEDED: {
         State.PREPARING: (p.Prepare,),
@@ -99,7 +99,7 @@ TRANSITIONS: Mapping[State, Mapping[State, tuple[type, ...]]] = {
 
 def trigger(event: e.Event) -> type:
     """What stands for this event in TRANSITIONS."""
-    return type(event.message) if isinstance(event, e.Asked) else type(event)
+    return type(event.message) if isinstance(event, e.RequestReceived) else type(event)
 
 
 def check(before: State, event: e.Event, after: State) -> None:

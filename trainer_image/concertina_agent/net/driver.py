@@ -72,7 +72,7 @@ class NetworkDriver:
     def report_changed(self, effect: e.ReportChanged) -> None:
         self._changes.tell()
 
-    def broadcast(self, effect: e.ToMembers) -> None:
+    def broadcast(self, effect: e.Broadcast) -> None:
         self._members.send(effect.message, effect.only)
 
     def leave_round(self, effect: e.KillWorkers) -> None:
@@ -91,7 +91,7 @@ class NetworkDriver:
             follow_lead(self._dialer, join, lead, self._agent.member_state, self._changes, self._emit, self._tasks),
         )
 
-    def ping_peers(self, effect: e.ReachOut) -> None:
+    def ping_peers(self, effect: e.PingPeers) -> None:
         self._tasks.start("ping peers", self._ping_all(effect.prepare))
 
     async def _ping_all(self, prepare: p.Prepare) -> None:
@@ -136,4 +136,4 @@ class NetworkDriver:
     def _ask(self, message: e.Request, reply: Callable[[p.Message], None]) -> None:
         self._requests += 1
         self._replies[self._requests] = reply
-        self._emit(e.Asked(self._requests, message))
+        self._emit(e.RequestReceived(self._requests, message))

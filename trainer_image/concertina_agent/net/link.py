@@ -46,7 +46,7 @@ async def follow_lead(
         said = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
         with tasks.alongside("tell lead", tell(wire, state, changes)):
             try:
-                await _listen(wire, lambda message: emit(e.LeadSaid(*key, message)), said)
+                await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), said)
             except ProtocolError as error:
                 log("protocol_error", error=str(error))
         return emit(e.LeadGone(*key))
@@ -116,7 +116,7 @@ class MemberStreams:
                 raise ProtocolError(
                     f"{join.replica} ({join.instance}) may not speak for {state.replica} ({state.instance})"
                 )
-            self._emit(e.MemberSaid(state))
+            self._emit(e.MemberMessage(state))
 
         detail = ""
         try:

@@ -153,7 +153,7 @@ class ChannelServer:
         assign = worker.assign
         end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history))
         self._local.attach(worker, end)
-        self._emit(e.WorkerSaid(worker.round, worker.rank, hello))
+        self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
         try:
             while (message := await end.receive()) is not None:
                 await self._take(worker, message, end)
@@ -174,4 +174,4 @@ class ChannelServer:
         else:
             if isinstance(message, w.Committed):
                 self._snapshots.committed(Path(message.path))
-            self._emit(e.WorkerSaid(worker.round, worker.rank, message))
+            self._emit(e.WorkerMessage(worker.round, worker.rank, message))

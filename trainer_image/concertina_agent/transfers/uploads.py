@@ -58,7 +58,7 @@ class Uploads:
             self._undo.append(effect.undone)
         self._news.tell()
 
-    def look(self, effect: e.LookAtStorage) -> None:
+    def look(self, effect: e.ProbeStorage) -> None:
         """At LATEST, before anything else."""
         self._well, self._asked_to_look, self._look_at = False, True, 0.0
         self._news.tell()

@@ -86,7 +86,7 @@ class WorkersDriver:
         environment = {"CONCERTINA_SOCKET": self._channel, "CONCERTINA_SNAPSHOTS": str(folder)}
         self.local.start(effect.assign, effect.me, listening, environment)
 
-    def send(self, effect: e.ToWorker) -> None:
+    def send(self, effect: e.SendToWorker) -> None:
         self.local.send(effect.rank, effect.message)
 
     def signal(self, effect: e.SignalWorkers) -> None:

@@ -124,7 +124,7 @@ class LocalWorkers:
         worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, pulse)
         self._tasks.start("watch worker", self._watch(worker, self._over))
         if self._parent is None:
-            self._emit(e.WorkerSaid(assign.round, rank, w.Hello(rank, process.pid)))
+            self._emit(e.WorkerMessage(assign.round, rank, w.Hello(rank, process.pid)))
 
     async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
         code = await worker.process.ended

@@ -26,10 +26,10 @@ def on_drain(agent: AgentState, request: int, message: p.Drain, t: e.Moment) -> 
         return [agent.refuse(request, f"{agent.replica} does not lead round {message.round}")]
     if r.drain is not None and (r.drain.order.durable or not message.durable):
         return [agent.accept(request)]
-    return [agent.accept(request), e.ToMembers(message), *begin(agent, r, message, t)]
+    return [agent.accept(request), e.Broadcast(message), *begin(agent, r, message, t)]
 
 
-def on_noticed(agent: AgentState, event: e.Noticed, t: e.Moment) -> list[e.Effect]:
+def on_termination_notice(agent: AgentState, event: e.TerminationNotice, t: e.Moment) -> list[e.Effect]:
     if agent.notice is not None:
         return []
     agent.notice = Notice(t.now, max(event.grace, LEAST_GRACE))
@@ -46,7 +46,7 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
     if not agent.bundled:
         effects += r.stopping.ask(t.now)
     elif r.workers.alive(0):
-        effects.append(e.ToWorker(0, w.DrainRequest(order.durable)))
+        effects.append(e.SendToWorker(0, w.DrainRequest(order.durable)))
     return [*effects, *ship_last(agent, r), *own_state.changed(agent, t)]
 
 
@@ -63,7 +63,7 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     names = ", ".join(member.replica for member in noticed[:5])
     grace = max(1.0, min(member.notice for member in noticed) - r.workers.save_seconds)
     order = p.Drain(agent.uid, *agent.seen, f"{names} must leave", durable, grace)
-    return [e.ToMembers(order), *begin(agent, r, order, t)]
+    return [e.Broadcast(order), *begin(agent, r, order, t)]
 
 
 def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:

@@ -18,7 +18,7 @@ def on_save(agent: AgentState, request: int, message: p.Save, t: e.Moment) -> li
         return [agent.refuse_older(request, message.round)]
     if r is None or r.lead is None:
         return [agent.refuse(request, f"{agent.replica} does not lead round {message.round}")]
-    save: list[e.Effect] = [e.ToWorker(0, w.SaveNow())] if agent.bundled and r.drain is None else []
+    save: list[e.Effect] = [e.SendToWorker(0, w.SaveNow())] if agent.bundled and r.drain is None else []
     return [agent.accept(request), *save]
 
 
@@ -30,9 +30,9 @@ def on_join(agent: AgentState, request: int, message: p.Join, t: e.Moment) -> li
         return [agent.refuse(request, refusal)]
     effects: list[e.Effect] = [agent.accept(request)]
     if r.drain is not None:
-        effects.append(e.ToMembers(r.drain.order, only=message.replica))
+        effects.append(e.Broadcast(r.drain.order, only=message.replica))
         if r.stopping.call is not None:
-            effects.append(e.ToMembers(p.StopAt(r.stopping.call), only=message.replica))
+            effects.append(e.Broadcast(p.StopAt(r.stopping.call), only=message.replica))
     return effects
 
 
@@ -43,7 +43,7 @@ def on_ping(agent: AgentState, request: int, message: p.Ping, t: e.Moment) -> li
 # --- on the lead ----------------------------------------------------------------------------------------------------
 
 
-def on_member_said(agent: AgentState, event: e.MemberSaid, t: e.Moment) -> list[e.Effect]:
+def on_member_message(agent: AgentState, event: e.MemberMessage, t: e.Moment) -> list[e.Effect]:
     r = agent.round
     if r is None or r.lead is None or not r.lead.said(drains.forgiven(agent, event.state), t.now):
         return []
@@ -91,7 +91,7 @@ def on_lead_joined(agent: AgentState, event: e.LeadJoined, t: e.Moment) -> list[
     return [e.ReportChanged()]
 
 
-def on_lead_said(agent: AgentState, event: e.LeadSaid, t: e.Moment) -> list[e.Effect]:
+def on_lead_message(agent: AgentState, event: e.LeadMessage, t: e.Moment) -> list[e.Effect]:
     r, message = agent.round, event.message
     if r is None or r.lead is not None or (event.round, event.claim) != agent.seen:
         return []

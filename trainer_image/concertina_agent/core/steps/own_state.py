@@ -32,4 +32,4 @@ def publish(lead: Lead) -> list[e.Effect]:
 
 def agree_where_to_stop(r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
     call = r.stopping.decide(lead.members.values(), t.now)
-    return [] if call is None else [e.ToMembers(p.StopAt(call)), *r.stopping.stop_at(call)]
+    return [] if call is None else [e.Broadcast(p.StopAt(call)), *r.stopping.stop_at(call)]

@@ -23,7 +23,7 @@ def on_prepare(agent: AgentState, request: int, message: p.Prepare, t: e.Moment)
     if known.prepare == message:
         return []
     known.prepare, known.reachable, known.answer = message, None, None
-    return [e.ReachOut(message)]
+    return [e.PingPeers(message)]
 
 
 def _prepare_anew(agent: AgentState, request: int, message: p.Prepare) -> list[e.Effect]:
@@ -35,11 +35,11 @@ def _prepare_anew(agent: AgentState, request: int, message: p.Prepare) -> list[e
         e.PersistSeen(message.round, message.claim),
         e.KillWorkers(message.round),
         e.BindStore(message.round, message.claim),
-        e.ReachOut(message),
+        e.PingPeers(message),
         e.ReportChanged(),
     ]
     if agent.durability.outdated(message.round):
-        effects.append(e.LookAtStorage())
+        effects.append(e.ProbeStorage())
     return effects
 
 

@@ -15,7 +15,7 @@ def on_peer_copied(agent: AgentState, event: e.PeerCopied, t: e.Moment) -> list[
     if r is None or r.has_copied(event.shard, event.id.step):
         return []
     r.copied[event.shard] = event.id.step
-    effects: list[e.Effect] = [e.ToWorker(event.shard, w.CopiedUpTo(event.id.step))]
+    effects: list[e.Effect] = [e.SendToWorker(event.shard, w.CopiedUpTo(event.id.step))]
     return effects if r.drain is None else [*effects, *own_state.changed(agent, t)]
 
 
@@ -61,7 +61,7 @@ def on_publish_done(agent: AgentState, event: e.PublishDone, t: e.Moment) -> lis
     if agent.current(event.id.round) is None:
         return []
     if event.durable is not None:
-        return [e.ToMembers(p.DurableMoved(event.durable)), *durable_moved(agent, event.durable, t)]
+        return [e.Broadcast(p.DurableMoved(event.durable)), *durable_moved(agent, event.durable, t)]
     if agent.durability.voids(event.id.round, event.id.step):
         return []  # the fence has done what it is there for: storage is well
     return on_storage_seen(agent, e.StorageSeen(p.Storage("Error", None, event.message)), t)

@@ -12,7 +12,7 @@ from concertina_agent.core.steps import drains, own_state, storage
 from concertina_protocol import worker_channel as w
 
 
-def on_worker_said(agent: AgentState, event: e.WorkerSaid, t: e.Moment) -> list[e.Effect]:
+def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) -> list[e.Effect]:
     r, message = agent.current(event.round), event.message
     if r is None or event.rank not in r.workers.ranks:
         return []
@@ -25,7 +25,7 @@ def on_worker_said(agent: AgentState, event: e.WorkerSaid, t: e.Moment) -> list[
         r.last[message.shard] = message
         effects += storage.restored(agent, r, message.id.step)
         if r.lonely:
-            effects.append(e.ToWorker(message.shard, w.CopiedUpTo(message.id.step)))
+            effects.append(e.SendToWorker(message.shard, w.CopiedUpTo(message.id.step)))
     elif isinstance(message, p.Progress):
         effects += storage.complete_on_peers(agent, r, message.snapshot_step)
         if r.lead is not None:
