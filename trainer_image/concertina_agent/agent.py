@@ -23,7 +23,7 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
 from concertina_agent.transfers.copies import Peers
-from concertina_agent.transfers.uploads import Uploads
+from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
 from concertina_protocol import addresses
 
@@ -56,7 +56,7 @@ class Agent:
         )
         dialer, channel = Dialer(tls.client_context(settings.identity), settings.uid), socket_path(settings.volume)
         self._workers = workers = WorkersDriver(settings, files, channel, emit, tasks)
-        self._uploads = uploads = Uploads(files.snapshots, emit)
+        self._uploads = uploads = UploadDriver(files.snapshots, emit)
         copies = Peers(settings.uid, settings.replica, dialer, files.snapshots, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, dialer, copies, emit, tasks)
         parts = (workers.local, copies, uploads, files.snapshots)

@@ -9,11 +9,11 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.core.durability import Durability
-from concertina_agent.core.holdings import Holdings
 from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.membership import Membership, Notice, Preparation
+from concertina_agent.core.snapshot_index import SnapshotIndex
 from concertina_agent.core.states import OVER, State
+from concertina_agent.core.upload_state import UploadState
 
 
 class AgentState:
@@ -36,7 +36,7 @@ class AgentState:
         self.workers_here, self.bundled = workers, bundled
         self.seen = seen
         """The highest round and claim ever seen."""
-        self.holdings, self.durability = Holdings(held), Durability(storage)
+        self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage)
         self.ready, self.startup_error = False, ""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
@@ -59,7 +59,7 @@ class AgentState:
         if r.workers.all_over():
             if r.workers.all_complete():
                 return State.SUCCEEDED
-            if r.peer_has_all(self.holdings) or (r.drain is not None and r.drain.grace_over):
+            if r.peer_has_all(self.snapshots) or (r.drain is not None and r.drain.grace_over):
                 return State.DRAINED
         if r.drain is not None or self.notice is not None:
             return State.DRAINING
@@ -83,7 +83,7 @@ class AgentState:
         durable_drain = r.drain is not None and r.drain.order.durable
         if own is State.DRAINED and (not durable_drain or lead.gone_unshipped(r.workers.step)):
             return True
-        return self.durability.has(self.uid, r.workers.step, complete=own is State.SUCCEEDED)
+        return self.uploads.has(self.uid, r.workers.step, complete=own is State.SUCCEEDED)
 
     # --- what it says -----------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class AgentState:
             notice=self.notice.grace if self.notice else 0.0,
             leaving=self.leaving(),
             snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
-            durable_parts=self.durability.parts,
+            durable_parts=self.uploads.parts,
             pulses=r.hearts.pulses,
             hung=r.lead is not None and r.lead.watchdog.hung,
             next_call=r.stopping.next_call,
@@ -132,7 +132,7 @@ class AgentState:
             progress=r.workers.progress if r else None,
             hang=lead.watchdog.hang if lead else None,
             stragglers=lead.watchdog.stragglers.found if lead else (),
-            storage=self.durability.storage,
+            storage=self.uploads.storage,
             startup_error=self.startup_error,
             notice=self.notice.grace if self.notice else 0.0,
         )
@@ -140,12 +140,12 @@ class AgentState:
     @property
     def held(self) -> tuple[p.Held, ...]:
         """Newest first."""
-        return self.holdings.all()
+        return self.snapshots.all()
 
     @property
     def latest(self) -> Optional[p.Durable]:
         """What LATEST names, unless it was undone."""
-        return self.durability.latest
+        return self.uploads.latest
 
     # --- whether it may go ------------------------------------------------------------------------------------------
 
@@ -160,9 +160,9 @@ class AgentState:
             return prepared is None or prepared.left_out or not self.held
         if self.bundled and r.failure is None and self._is_last_holder(r):
             return False
-        copied = r.failure is not None or r.peer_has_all(self.holdings)
+        copied = r.failure is not None or r.peer_has_all(self.snapshots)
         led = r.lead is None or not self.bundled or self.reported in OVER
-        return r.workers.all_over() and self.durability.all_shipped and copied and led
+        return r.workers.all_over() and self.uploads.all_shipped and copied and led
 
     def leaving(self) -> tuple[str, ...]:
         """Members that have to go, as far as known here: the lead itself, or what its beats say."""
@@ -175,7 +175,7 @@ class AgentState:
         """Also where the lead has not said yet who leaves besides this one: notices come in groups."""
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
-        if durable and self.durability.storage is not None:
+        if durable and self.uploads.storage is not None:
             return False
         if leaving.issuperset(names):
             return durable

@@ -18,7 +18,7 @@ from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.runtime.log import log
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
-from concertina_agent.transfers.uploads import Uploads
+from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_protocol import MAX_LINE, Durable
 from concertina_protocol import worker_channel as w
@@ -101,7 +101,7 @@ class ChannelServer:
         path: str,
         local: LocalWorkers,
         peers: Peers,
-        uploads: Uploads,
+        uploads: UploadDriver,
         snapshots: Snapshots,
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],

@@ -25,7 +25,7 @@ BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 T = TypeVar("T")
 
 
-class Uploads:
+class UploadDriver:
     def __init__(self, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}

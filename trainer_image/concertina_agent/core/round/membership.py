@@ -6,12 +6,12 @@ import dataclasses
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.core.holdings import Holdings
 from concertina_agent.core.round.failures import better
 from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.stopping import Stopping
 from concertina_agent.core.round.watchdog import Heartbeats
 from concertina_agent.core.round.workers_state import Workers
+from concertina_agent.core.snapshot_index import SnapshotIndex
 from concertina_protocol.worker_channel import Committed
 
 
@@ -102,9 +102,9 @@ class Membership:
     def fail(self, failure: p.Failure) -> None:
         self.failure = better(self.failure, failure)
 
-    def peer_has_all(self, holdings: Holdings) -> bool:
+    def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
         """The peer holds the newest snapshot of each own shard (true where there is no peer, or no snapshot)."""
-        newest = {rank: holdings.newest(self.assign.round, rank) for rank in self.workers.ranks}
+        newest = {rank: snapshots.newest(self.assign.round, rank) for rank in self.workers.ranks}
         return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
 
     def has_copied(self, shard: int, step: int) -> bool:

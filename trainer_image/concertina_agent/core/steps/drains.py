@@ -55,7 +55,7 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     r = agent.round
     if r is None or r.lead is None or not (noticed := r.lead.noticed()):
         return []
-    durable = len(noticed) == len(r.lead.members) and agent.durability.storage is not None
+    durable = len(noticed) == len(r.lead.members) and agent.uploads.storage is not None
     if r.drain is not None and (r.drain.order.durable or not durable):
         return []
     if r.lead.all_are(State.SUCCEEDED) or r.failure is not None:
@@ -86,11 +86,11 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
     """A worker that had stopped before it was asked for a checkpoint: its last snapshot is one."""
     effects: list[e.Effect] = []
-    if r.drain is None or not r.drain.order.durable or agent.durability.storage is None:
+    if r.drain is None or not r.drain.order.durable or agent.uploads.storage is None:
         return effects
     for rank, last in r.last.items():
-        if r.workers.drained(rank) and not agent.durability.is_wanted(last.id, rank):
-            agent.durability.wanted(w.WantDurable(last.id, rank, last.path, complete=False))
+        if r.workers.drained(rank) and not agent.uploads.is_wanted(last.id, rank):
+            agent.uploads.wanted(w.WantDurable(last.id, rank, last.path, complete=False))
             effects.append(e.Ship(last.id, rank, last.path, is_slot=True))
     return effects
 

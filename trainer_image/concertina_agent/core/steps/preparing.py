@@ -38,7 +38,7 @@ def _prepare_anew(agent: AgentState, request: int, message: p.Prepare) -> list[e
         e.PingPeers(message),
         e.ReportChanged(),
     ]
-    if agent.durability.outdated(message.round):
+    if agent.uploads.outdated(message.round):
         effects.append(e.ProbeStorage())
     return effects
 
@@ -47,7 +47,7 @@ def on_workers_gone(agent: AgentState, event: e.WorkersGone, t: e.Moment) -> lis
     if event.round != agent.seen[0] or agent.preparation is None or agent.preparation.gone:
         return []
     if event.held is not None:
-        agent.holdings.replace(event.held)
+        agent.snapshots.replace(event.held)
     agent.preparation.gone = True
     return _answer_when_ready(agent, agent.preparation)
 
@@ -77,7 +77,7 @@ def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
         known.store,
         known.reachable,
         agent.held,
-        agent.durability.storage,
+        agent.uploads.storage,
     )
     effects: list[e.Effect] = [e.Reply(request, known.answer) for request in known.waiting]
     known.waiting.clear()
@@ -105,10 +105,10 @@ def _begin(agent: AgentState, message: p.Assign, me: int, t: e.Moment) -> list[e
     mine = message.members[me]
     ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
     lead = Lead(message, t.now) if me == 0 else None
-    agent.durability.new_round(message.round, message.restore.all_undone)
+    agent.uploads.new_round(message.round, message.restore.all_undone)
     agent.round = Membership(message, me, Workers(ranks, agent.bundled), lead, t.now + JOIN_SECONDS)
     effects: list[e.Effect] = []
-    restore, held = message.restore, agent.holdings
+    restore, held = message.restore, agent.snapshots
     if unneeded := held.keep(message.round, restore.id, held.before(message.round, restore)):
         effects.append(e.DropSnapshots(unneeded))
     if lead is not None:

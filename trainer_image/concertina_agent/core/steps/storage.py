@@ -21,7 +21,7 @@ def on_peer_copied(agent: AgentState, event: e.PeerCopied, t: e.Moment) -> list[
 
 def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Effect]:
     if agent.current(event.id.round) is not None:
-        agent.holdings.copied(event.id, event.shard)
+        agent.snapshots.copied(event.id, event.shard)
     return []
 
 
@@ -31,29 +31,29 @@ def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
     if restore.source == "Fresh" or step <= restore.step or r.restored:
         return []
     r.restored = True
-    return [e.DropSnapshots(agent.holdings.keep(r.assign.round, restore.id))]
+    return [e.DropSnapshots(agent.snapshots.keep(r.assign.round, restore.id))]
 
 
 def complete_on_peers(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
     """A snapshot of this round at `step` is safe everywhere: older rounds are not needed any more."""
     if step <= r.assign.restore.step:
         return []
-    older = agent.holdings.keep(r.assign.round)
+    older = agent.snapshots.keep(r.assign.round)
     return [e.DropSnapshots(older)] if older else []
 
 
 def undo(agent: AgentState, undone: tuple[p.Undone, ...]) -> list[e.Effect]:
     """LATEST is to name nothing of it."""
-    if agent.durability.storage is None:
+    if agent.uploads.storage is None:
         return []
-    agent.durability.undone += tuple(some for some in undone if some not in agent.durability.undone)
+    agent.uploads.undone += tuple(some for some in undone if some not in agent.uploads.undone)
     return [e.Undo(some) for some in undone]
 
 
 def on_part_shipped(agent: AgentState, event: e.PartShipped, t: e.Moment) -> list[e.Effect]:
     if agent.current(event.part.id.round) is None:
         return []
-    agent.durability.shipped(event.part)
+    agent.uploads.shipped(event.part)
     return own_state.changed(agent, t)
 
 
@@ -62,15 +62,15 @@ def on_publish_done(agent: AgentState, event: e.PublishDone, t: e.Moment) -> lis
         return []
     if event.durable is not None:
         return [e.Broadcast(p.DurableMoved(event.durable)), *durable_moved(agent, event.durable, t)]
-    if agent.durability.voids(event.id.round, event.id.step):
+    if agent.uploads.voids(event.id.round, event.id.step):
         return []  # the fence has done what it is there for: storage is well
     return on_storage_seen(agent, e.StorageSeen(p.Storage("Error", None, event.message)), t)
 
 
 def durable_moved(agent: AgentState, durable: p.Durable, t: e.Moment) -> list[e.Effect]:
-    agent.durability.moved(durable, agent.seen[0])
+    agent.uploads.moved(durable, agent.seen[0])
     return own_state.changed(agent, t)
 
 
 def on_storage_seen(agent: AgentState, event: e.StorageSeen, t: e.Moment) -> list[e.Effect]:
-    return [e.ReportChanged()] if agent.durability.seen(event.storage, agent.seen[0]) else []
+    return [e.ReportChanged()] if agent.uploads.seen(event.storage, agent.seen[0]) else []

@@ -21,7 +21,7 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
     if isinstance(message, (w.Beat, p.Progress)):
         r.hearts.told(event.rank, message.step, message.phase, t.now)
     if isinstance(message, w.Committed):
-        agent.holdings.committed(message.id, message.shard)
+        agent.snapshots.committed(message.id, message.shard)
         r.last[message.shard] = message
         effects += storage.restored(agent, r, message.id.step)
         if r.lonely:
@@ -31,7 +31,7 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         if r.lead is not None:
             r.lead.watchdog.step_took(message.step_seconds)
     elif isinstance(message, w.WantDurable):
-        agent.durability.wanted(message)
+        agent.uploads.wanted(message)
         effects.append(e.Ship(message.id, message.shard, message.path))
     elif isinstance(message, w.Fault):
         if message.rollback is not None and r.lead is not None:

@@ -11,7 +11,7 @@ OWN_SLOTS = 3
 COPY_SLOTS = 2
 
 
-class Holdings:
+class SnapshotIndex:
     """Shards by snapshot id, with the same slots as on the volume."""
 
     def __init__(self, held: Iterable[Held] = ()) -> None:

@@ -9,7 +9,7 @@ from concertina_protocol import Durable, Part, SnapshotId, Storage, Undone
 from concertina_protocol.worker_channel import WantDurable
 
 
-class Durability:
+class UploadState:
     def __init__(self, storage: Optional[Storage]) -> None:
         """`storage`: None for a job without durable storage."""
         self.storage = storage
