@@ -18,7 +18,7 @@ from concertina_agent.files.driver import FilesDriver
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.wire import Dialer
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
@@ -93,7 +93,7 @@ class Agent:
         self._network.start()
         address = addresses.join(settings.pod_ip, settings.port)
         known = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
-        log("agent_started", replica=settings.replica, **known)
+        log_event("agent_started", replica=settings.replica, **known)
         if settings.checkpoints and self._workers.parent is not None:
             keep = self._uploads.keep_running(self._workers.parent, settings, self._channel.path)
             self._tasks.start("uploader", keep)
@@ -126,14 +126,14 @@ class Agent:
         effects = machine.step(self._core, event, time.monotonic(), time.time())
         if not isinstance(event, QUIET):
             what = event.message if isinstance(event, e.RequestReceived) else event
-            log(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))
+            log_event(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))
         for effect in effects:
             for carry_out in self._carry_out[type(effect)]:
                 carry_out(effect)
 
     def _leave(self, effect: e.Exit) -> None:
         if not self._exit.done():
-            log("agent_exits", code=effect.code)
+            log_event("agent_exits", code=effect.code)
             self._exit.set_result(effect.code)
 
     def _fail(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from concertina_agent.net.link import MemberStreams, follow_lead, tell
 from concertina_agent.net.server import Answered, Server
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Dialer, Pinger, Wire
-from concertina_agent.runtime.changes import Changes
+from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 
@@ -50,7 +50,7 @@ class NetworkDriver:
         self.index, self.pull = shards.answer_index, shards.answer_pull
         self._link: Optional[asyncio.Task[None]] = None
         """To the lead."""
-        self._changes = Changes()
+        self._changes = Notifier()
         """Of what this agent says of itself."""
         self._replies: dict[int, Callable[[p.Message], None]] = {}
         self._requests = 0
@@ -70,7 +70,7 @@ class NetworkDriver:
         self._replies.pop(effect.request)(effect.message)
 
     def report_changed(self, effect: e.ReportChanged) -> None:
-        self._changes.tell()
+        self._changes.notify()
 
     def broadcast(self, effect: e.Broadcast) -> None:
         self._members.send(effect.message, effect.only)

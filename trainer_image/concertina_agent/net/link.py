@@ -10,8 +10,8 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.net.wire import Dialer, Wire
-from concertina_agent.runtime.changes import Changes
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.typed_json import ProtocolError
 
@@ -28,7 +28,7 @@ async def follow_lead(
     join: p.Join,
     address: str,
     state: Callable[[], p.MemberState],
-    changes: Changes,
+    changes: Notifier,
     emit: Emit,
     tasks: Nursery,
 ) -> None:
@@ -48,7 +48,7 @@ async def follow_lead(
             try:
                 await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), said)
             except ProtocolError as error:
-                log("protocol_error", error=str(error))
+                log_event("protocol_error", error=str(error))
         return emit(e.LeadGone(*key))
     finally:
         if wire is not None:
@@ -74,14 +74,14 @@ async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[W
     return None
 
 
-async def tell(wire: Wire, state: Callable[[], p.Message], changes: Changes) -> None:
+async def tell(wire: Wire, state: Callable[[], p.Message], changes: Notifier) -> None:
     """Send what `state` returns now, whenever it changes, and at least every BEAT_SECONDS."""
     count = changes.count
     with contextlib.suppress(OSError):
         while True:
             await wire.send(state())
             await asyncio.sleep(MIN_GAP_SECONDS)
-            count = await changes.after(count, p.BEAT_SECONDS)
+            count = await changes.wait(count, p.BEAT_SECONDS)
 
 
 async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
@@ -97,7 +97,7 @@ class MemberStreams:
 
     def __init__(self, state: Callable[[], p.MemberState], emit: Emit, tasks: Nursery) -> None:
         self._state, self._emit, self._tasks = state, emit, tasks
-        self._never = Changes()
+        self._never = Notifier()
         self._wires: dict[str, Wire] = {}
 
     def add(self, join: p.Join, wire: Wire) -> None:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Optional
 
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
 
 
 class Nursery:
@@ -50,6 +50,6 @@ class Nursery:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        log("task_failed", task=name, error=f"{type(error).__name__}: {error}")
+        log_event("task_failed", task=name, error=f"{type(error).__name__}: {error}")
         if self.failed is not None:
             self.failed(error)

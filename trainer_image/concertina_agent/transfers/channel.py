@@ -15,7 +15,7 @@ from typing import Optional
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Damaged
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.uploads import UploadDriver
@@ -144,7 +144,7 @@ class ChannelServer:
                 if worker is not None and worker.rank == first.rank:
                     await self._serve(worker, first, end)
         except ProtocolError as error:
-            log("channel_error", error=str(error))
+            log_event("channel_error", error=str(error))
         finally:
             end.release()
 

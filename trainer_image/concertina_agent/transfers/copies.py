@@ -14,7 +14,7 @@ from concertina_agent.files.shards import Damaged, Shard
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Dialer, Wire
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.typed_json import ProtocolError
 
@@ -43,7 +43,7 @@ class Peers:
 
     def begin(self, effect: e.StartRound) -> None:
         self._assign = assign = effect.assign
-        self._snapshots.news.tell()
+        self._snapshots.news.notify()
         for number in _surely_needed(assign, self._replica):
             self._copying.append(self._tasks.start("fetch shard", self._expect(assign.restore.id, number)))
 
@@ -56,7 +56,7 @@ class Peers:
         self._fetching.clear()
         self._fetched.clear()
         self._snapshots.forget_fetched()
-        self._snapshots.news.tell()
+        self._snapshots.news.notify()
 
     # --- copying from the member before us --------------------------------------------------------------------------
 
@@ -108,7 +108,9 @@ class Peers:
             except GONE as error:
                 reasons.append(f"{member.address}: {error or type(error).__name__}")
             else:
-                log("shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node)
+                log_event(
+                    "shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node
+                )
                 return path
         raise Damaged(_nowhere(id, number, reasons))
 
@@ -166,7 +168,7 @@ class Peers:
                 return await wire.send(p.Refused(f"round {message.round} is over", self._assign.round, ""))
             shard = self._snapshots.newest(message.round, message.shard, after)
             if shard is None:
-                await news.after(count, p.BEAT_SECONDS)
+                await news.wait(count, p.BEAT_SECONDS)
                 continue
             await self._give(wire, shard)
             answer = await wire.receive()

@@ -14,8 +14,8 @@ from typing import Optional, TypeVar
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.runtime.changes import Changes
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.settings import Settings
 from concertina_agent.workers.workers import ForkParent, StartError, Target
 from concertina_protocol import worker_channel as w
@@ -32,7 +32,7 @@ class UploadDriver:
         """By shard: the newest that is not in storage."""
         self._publish: Optional[e.Publish] = None
         self._undo: list[p.Undone] = []
-        self._news = Changes()
+        self._news = Notifier()
         self._failures, self._look_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
         self._well = self._asked_to_look = False
@@ -46,22 +46,22 @@ class UploadDriver:
         if effect.shard in self._ships:
             _remove(self._ships[effect.shard].path)
         self._ships[effect.shard] = effect
-        self._news.tell()
+        self._news.notify()
 
     def publish(self, effect: e.Publish) -> None:
         self._publish = effect
-        self._news.tell()
+        self._news.notify()
 
     def undo(self, effect: e.Undo) -> None:
         """Goes before whatever is to be published, and outlasts its round."""
         if effect.undone not in self._undo:
             self._undo.append(effect.undone)
-        self._news.tell()
+        self._news.notify()
 
     def look(self, effect: e.ProbeStorage) -> None:
         """At LATEST, before anything else."""
         self._well, self._asked_to_look, self._look_at = False, True, 0.0
-        self._news.tell()
+        self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
         """The round is over."""
@@ -81,9 +81,9 @@ class UploadDriver:
         while True:
             try:
                 process = await parent.run(Target(f"{settings.package}.uploader:main"), environment, "[uploader] ")
-                log("uploader_ended", code=await process.ended)
+                log_event("uploader_ended", code=await process.ended)
             except StartError as error:
-                log("uploader_not_started", error=str(error))
+                log_event("uploader_not_started", error=str(error))
             self._well = False
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
             deaths += 1
@@ -94,7 +94,7 @@ class UploadDriver:
             while True:
                 count = self._news.count
                 if not self._well:
-                    await self._news.after(count, self._look_at - time.monotonic())
+                    await self._news.wait(count, self._look_at - time.monotonic())
                     if time.monotonic() >= self._look_at:
                         await self._look(end)
                 elif self._undo:
@@ -104,7 +104,7 @@ class UploadDriver:
                 elif self._ships:
                     await self._ship_one(end, min(self._ships.values(), key=lambda ship: ship.id.step))
                 else:
-                    await self._news.after(count, 60.0)
+                    await self._news.wait(count, 60.0)
 
     async def _look(self, end: w.AgentEnd) -> None:
         self._asked_to_look = False
@@ -150,7 +150,7 @@ class UploadDriver:
             self._failures = 0
             return
         wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
-        log("storage_trouble", error=message, again_in=wait)
+        log_event("storage_trouble", error=message, again_in=wait)
         self._failures, self._look_at = self._failures + 1, time.monotonic() + wait
 
 

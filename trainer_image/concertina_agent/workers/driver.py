@@ -9,7 +9,7 @@ from typing import Optional
 
 from concertina_agent.core import events as e
 from concertina_agent.files.driver import FilesDriver
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import store
@@ -56,7 +56,7 @@ class WorkersDriver:
             return self._emit(e.Warm())
         self.parent.start()
         error = await asyncio.shield(self.parent.warm)
-        log("warm", error=error)
+        log_event("warm", error=error)
         return self._emit(e.Warm(error))
 
     # --- effects ----------------------------------------------------------------------------------------------------

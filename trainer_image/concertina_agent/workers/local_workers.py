@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.runtime.log import log
+from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
@@ -120,7 +120,7 @@ class LocalWorkers:
             process = await self._parent.run(Target(f"{self._settings.package}.worker:main"), environment, prefix)
         else:
             process = start_command(self._settings.command, environment, self._reaper, prefix)
-        log("worker_started", round=assign.round, rank=rank, pid=process.pid)
+        log_event("worker_started", round=assign.round, rank=rank, pid=process.pid)
         worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, pulse)
         self._tasks.start("watch worker", self._watch(worker, self._over))
         if self._parent is None:
@@ -129,7 +129,7 @@ class LocalWorkers:
     async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
         code = await worker.process.ended
         out_of_memory = code == -signal.SIGKILL and oom_kills() > worker.oom_kills
-        log("worker_ended", round=worker.round, rank=worker.rank, code=code)
+        log_event("worker_ended", round=worker.round, rank=worker.rank, code=code)
         if worker.channel is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(worker.channel_closed.wait(), CHANNEL_EOF_SECONDS)
