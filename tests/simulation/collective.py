@@ -65,7 +65,7 @@ class Collective:
             return
         ranks = process.ranks
         for rank in ranks:
-            process.handle(e.WorkerSaid(self.round, rank, w.Hello(rank, 1)))
+            process.handle(e.WorkerMessage(self.round, rank, w.Hello(rank, 1)))
         lineage = self._restored(process)
         if lineage is None:
             self._fail(process, w.Fault("RestoreFailed", "the state to go on from can't be had"))
@@ -209,9 +209,9 @@ class Collective:
         for process in list(self.here.values()):
             for rank in process.ranks:
                 process.pod.keep(id, rank, self.lineage or FRESH)
-                process.handle(e.WorkerSaid(self.round, rank, w.Committed(id, rank, "")))
+                process.handle(e.WorkerMessage(self.round, rank, w.Committed(id, rank, "")))
                 if durable:
-                    process.handle(e.WorkerSaid(self.round, rank, w.WantDurable(id, rank, "", complete)))
+                    process.handle(e.WorkerMessage(self.round, rank, w.WantDurable(id, rank, "", complete)))
             if copier := self.copiers.get(process.replica):
                 self.clock.after(self.clock.between(0.005, 0.05), self._copy, process, copier, id)
 
@@ -239,14 +239,14 @@ class Collective:
         for process in list(self.here.values()):
             for rank in process.ranks:
                 said = progress if rank == 0 else w.Beat(rank, step, "training")
-                process.handle(e.WorkerSaid(self.round, rank, said))
+                process.handle(e.WorkerMessage(self.round, rank, said))
 
     def _stop(self, outcome: str) -> None:
         self.over = True
         step = steps_of(self.lineage or FRESH)
         for process in list(self.here.values()):
             for rank in process.ranks:
-                process.handle(e.WorkerSaid(self.round, rank, w.Done(outcome, step)))
+                process.handle(e.WorkerMessage(self.round, rank, w.Done(outcome, step)))
                 self.clock.after(self.clock.between(0.001, 0.05), self._exited, process, rank, 0, ())
 
     # --- what is seen of workers
@@ -332,7 +332,7 @@ class Collective:
         if process.collective is not self or not process.alive:
             return
         for rank in process.ranks:
-            process.handle(e.WorkerSaid(self.round, rank, fault))
+            process.handle(e.WorkerMessage(self.round, rank, fault))
             self._exited(process, rank, code, ())
 
     def _exited(self, process: AgentProcess, rank: int, code: int, lines: tuple[str, ...]) -> None:

@@ -13,8 +13,9 @@ from concertina.plan.pods import backoff, nodes
 from concertina.plan.recovery import budget, rounds
 from concertina.plan.rounds import claims, commits, growth
 from concertina.plan.state import restore, rollback
-from concertina_agent.core import stragglers, watchdog
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round import stragglers, watchdog
+from concertina_agent.core.steps import storage
 from concertina_protocol import Restore
 from simulation.cluster import Cluster
 from simulation.storage import Storage
@@ -23,7 +24,7 @@ Patch = pytest.MonkeyPatch
 
 
 def agent_accepts_lower_rounds(patch: Patch) -> None:
-    patch.setattr(AgentCore, "_is_current_or_higher", lambda self, round, claim: True)
+    patch.setattr(AgentState, "is_current_or_higher", lambda self, round, claim: True)
 
 
 def plan_mixes_snapshot_ids(patch: Patch) -> None:
@@ -150,7 +151,7 @@ def bits_flip_where_the_lead_is(patch: Patch) -> None:
 
 
 def latest_is_not_told_what_was_undone(patch: Patch) -> None:
-    patch.setattr(AgentCore, "_undo", lambda self, undone: None)
+    patch.setattr(storage, "undo", lambda agent, undone: [])
 
 
 def latest_takes_what_it_says_was_undone(patch: Patch) -> None:

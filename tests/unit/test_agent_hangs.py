@@ -54,16 +54,16 @@ def test_a_member_collects_stacks_when_the_lead_says_so_and_forgets_them_when_it
     driver.say(w.Hello(1, 9), rank=1)
     driver.say(w.Beat(1, 5, "training"), rank=1)
     hung = p.MemberState(**{**vars(beat), "hung": True})
-    assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == ["CollectStacks"]
-    assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == []
+    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
+    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == []
     ticked(driver, 1.0)
-    assert driver.core.state().pulses == (p.Heartbeat(1, 5, "training", 1.0),)
+    assert driver.core.member_state().pulses == (p.Heartbeat(1, 5, "training", 1.0),)
     driver.tell(e.StacksCollected(1, {1: ("there",)}))
-    assert driver.core.state().pulses[0].stack == ("there",)
-    driver.tell(e.LeadSaid(1, "claim-1", beat))
+    assert driver.core.member_state().pulses[0].stack == ("there",)
+    driver.tell(e.LeadMessage(1, "claim-1", beat))
     ticked(driver, 1.0)
-    assert driver.core.state().pulses == (p.Heartbeat(1, 5, "training", 2.0),)
-    assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == ["CollectStacks"]
+    assert driver.core.member_state().pulses == (p.Heartbeat(1, 5, "training", 2.0),)
+    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
 
 
 def test_a_stopped_worker_is_a_failure_at_the_second_look():

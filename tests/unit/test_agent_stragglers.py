@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.core.stragglers import IN_A_ROW, WINDOW_SECONDS, WINDOW_STEPS, Stragglers, Work, late
+from concertina_agent.core.round.stragglers import IN_A_ROW, WINDOW_SECONDS, WINDOW_STEPS, Stragglers, Work, late
 from concertina_protocol import Heartbeat, Straggler
 
 

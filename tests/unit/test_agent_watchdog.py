@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.core.watchdog import (
+from concertina_agent.core.round.watchdog import (
     FIRST_STEP,
     LASTING,
     LEAST,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import trainingjob
 from concertina_agent import main
 from concertina_agent.core import events as e
-from concertina_agent.core import stopping
-from concertina_agent.core.stopping import Stopping
+from concertina_agent.core.round import stopping
+from concertina_agent.core.round.stopping import Stopping
 from concertina_protocol import MemberState, Progress
 from concertina_protocol import worker_channel as w
 from trainingjob._channel import Channel
@@ -194,8 +194,8 @@ def test_the_call_is_the_first_that_no_rank_has_passed(calls):
         ranks = range(rank, rank + len(passed))
         rank += len(passed)
         for one in ranks:
-            assert agent.attends(one) == [e.ToWorker(one, w.Registered())]
-        assert agent.ask(0.0) == [e.ToWorker(one, w.QueryCalls()) for one in ranks]
+            assert agent.attends(one) == [e.SendToWorker(one, w.Registered())]
+        assert agent.ask(0.0) == [e.SendToWorker(one, w.QueryCalls()) for one in ranks]
         assert (agent.next_call is None) == bool(passed)
         for one, number in zip(ranks, passed, strict=True):
             assert agents[0].decide(map(member, agents), 0.1) is None
@@ -205,7 +205,7 @@ def test_the_call_is_the_first_that_no_rank_has_passed(calls):
     assert decided == max(everybody, default=-1) + 1
     for agent, passed in zip(agents, calls, strict=True):
         kinds = {type(effect) for effect in agent.stop_at(decided)}
-        assert kinds == ({e.SignalWorkers} if not everybody else {e.ToWorker} if passed else set())
+        assert kinds == ({e.SignalWorkers} if not everybody else {e.SendToWorker} if passed else set())
         assert agent.stop_at(decided) == []
     assert agents[0].decide(map(member, agents), 0.1) is None, "decided twice"
 
@@ -217,11 +217,11 @@ def test_a_rank_that_comes_late_is_told_and_one_that_is_gone_is_not_waited_for()
     agent.ask(0.0)
     agent.passed(0, 4)
     assert agent.next_call is None
-    assert agent.attends(2) == [e.ToWorker(2, w.QueryCalls())]
+    assert agent.attends(2) == [e.SendToWorker(2, w.QueryCalls())]
     agent.ended(1)
     assert agent.next_call == 5
     agent.stop_at(7)
-    assert agent.attends(3) == [e.ToWorker(3, w.StopAtCall(7))]
+    assert agent.attends(3) == [e.SendToWorker(3, w.StopAtCall(7))]
     assert agent.agreed
 
 

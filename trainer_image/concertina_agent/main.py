@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent import settings
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log_event
 from concertina_agent.workers import descriptors
 
 PYZ = "agent.pyz"
@@ -85,7 +85,7 @@ def run(command: tuple[str, ...], package: str) -> int:
         return asyncio.run(life())
     except (settings.SettingsError, OSError, ssl.SSLError) as error:
         sentence = f"{type(error).__name__}: {error}"
-        log("agent_failed", error=sentence)
+        log_event("agent_failed", error=sentence)
         with contextlib.suppress(OSError):
             TERMINATION_LOG.write_text(sentence)
         return 2

@@ -14,21 +14,11 @@ and a state of which only a newer side knows is none of those known here (`typed
 Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
 Assign, Drain, Save and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
 
-The states of an agent; every arrow is one message or one event, and nothing else moves it:
+The states of an agent are `concertina_agent.core.states`: idle -> prepared (Prepare) -> running (Assign) -> one of
+drained, succeeded and failed, and back to prepared from all of them with the Prepare of a higher round, and by nothing
+else. A new start of an agent is a new instance id; the highest (round, claim) ever seen is read back from its volume.
 
-                    Prepare(N)                Assign(N)               all own workers exit 0
-      +-------+  ----------------> +----------+ ---------> +---------+ --------------------> +-----------+
-      | idle  |                    | prepared |            | running |                       | succeeded |
-      +-------+  <---------------- +----------+            +---------+                       +-----------+
-          ^        (never: only a     ^   ^                  |     |  a worker fails, or the lead is lost
-          |         higher Prepare)   |   |   Prepare(N+k)   |     v
-          |                           |   +------------------+  +--------+      Drain: workers stop after   +---------+
-          |                           +-------------------------| failed |      the same step, snapshot --> | drained |
-          |                               Prepare(N+k)          +--------+                                  +---------+
-          |                                                                          Prepare(N+k) leads out of it too
-          +-- start of the agent: a new instance id; the highest (round, claim) ever seen is read back from its volume
-
-Rules of these arrows, each enforced by the agent's core and asserted by the simulation:
+Rules, each enforced by the agent's core and asserted by the simulation:
 - Prepare or Assign of a round lower than the highest seen is refused, and so is the same round under another claim.
 - Prepare kills the workers of every older round before it is answered. The same Prepare again gets the same answer.
 - Assign is accepted only for the prepared (round, claim) and only if the instance id named for this agent is its own.

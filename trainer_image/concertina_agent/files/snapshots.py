@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.changes import Changes
 from concertina_agent.files.shards import Shard, forget, mark, marked
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.notifier import Notifier
 
 
 class Snapshots:
@@ -25,7 +25,7 @@ class Snapshots:
         self._own, self._copies, self._fetched = (volume / name for name in ("snapshots", "copies", "fetched"))
         self._freed = volume / "freed"
         self._freeing = concurrent.futures.ThreadPoolExecutor(1, "freeing")
-        self.news = Changes()
+        self.news = Notifier()
         """Told at each commit."""
         self._newest: dict[tuple[int, int], Shard] = {}
         """By round and shard: the newest one of our own workers."""
@@ -52,7 +52,7 @@ class Snapshots:
         shard = marked(path.with_suffix(".json"))
         if shard is not None:
             self._newest[shard.id.round, shard.number] = shard
-            self.news.tell()
+            self.news.notify()
 
     def link_for_shipping(self, path: Path, step: int) -> Path:
         """A second name for a committed slot, which goes when it is in storage."""
@@ -82,7 +82,9 @@ class Snapshots:
         as at a drain, which waits for no copy, takes the mark away before the first byte: what has another mark by now,
         or none yet, is a newer snapshot in the same slot, and stays."""
         if marked(mark(shard.path)) == shard:
-            log("snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number)
+            log_event(
+                "snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number
+            )
             forget(shard.path)
         self._newest = {key: known for key, known in self._newest.items() if known != shard}
 

@@ -14,6 +14,7 @@ from typing import Any, Optional, Protocol, Union
 import concertina_protocol as p
 from concertina_agent.net import tls
 from concertina_agent.net.shard_wire import THREADS, ShardWire, accept, readable
+from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.addresses import family
 from concertina_protocol.connection import Connection
 from concertina_protocol.typed_json import ProtocolError
@@ -50,12 +51,12 @@ class Handler(Protocol):
 
 
 class Server:
-    def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler) -> None:
-        self._uid, self._context, self._handler = uid, context, handler
+    def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: Nursery) -> None:
+        self._uid, self._context, self._handler, self._tasks = uid, context, handler, tasks
         self._strangers: dict[asyncio.Task[None], str] = {}
         """With their addresses, the oldest first."""
-        self._open: set[asyncio.Task[None]] = set()
-        """Connections, those of strangers included."""
+        self._connections = Nursery()
+        """Those of strangers included."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         self._routes: Mapping[type, tuple[str, Callable[[Any, Connection], Awaitable[None]]]] = {
             **dict.fromkeys((p.Prepare, p.Assign, p.Drain, p.Save), (tls.OPERATOR, self._answer)),
@@ -69,14 +70,12 @@ class Server:
         """Raises OSError where the address can't be had."""
         self._listening = socket.create_server((host, port), family=family(host), backlog=512)
         self._listening.setblocking(False)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept_all(self._listening))
+        self._accepting = self._tasks.start("accept connections", self._accept_all(self._listening))
 
     async def close(self) -> None:
         self._accepting.cancel()
         self._listening.close()
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await self._connections.close()
 
     async def _accept_all(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -87,17 +86,12 @@ class Server:
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
             connection.setblocking(False)
-            task = loop.create_task(self._connected(connection))
-            self._open.add(task)
+            task = self._connections.start("connection", self._connected(connection))
             self._strangers[task] = address
-            task.add_done_callback(self._gone)
+            task.add_done_callback(lambda gone: self._strangers.pop(gone, None))
             if len(self._strangers) > MAX_STRANGERS:
                 self._turn_one_away()
             await asyncio.sleep(0)  # the listening socket always has one more in a flood
-
-    def _gone(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
-        self._strangers.pop(task, None)
 
     def _turn_one_away(self) -> None:
         ((busiest, _),) = collections.Counter(self._strangers.values()).most_common(1)
@@ -112,7 +106,7 @@ class Server:
                 task = asyncio.current_task()
                 assert task is not None
                 self._strangers.pop(task, None)
-                if len(self._open) - len(self._strangers) <= MAX_CONNECTIONS:
+                if len(self._connections) - len(self._strangers) <= MAX_CONNECTIONS:
                     await (self._serve(wire) if isinstance(wire, Connection) else self._give_shards(wire))
 
     async def _introduced(self, connection: socket.socket) -> Union[Connection, ShardWire]:

@@ -11,15 +11,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.log import log
-from concertina_agent.memory import oom_kills
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
+from concertina_agent.workers.memory import oom_kills
 from concertina_agent.workers.processes import Reaper, kill_group
 from concertina_agent.workers.workers import ForkParent, Process, StartError, Target, start_command
 from concertina_protocol import Assign
@@ -52,16 +53,22 @@ class LocalWorker:
 
 class LocalWorkers:
     def __init__(
-        self, settings: Settings, reaper: Reaper, parent: Optional[ForkParent], emit: Callable[[e.Event], None]
+        self,
+        settings: Settings,
+        reaper: Reaper,
+        parent: Optional[ForkParent],
+        emit: Callable[[e.Event], None],
+        tasks: Nursery,
     ) -> None:
-        """`parent`: for the bundled trainer; None for a command of one's own."""
+        """`parent`: for the bundled trainer; None for a command of one's own. `tasks`: of these workers alone; they end
+        with the workers, as what is half started could not be killed."""
         self._settings, self._reaper, self._parent, self._emit = settings, reaper, parent, emit
         self._workers: dict[int, LocalWorker] = {}
         """By rank."""
         self._others: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
         self._over = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks, self._looking = tasks, Nursery()
         self._started = asyncio.Event()
 
     # --- start ------------------------------------------------------------------------------------------------------
@@ -69,7 +76,7 @@ class LocalWorkers:
     def start(self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]) -> None:
         """Start the workers of members[me] in the background; `store`: a bound socket to be served here."""
         self._over, self._started = asyncio.Event(), asyncio.Event()
-        self._starting = self._spawn(self._start(assign, me, store, environment))
+        self._starting = self._tasks.start("start workers", self._start(assign, me, store, environment))
 
     async def _start(
         self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]
@@ -114,16 +121,16 @@ class LocalWorkers:
             process = await self._parent.run(Target(f"{self._settings.package}.worker:main"), environment, prefix)
         else:
             process = start_command(self._settings.command, environment, self._reaper, prefix)
-        log("worker_started", round=assign.round, rank=rank, pid=process.pid)
+        log_event("worker_started", round=assign.round, rank=rank, pid=process.pid)
         worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, heartbeat)
-        self._spawn(self._watch(worker, self._over))
+        self._tasks.start("watch worker", self._watch(worker, self._over))
         if self._parent is None:
-            self._emit(e.WorkerSaid(assign.round, rank, w.Hello(rank, process.pid)))
+            self._emit(e.WorkerMessage(assign.round, rank, w.Hello(rank, process.pid)))
 
     async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
         code = await worker.process.ended
         out_of_memory = code == -signal.SIGKILL and oom_kills() > worker.oom_kills
-        log("worker_ended", round=worker.round, rank=worker.rank, code=code)
+        log_event("worker_ended", round=worker.round, rank=worker.rank, code=code)
         if worker.channel is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(worker.channel_closed.wait(), CHANNEL_EOF_SECONDS)
@@ -170,7 +177,8 @@ class LocalWorkers:
 
     def collect_stacks(self, round: int) -> None:
         """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""
-        self._spawn(self._collect_stacks(round, [worker for worker in self._workers.values() if worker.running]))
+        running = [worker for worker in self._workers.values() if worker.running]
+        self._looking.start("collect stacks", self._collect_stacks(round, running))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
         found = await asyncio.gather(*(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers))
@@ -212,12 +220,6 @@ class LocalWorkers:
         shutil.rmtree(self._settings.volume / "pulses", ignore_errors=True)
         self._workers.clear()
         self._others.clear()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _session(pid: int) -> int:

@@ -3,7 +3,8 @@
 A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
 its workers, one more while that is on its way to storage, and two of the replica before it; with one replica there is
 no other. They live in nine tenths of the container's memory (`share`). A round that goes on from memory begins with two
-of its own and two of the other's (`concertina_agent.core.holdings`), and with one of each as soon as all have restored.
+of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one of each as soon as all have
+restored.
 The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them.
 """
 

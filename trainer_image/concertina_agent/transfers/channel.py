@@ -14,9 +14,10 @@ from typing import Optional
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Damaged
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
-from concertina_agent.transfers.uploads import Uploads
+from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_protocol import Durable
 from concertina_protocol import worker_channel as w
@@ -27,25 +28,29 @@ MAX_SOCKET_PATH = 100
 """Linux takes 107 characters."""
 
 
+def socket_path(volume: Path) -> str:
+    """Where workers find the agent: on the volume, or in a folder of its own where that path would be too long."""
+    path = str(volume.absolute() / "agent.sock")
+    return path if len(path) <= MAX_SOCKET_PATH else os.path.join(tempfile.mkdtemp(prefix="concertina-"), "agent.sock")
+
+
 class ChannelServer:
     def __init__(
         self,
-        volume: Path,
+        path: str,
         local: LocalWorkers,
         peers: Peers,
-        uploads: Uploads,
+        uploads: UploadDriver,
         snapshots: Snapshots,
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
     ) -> None:
-        """`latest`: what LATEST names, as far as it is known."""
+        """`path`: of the socket. `latest`: what LATEST names, as far as it is known."""
         self._latest = latest
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
-        self.path = str(volume.absolute() / "agent.sock")
-        if len(self.path) > MAX_SOCKET_PATH:
-            self.path = os.path.join(tempfile.mkdtemp(prefix="concertina-"), "agent.sock")
+        self.path = path
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections = Nursery()
 
     def start(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -59,22 +64,14 @@ class ChannelServer:
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
-        for task in self._tasks:
-            task.cancel()
+        self._connections.cancel()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
-
-    def environment(self, round: int) -> dict[str, str]:
-        """For the workers of a round."""
-        folder = self._snapshots.round_folder(round)
-        return {"CONCERTINA_SOCKET": self.path, "CONCERTINA_SNAPSHOTS": str(folder)}
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             end = AgentEnd(self._listening.accept()[0])
-            task = asyncio.get_running_loop().create_task(self._connected(end))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._connections.start("channel", self._connected(end))
 
     async def _connected(self, end: AgentEnd) -> None:
         try:
@@ -86,7 +83,7 @@ class ChannelServer:
                 if worker is not None and worker.rank == first.rank:
                     await self._serve(worker, first, end)
         except ProtocolError as error:
-            log("channel_error", error=str(error))
+            log_event("channel_error", error=str(error))
         finally:
             end.release()
 
@@ -95,7 +92,7 @@ class ChannelServer:
         assign = worker.assign
         end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history))
         self._local.attach(worker, end)
-        self._emit(e.WorkerSaid(worker.round, worker.rank, hello))
+        self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
         try:
             while (message := await end.receive()) is not None:
                 await self._take(worker, message, end)
@@ -116,4 +113,4 @@ class ChannelServer:
         else:
             if isinstance(message, w.Committed):
                 self._snapshots.committed(Path(message.path))
-            self._emit(e.WorkerSaid(worker.round, worker.rank, message))
+            self._emit(e.WorkerMessage(worker.round, worker.rank, message))

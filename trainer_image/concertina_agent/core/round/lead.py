@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_agent.core import failures
-from concertina_agent.core.watchdog import Watchdog
+from concertina_agent.core.round import failures
+from concertina_agent.core.round.watchdog import Watchdog
 from concertina_protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId, State
 
+OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 JOIN_SECONDS = 10.0
 """A member that has not joined the lead this long after the lead's own Assign is lost."""
-OVER = ("succeeded", "drained", "failed")
 SETTLE_SECONDS = 0.2
 """How long a failure that looks like a lost peer waits for the one that it follows from: on a busy node a survivor may
 end before the news of the dead worker is here, and the wrong replica would be blamed."""
@@ -28,20 +28,20 @@ class Lead:
         self._failures: dict[str, Failure] = {}
         self._give_up_at = {m.replica: now + JOIN_SECONDS for m in assign.members[1:]}
         self._joined: set[str] = set()
-        self._settled_at = float("inf")
+        self._settled_at: Optional[float] = None
         self.settled = False
         """Whether the failures say what the cause is; until then the lead keeps them to itself."""
         self._published: set[SnapshotId] = set()
         self.watchdog = Watchdog(assign.limits)
 
-    def join(self, message: Join, now: float) -> str:
-        """Empty, or why this member may not join."""
+    def join(self, message: Join, now: float) -> Optional[str]:
+        """Why this member may not join; None where it has."""
         state = self.members.get(message.replica)
         if state is None or state.instance != message.instance:
             return f"{message.replica} ({message.instance}) is no member of round {message.round}"
         self._joined.add(message.replica)
         self._give_up_at[message.replica] = now + SILENCE_SECONDS
-        return ""
+        return None
 
     def said(self, state: MemberState, now: float) -> bool:
         """Take a member's line; false where it brings nothing new."""
@@ -65,7 +65,8 @@ class Lead:
         """Whether it has just become clear what the round's failure is."""
         if self.settled or not self._failures:
             return False
-        self._settled_at = min(self._settled_at, now + SETTLE_SECONDS)
+        if self._settled_at is None:
+            self._settled_at = now + SETTLE_SECONDS
         provoked = all(failures.looks_provoked(failure) for failure in self._failures.values())
         self.settled = not provoked or now >= self._settled_at
         return self.settled
@@ -105,7 +106,7 @@ class Lead:
         """Whether there is news of a hang. A round that has failed is over; who waits in it does so for that reason."""
         return not self._failures and self.watchdog.look(now)
 
-    def all_are(self, state: str) -> bool:
+    def all_are(self, state: State) -> bool:
         return all(member.state == state for member in self.members.values())
 
     def gone_unshipped(self, step: int) -> list[str]:
@@ -137,6 +138,3 @@ class Lead:
         ]
         self._published.update(id for id, _ in ready)
         return ready
-
-    def state_of(self, replica: str) -> Optional[MemberState]:
-        return self.members.get(replica)

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.core.failures import better
-from concertina_agent.core.holdings import Holdings
-from concertina_agent.core.lead import Lead
-from concertina_agent.core.stopping import Stopping
-from concertina_agent.core.watchdog import Heartbeats
-from concertina_agent.core.workers_state import Workers
+from concertina_agent.core.round.failures import better
+from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.stopping import Stopping
+from concertina_agent.core.round.watchdog import Heartbeats
+from concertina_agent.core.round.workers_state import Workers
+from concertina_agent.core.snapshot_index import SnapshotIndex
 from concertina_protocol.worker_channel import Committed
 
 
@@ -24,14 +24,14 @@ class Preparation:
     left_out: bool = False
     """The round has its members, and this replica is none."""
     gone: bool = False
-    store: str = ""
+    store: Optional[str] = None
     reachable: Optional[tuple[str, ...]] = None
     answer: Optional[p.Prepared] = None
 
     @property
     def quiet(self) -> bool:
         """No worker of an older round is left, and the store is bound: an Assign may come."""
-        return self.gone and bool(self.store)
+        return self.gone and self.store is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,16 @@ class Notice:
 
 
 @dataclasses.dataclass
+class ActiveDrain:
+    """A drain that has begun."""
+
+    order: p.Drain
+    until: float
+    """When its grace is over."""
+    grace_over: bool = False
+
+
+@dataclasses.dataclass
 class Membership:
     """The round that this agent was assigned to."""
 
@@ -62,9 +72,7 @@ class Membership:
     """Only on the lead."""
     silent_at: float
     """When the lead counts as lost, unless it says something."""
-    drain: Optional[p.Drain] = None
-    drain_until: float = 0.0
-    grace_over: bool = False
+    drain: Optional[ActiveDrain] = None
     failure: Optional[p.Failure] = None
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
     """Of a command of one's own, in a drain."""
@@ -94,20 +102,12 @@ class Membership:
     def fail(self, failure: p.Failure) -> None:
         self.failure = better(self.failure, failure)
 
-    def peer_has_all(self, holdings: Holdings) -> bool:
+    def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
         """The peer holds the newest snapshot of each own shard (true where there is no peer, or no snapshot)."""
-        newest = {rank: holdings.newest(self.assign.round, rank) for rank in self.workers.ranks}
-        return self.lonely or all(self.copied.get(rank, -1) >= step for rank, step in newest.items())
+        newest = {rank: snapshots.newest(self.assign.round, rank) for rank in self.workers.ranks}
+        return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
 
-    def state(self, noticed: bool, holdings: Holdings) -> str:
-        """As in MemberState."""
-        if self.failure is not None:
-            return "failed"
-        if self.workers.all_over():
-            if self.workers.all_complete():
-                return "succeeded"
-            if self.peer_has_all(holdings) or self.grace_over:
-                return "drained"
-        if self.drain is not None or noticed:
-            return "draining"
-        return "running" if self.workers.all_started() else "starting"
+    def has_copied(self, shard: int, step: int) -> bool:
+        """Whether the peer holds this own shard of that step, or a newer one."""
+        copied = self.copied.get(shard)
+        return copied is not None and copied >= step

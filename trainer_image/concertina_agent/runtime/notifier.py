@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 
 
-class Changes:
-    """A counter that can be waited for: many waiters, none of whom misses the last change."""
+class Notifier:
+    """A counter of changes that can be waited for: many waiters, none of whom misses the last change."""
 
     def __init__(self) -> None:
         self.count = 0
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         self.count += 1
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
         self._waiting.clear()
 
-    async def after(self, count: int, timeout: float) -> int:
+    async def wait(self, count: int, timeout: float) -> int:
         """Wait until there has been a change after `count`, or the time is up; the count to go on from."""
         if self.count == count:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -11,7 +11,7 @@ OWN_SLOTS = 3
 COPY_SLOTS = 2
 
 
-class Holdings:
+class SnapshotIndex:
     """Shards by snapshot id, with the same slots as on the volume."""
 
     def __init__(self, held: Iterable[Held] = ()) -> None:
@@ -29,9 +29,9 @@ class Holdings:
     def copied(self, id: SnapshotId, shard: int) -> None:
         self._put(id, shard, COPY_SLOTS)
 
-    def newest(self, round: int, shard: int) -> int:
-        """Step of the newest snapshot of this shard in this round; -1 without."""
-        return max((id.step for id in self._of(round, shard)), default=-1)
+    def newest(self, round: int, shard: int) -> Optional[int]:
+        """Step of the newest snapshot of this shard in this round."""
+        return max((id.step for id in self._of(round, shard)), default=None)
 
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
         """The newest of lower rounds that is older than what `round` goes on from: what remains should that turn out

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Deque, Optional
 
-from concertina_agent.core.stragglers import Stragglers
+from concertina_agent.core.round.stragglers import Stragglers
 from concertina_protocol import Hang, Heartbeat, Limits
 
 PHASES = ("starting", "restoring", "checkpointing", "evaluating", "loading data", "computing", "reducing")

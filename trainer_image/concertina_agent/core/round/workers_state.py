@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterable
 from typing import Optional
 
@@ -10,13 +11,21 @@ from concertina_protocol import Progress
 from concertina_protocol import worker_channel as w
 
 
+class Outcome(str, enum.Enum):
+    """How a worker has ended; the first two are Done's words."""
+
+    COMPLETE = "complete"
+    DRAINED = "drained"
+    FAILED = "failed"
+
+
 @dataclasses.dataclass
 class Worker:
     started: bool = False
     done: Optional[w.Done] = None
     fault: Optional[w.Fault] = None
-    outcome: str = ""
-    """complete, drained or failed, once it has exited."""
+    outcome: Optional[Outcome] = None
+    """Once it has exited."""
 
 
 class Workers:
@@ -47,18 +56,20 @@ class Workers:
         """`stopping`: it was told to stop; a command of one's own may then end as it likes."""
         worker = self._workers[rank]
         if self._bundled:
-            worker.outcome = worker.done.outcome if worker.done is not None and code == 0 else "failed"
+            worker.outcome = Outcome.FAILED
+            if worker.done is not None and code == 0:
+                worker.outcome = Outcome.COMPLETE if worker.done.outcome == w.Outcome.COMPLETE else Outcome.DRAINED
         elif stopping:
-            worker.outcome = "drained"
+            worker.outcome = Outcome.DRAINED
         else:
-            worker.outcome = "complete" if code == 0 else "failed"
+            worker.outcome = Outcome.COMPLETE if code == 0 else Outcome.FAILED
         return worker
 
     def alive(self, rank: int) -> bool:
-        return rank in self._workers and not self._workers[rank].outcome
+        return rank in self._workers and self._workers[rank].outcome is None
 
     def drained(self, rank: int) -> bool:
-        return rank in self._workers and self._workers[rank].outcome == "drained"
+        return rank in self._workers and self._workers[rank].outcome is Outcome.DRAINED
 
     @property
     def save_seconds(self) -> float:
@@ -69,7 +80,7 @@ class Workers:
         return all(worker.started for worker in self._workers.values())
 
     def all_over(self) -> bool:
-        return all(worker.outcome for worker in self._workers.values())
+        return all(worker.outcome is not None for worker in self._workers.values())
 
     def all_complete(self) -> bool:
-        return all(worker.outcome == "complete" for worker in self._workers.values())
+        return all(worker.outcome is Outcome.COMPLETE for worker in self._workers.values())

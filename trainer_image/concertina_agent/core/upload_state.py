@@ -9,7 +9,7 @@ from concertina_protocol import Durable, Part, SnapshotId, Storage, StorageHealt
 from concertina_protocol.worker_channel import WantDurable
 
 
-class Durability:
+class UploadState:
     def __init__(self, storage: Optional[Storage]) -> None:
         """`storage`: None for a job without durable storage."""
         self.storage = storage
@@ -39,7 +39,7 @@ class Durability:
     def outdated(self, round: int) -> bool:
         """Whether LATEST may have been moved by rounds before this one that were not heard of."""
         storage = self.storage
-        return storage is not None and storage.state != "Unknown" and storage.round < round - 1
+        return storage is not None and storage.state != StorageHealth.UNKNOWN and storage.round < round - 1
 
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
         """As a member of this round: from now on its lead tells what LATEST is."""
@@ -73,7 +73,7 @@ class Durability:
 
     def seen(self, storage: Storage, round: int) -> bool:
         """Take the news; false where it is none. What was known of LATEST outlasts trouble."""
-        if storage.state == "Error" and storage.latest is None:
+        if storage.state == StorageHealth.ERROR and storage.latest is None:
             known = self.storage or storage
             storage = dataclasses.replace(storage, latest=known.latest, round=known.round)
         else:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 
-def log(event: str, **fields: Any) -> None:
+def log_event(event: str, **fields: Any) -> None:
     line = json.dumps({"t": round(time.time(), 4), "event": event, **fields}, separators=(",", ":"), default=str)
     sys.stderr.write(line + "\n")
     sys.stderr.flush()

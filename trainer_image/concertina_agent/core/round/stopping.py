@@ -47,15 +47,15 @@ class Stopping:
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)
             self._settle()
-            return [e.ToWorker(rank, w.QueryCalls()) for rank in sorted(self._waiting)]
+            return [e.SendToWorker(rank, w.QueryCalls()) for rank in sorted(self._waiting)]
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
         """Its first call, which waits for this answer."""
         self.attending.add(rank)
         if self.call:
-            return [e.ToWorker(rank, w.StopAtCall(self.call))]
-        return [e.ToWorker(rank, w.Registered() if self._asked_at is None else w.QueryCalls())]
+            return [e.SendToWorker(rank, w.StopAtCall(self.call))]
+        return [e.SendToWorker(rank, w.Registered() if self._asked_at is None else w.QueryCalls())]
 
     def passed(self, rank: int, calls: int) -> None:
         self._passed[rank] = calls
@@ -74,7 +74,7 @@ class Stopping:
         self.call = call
         if not call:
             return [e.SignalWorkers(signal.SIGTERM)]
-        return [e.ToWorker(rank, w.StopAtCall(call)) for rank in sorted(self.attending)]
+        return [e.SendToWorker(rank, w.StopAtCall(call)) for rank in sorted(self.attending)]
 
     def decide(self, members: Iterable[MemberState], now: float) -> Optional[int]:
         """On the lead: the call, once every member has answered or its time is up (then 0); None: not yet."""
