@@ -46,7 +46,7 @@ from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.restore import LocalShard
 from concertina_trainer.state.snapshot import Snapshots, Taken
-from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.state.train_state import ShardReader, TrainState
 from concertina_trainer.training.loop import forward_backward
 
 UID = "bench"
@@ -95,6 +95,9 @@ class Subject:
         taken = self.begin()
         self.snapshots.finish()
         return taken
+
+    def load(self, shard: ShardReader) -> None:
+        self.state.load(self.state.plan({0: shard.header}), {0: shard}, shard.header.facts.id.step)
 
     def train_step(self) -> None:
         """One step of a whole global batch, without reading and without other ranks."""
@@ -202,7 +205,7 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
     with checkpoint_peer.holder(memory, subject.volume, taken.id) as holder:
 
         def from_a_peer() -> None:
-            subject.state.load({0: LocalShard(holder.pull(), taken.id)}, taken.id.step)
+            subject.load(LocalShard(holder.pull(), taken.id))
 
         rows["concertina: a peer, pull alone"] = timed(runs, holder.pull, holder.forget)
         rows["concertina: a peer"] = timed(runs, from_a_peer, holder.forget)
@@ -216,14 +219,14 @@ def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]
     assert mark is not None
 
     def load_from_memory() -> None:
-        subject.state.load({0: LocalShard(taken.path, taken.id)}, taken.id.step)
+        subject.load(LocalShard(taken.path, taken.id))
 
     def from_memory() -> None:
         mark.verify()
         load_from_memory()
 
     def from_storage(durable: Durable) -> None:
-        subject.state.load({0: StoredCheckpoint(durable.uri).parts[0]}, durable.step)
+        subject.load(StoredCheckpoint(durable.uri).parts[0])
 
     rows = {
         "concertina: memory": timed(runs, load_from_memory),

@@ -56,7 +56,7 @@ def stored(line, tmp_path):
 def test_a_bad_answer_is_asked_for_again(line, stored, fault, tmp_path):
     content = (tmp_path / "kept").read_bytes()
     checkpoint = StoredCheckpoint(stored)
-    part = checkpoint.part(0)
+    part = checkpoint.parts[0]
     end = part.part.size
     assert part.header.facts.position == 35
     line.faults = [("GET", ".safetensors", fault)]
@@ -82,7 +82,7 @@ def test_a_listing_or_a_deletion_that_fails_is_asked_for_again(line, stored, fau
 
 
 def test_what_stays_bad_is_named(line, stored, hasty):
-    part = StoredCheckpoint(stored).part(0)
+    part = StoredCheckpoint(stored).parts[0]
     assert part.header.facts.position == 35
     line.faults = [("GET", ".safetensors", "flip")] * 100
     with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ do not have"):
@@ -93,7 +93,7 @@ def test_what_stays_bad_is_named(line, stored, hasty):
 def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, stored, change, hasty):
     folder = Folder(stored)
     [key] = [key for key in folder.list("") if key.endswith(".safetensors")]
-    part = StoredCheckpoint(stored).part(0)
+    part = StoredCheckpoint(stored).parts[0]
     assert part.header.facts.position == 35
     if change == "deleted":
         folder.delete([key])
@@ -104,7 +104,7 @@ def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, store
 
 
 def test_a_part_that_is_not_visible_yet_is_waited_for(line, stored, hasty):
-    part = StoredCheckpoint(stored).part(0)
+    part = StoredCheckpoint(stored).parts[0]
     line.faults = [("GET", ".safetensors", "404")] * 2
     assert part.header.facts.position == 35
     assert line.done == ["404", "404"]
@@ -121,7 +121,7 @@ def test_what_is_spoilt_on_the_way_up_never_counts_as_stored(line, tmp_path, fau
         assert answer(Ship(id, 0, str(tmp_path / "shard")), CheckpointConfig(uri=uri), "u1").error == ""
     assert line.done == [fault]
     durable = answer(Publish(id), CheckpointConfig(uri=uri), "u1").durable
-    part = StoredCheckpoint(durable.uri).part(0)
+    part = StoredCheckpoint(durable.uri).parts[0]
     assert b"".join(part.blocks()) == (tmp_path / "kept").read_bytes()
 
 

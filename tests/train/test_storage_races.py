@@ -85,7 +85,7 @@ def read(uri):
                 checkpoint = StoredCheckpoint(uri)
             except StorageError:
                 return "gone"
-            part = checkpoint.part(1)
+            part = checkpoint.parts[1]
             return bytes(part.read([(0, part.part.size)])[0])
     except StorageError as error:
         return error

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from concertina_protocol import SnapshotId
 from concertina_trainer.errors import RestoreFailed
+from concertina_trainer.format.read_plan import reads
 from concertina_trainer.format.shardfile import Chunk, Facts, Layout
 from concertina_trainer.state.restore import LocalShard
-from concertina_trainer.state.train_state import Piece, _fill
+from concertina_trainer.state.train_state import Piece, execute
 
 SHAPE = (7, 5)
 
@@ -41,6 +42,12 @@ def saved(folder, whole, grid):
         yield LocalShard(path, id)
 
 
+def fill(piece, shards):
+    plan = reads({number: shard.header for number, shard in enumerate(shards)}, [piece.chunk])
+    assert not plan.lacking
+    execute(plan, dict(enumerate(shards)), {"w": piece.tensor})
+
+
 @settings(max_examples=60, deadline=None)
 @given(GRIDS, GRIDS)
 def test_any_cut_from_any_other(tmp_path_factory, before, after):
@@ -48,7 +55,7 @@ def test_any_cut_from_any_other(tmp_path_factory, before, after):
     shards = list(saved(tmp_path_factory.mktemp("shards"), whole, before))
     for offsets, shape in boxes(*after):
         piece = Piece(Chunk("w", "F32", offsets, shape, SHAPE), torch.full(shape, -1.0))
-        _fill([piece], shards, "the saved state")
+        fill(piece, shards)
         rows, columns = (slice(o, o + s) for o, s in zip(offsets, shape, strict=True))
         assert torch.equal(piece.tensor, whole[rows, columns])
 
@@ -61,4 +68,4 @@ def test_a_file_that_became_shorter_is_said(tmp_path):
         opened.truncate(file.stat().st_size - 8)
     piece = Piece(Chunk("w", "F32", (0, 0), SHAPE, SHAPE), torch.zeros(SHAPE))
     with pytest.raises(RestoreFailed, match="ends 8 bytes early"):
-        _fill([piece], [shard], "the saved state")
+        fill(piece, [shard])

@@ -36,7 +36,7 @@ def test_what_was_written_is_read_back():
     layout = Layout(CHUNKS)
     content = file(layout, FACTS)
     begin = header_length(content[:8])
-    header = parse_header(content[8:begin], begin)
+    header = parse_header(content[8:begin])
     assert header.facts == FACTS
     assert {placed.chunk for placed in header.chunks.values()} == set(CHUNKS)
     a = header.chunks["a"]
@@ -53,4 +53,4 @@ def test_data_is_aligned_and_stays_in_place_whatever_the_facts_say():
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 80, json.dumps({"__metadata__": {}}).encode()])
 def test_what_is_no_shard_is_refused(content):
     with pytest.raises(Damaged):
-        parse_header(content[8 : header_length(content[:8])], 8)
+        parse_header(content[8 : header_length(content[:8])])

@@ -8,6 +8,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
+import numpy as np
+
+from concertina_protocol import SnapshotId
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.checkpoint import read_latest
@@ -24,6 +27,9 @@ Span = tuple[int, int]
 class StoredPart:
     """One part, read by byte ranges."""
 
+    batch_bytes = 16 * BLOCK
+    """So many are best asked for at once: as many requests as go at a time, and whole blocks."""
+
     def __init__(self, folder: Folder, part: Part) -> None:
         self._folder, self.part = folder, part
         self.uri = f"{folder.uri}/{part.key}"
@@ -34,7 +40,7 @@ class StoredPart:
         size = self.part.header_size
         data = self._checked((0, size), lambda data: zlib.crc32(data) == self.part.header_crc32)
         try:
-            return parse_header(bytes(data[8:]), size)
+            return parse_header(bytes(data[8:]))
         except Damaged as error:
             raise BadInput(f"{self.uri} can't be used: {error}.") from error
 
@@ -43,6 +49,10 @@ class StoredPart:
         spans = _merged(sorted(_blocks(span, self.part.size) for span in ranges))
         held = [(span[0], self._checked(span, functools.partial(self._is_whole, span[0]))) for span in spans]
         return [_cut(held, begin, end) for begin, end in ranges]
+
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each with the file's bytes from that offset on. Raises BadInput or StorageError."""
+        copy_ranges(self.read, parts)
 
     def blocks(self) -> Iterator[memoryview]:
         """The whole file in order, some blocks at a time."""
@@ -104,12 +114,27 @@ class StoredCheckpoint:
             raise _gone(uri)
         self.manifest: Manifest = manifests.parse(text, self.uri)
 
-    def part(self, shard: int) -> StoredPart:
-        return StoredPart(self.folder, self.manifest.parts[shard])
-
     @property
+    def id(self) -> SnapshotId:
+        return self.manifest.id
+
+    def header(self, shard: int) -> Header:
+        return self.open(shard).header
+
+    def open(self, shard: int) -> StoredPart:
+        return self.parts[shard]
+
+    @cached_property
     def parts(self) -> list[StoredPart]:
-        return [self.part(shard) for shard in range(len(self.manifest.parts))]
+        """By number of the shard."""
+        return [StoredPart(self.folder, part) for part in self.manifest.parts]
+
+
+def copy_ranges(read: Callable[[Sequence[Span]], list[memoryview]], parts: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill each part with what `read` has from that offset on."""
+    found = read([(begin, begin + len(target)) for begin, target in parts])
+    for (_, target), data in zip(parts, found, strict=True):
+        np.frombuffer(target, np.uint8)[:] = np.frombuffer(data, np.uint8)  # which lets other threads go on
 
 
 def _gone(uri: str) -> StorageError:

@@ -139,8 +139,8 @@ def header_length(start: bytes) -> int:
     return 8 + length
 
 
-def parse_header(text: str | bytes, data_begin: int = 0) -> Header:
-    """The JSON header; without `data_begin` (its length in the file plus 8) the places count from the data's start."""
+def parse_header(text: bytes) -> Header:
+    """The JSON header, padded as it is in the file: what `header_length` counts, without the first 8 bytes."""
     try:
         entries = json.loads(text)
         metadata = entries.pop("__metadata__")
@@ -155,7 +155,7 @@ def parse_header(text: str | bytes, data_begin: int = 0) -> Header:
                     tuple(entry["shape"]),
                     tuple(ours["global_shapes"][name]),
                 ),
-                data_begin + entry["data_offsets"][0],
+                8 + len(text) + entry["data_offsets"][0],
             )
             for name, entry in entries.items()
         }

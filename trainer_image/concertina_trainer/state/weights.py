@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 
 from concertina_protocol import SnapshotId
 from concertina_trainer.checkpoints.checkpoint import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
+from concertina_trainer.checkpoints.stored import StoredPart, copy_ranges
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config, hf_names
@@ -27,12 +28,15 @@ _NOBODY = Facts(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 class FileWeights:
     """The tensors of one safetensors file that are the same part of one of ours."""
 
+    batch_bytes = StoredPart.batch_bytes
+
     def __init__(self, folder: Folder, key: str, chunks: dict[str, Placed]) -> None:
         self._folder, self._key = folder, key
         self.header = Header(_NOBODY, chunks)
 
-    def read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        return self._folder.get_ranges(self._key, ranges)
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Raises StorageError."""
+        copy_ranges(partial(self._folder.get_ranges, self._key), parts)
 
 
 class SafetensorsFiles:
