@@ -215,14 +215,14 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
 def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]) -> dict[str, list[float]]:
     """From the order to restore until every tensor is filled and checked."""
     taken = subject.take()
-    mark = shards.marked(taken.path.with_suffix(".json"))
-    assert mark is not None
+    shard = shards.committed_shard(taken.path)
+    assert shard is not None
 
     def load_from_memory() -> None:
         subject.load(LocalShard(taken.path, taken.id))
 
     def from_memory() -> None:
-        mark.verify()
+        shard.verify()
         load_from_memory()
 
     def from_storage(durable: Durable) -> None:

@@ -7,7 +7,8 @@ import pytest
 import safetensors.numpy
 
 from concertina_protocol import SnapshotId
-from concertina_trainer.format.shardfile import Chunk, Continued, Damaged, Facts, Layout, header_length, parse_header
+from concertina_protocol.sidecar import Damaged
+from concertina_trainer.format.shardfile import Chunk, Continued, Facts, Layout, header_length, parse_header
 
 CHUNKS = [
     Chunk("b", "F32", (4, 0), (2, 3), (6, 3)),

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.files.shards import Damaged
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.log import log
 from concertina_agent.transfers.copies import Peers
@@ -21,6 +20,7 @@ from concertina_agent.transfers.uploads import Uploads
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_protocol import MAX_LINE, Durable
 from concertina_protocol import worker_channel as w
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import ProtocolError
 
 MAX_SOCKET_PATH = 100

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from concertina_protocol import Storage
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import (
     ChannelClosed,
     Message,
@@ -25,7 +26,6 @@ from concertina_trainer.checkpoints import checkpoint, rollback
 from concertina_trainer.checkpoints.manifest import about_this_process
 from concertina_trainer.checkpoints.retention import Keeping
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
-from concertina_trainer.format.shardfile import Damaged
 from concertina_trainer.objects.folder import IMPATIENCE, Folder, StorageError
 
 

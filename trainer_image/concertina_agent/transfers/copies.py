@@ -10,11 +10,12 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.files.shards import Damaged, Shard
+from concertina_agent.files.shards import Shard
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.log import log
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Dialer, Wire
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.1

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from concertina_protocol import Durable, SnapshotId, Undone
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import retention
 from concertina_trainer.checkpoints.manifest import (
@@ -38,7 +39,7 @@ from concertina_trainer.checkpoints.manifest import (
     running_crc32,
     to_json,
 )
-from concertina_trainer.format.shardfile import Continued, Damaged, header_length, parse_header
+from concertina_trainer.format.shardfile import Continued, header_length, parse_header
 from concertina_trainer.objects.folder import Changed, Folder, StorageError
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from concertina_protocol import SnapshotId
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.checkpoints.manifest import BLOCK, Manifest, Part, PartMark
 from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import Damaged, Header, parse_header
+from concertina_trainer.format.shardfile import Header, parse_header
 from concertina_trainer.objects.folder import Folder, Missing, NoFolder, StorageError
 from concertina_trainer.objects.refusals import GRACE, tries
 

@@ -18,6 +18,7 @@ from typing import Optional
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.ranges import MOST_RANGES, Ranges
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import from_json
 
 ITEM_SIZES = {"F64": 8, "F32": 4, "I64": 8, "BF16": 2, "F16": 2}
@@ -88,10 +89,6 @@ class Placed:
 class Header:
     facts: Facts
     chunks: dict[str, Placed]
-
-
-class Damaged(ValueError):
-    """Not a shard of ours, in a sentence."""
 
 
 class Layout:

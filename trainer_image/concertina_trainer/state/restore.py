@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from concertina_protocol import Restore, SnapshotId
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
 from concertina_trainer.checkpoints.retention import lease
 from concertina_trainer.checkpoints.rollback import go_back
@@ -19,7 +20,7 @@ from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
+from concertina_trainer.format.shardfile import Continued, Facts, Header, header_length, parse_header
 from concertina_trainer.objects.folder import Folder
 from concertina_trainer.objects.refusals import final
 from concertina_trainer.parallel.parallel import World

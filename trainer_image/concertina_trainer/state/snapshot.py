@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import mmap
 import os
 import time
@@ -24,11 +23,11 @@ import torch
 from torch import Tensor
 
 from concertina_protocol import SnapshotId
+from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format.shardfile import Facts
 from concertina_trainer.state.train_state import DTYPES, TrainState
 
-SLOTS = 3
 ROOM_SECONDS = 10.0
 _MADV_POPULATE_WRITE = 23
 
@@ -49,7 +48,7 @@ class Slot:
 
     def fill(self, facts: Facts) -> None:
         """Copy the live state in; until `seal` the slot is not there."""
-        self.path.with_suffix(".json").unlink(missing_ok=True)
+        remove_sidecar(self.path)
         layout = self._state.layout
         self._map[: layout.data_begin] = layout.header(facts)
         with torch.no_grad():
@@ -58,17 +57,7 @@ class Slot:
 
     def seal(self, facts: Facts) -> None:
         """Commit what was filled in."""
-        layout, mark = self._state.layout, self.path.with_suffix(".json")
-        committed = {
-            "id": dataclasses.asdict(facts.id),
-            "shard": facts.shard,
-            "size": layout.size,
-            "crc32": zlib.crc32(self._map),
-            "committed": True,
-        }
-        draft = mark.with_suffix(".json.new")
-        draft.write_text(json.dumps(committed))
-        draft.replace(mark)
+        write_sidecar(self.path, Sidecar(facts.id, facts.shard, self._state.layout.size, zlib.crc32(self._map)))
 
     @property
     def shared(self) -> bool:
@@ -91,8 +80,8 @@ class Snapshots:
 
     def __init__(self, folder: Path, state: TrainState) -> None:
         self._folder, self._state = folder, state
-        self._slots: list[Slot | None] = [None] * SLOTS
-        self._holds = [-1] * SLOTS
+        self._slots: list[Slot | None] = [None] * SNAPSHOT_SLOTS
+        self._holds = [-1] * SNAPSHOT_SLOTS
         self._steps: list[int] = []
         self.complete = -1
         """Ordinal of the newest one that is complete on the peers of all ranks."""
@@ -130,7 +119,7 @@ class Snapshots:
         self.finish()
         ordinal = self.count
         kept = {self.complete, ordinal - 1}
-        free = [index for index in range(SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
+        free = [index for index in range(SNAPSHOT_SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
         index = min(free, key=self._holds.__getitem__)
         slot = self._slots[index]
         path = self._folder / f"slot-{index}"
@@ -183,7 +172,7 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
         os.close(descriptor)
     with contextlib.suppress(OSError):  # an old kernel: the pages are faulted in one by one
         mapped.madvise(_MADV_POPULATE_WRITE)
-    path.with_suffix(".json").unlink(missing_ok=True)
+    remove_sidecar(path)
     draft.replace(path)
     return mapped
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
 from concertina_protocol import SnapshotId
+from concertina_protocol.sidecar import Damaged
 from concertina_trainer.checkpoints.checkpoint import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
 from concertina_trainer.checkpoints.stored import StoredPart, copy_ranges
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
+from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Facts, Header, Placed, header_length
 from concertina_trainer.objects.folder import Folder
 
 ENDING = ".safetensors"
