@@ -24,7 +24,7 @@ from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.training.agreement import Said, agree
+from concertina_trainer.training.agreement import StepFlags, agree
 from concertina_trainer.training.loop import forward_backward
 
 CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
@@ -53,7 +53,7 @@ class Kind:
         started = time.perf_counter()
         losses = forward_backward(self.model, self.optimizer, self.sums, batches)
         nothing = torch.empty(0, dtype=torch.float64)
-        agree(self.world, self.sums, losses, self.optimizer.gradients(), Said(), nothing)
+        agree(self.world, self.sums, losses, self.optimizer.gradients(), StepFlags(), nothing)
         self.optimizer.update(1e-6, 1.0)
         return time.perf_counter() - started
 

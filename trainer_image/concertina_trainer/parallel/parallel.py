@@ -126,12 +126,10 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bfloat16 operations a second by device, as the vendor states them."""
 
 
-def peak_flops(world: World) -> float:
-    """Of all devices together; 0 where the device is not in the table."""
-    if world.device.type != "cuda":
-        return 0.0
-    name = torch.cuda.get_device_name(world.device)
-    return world.size * next((peak for model, peak in PEAK_FLOPS.items() if model in name), 0.0)
+def peak_flops(world: World) -> float | None:
+    """Of all devices together; None where the device is not in the table."""
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+    return next((world.size * peak for model, peak in PEAK_FLOPS.items() if model in name), None)
 
 
 def token_flops(config: ModelConfig, model: Decoder) -> float:

@@ -93,13 +93,13 @@ class Snapshots:
     def count(self) -> int:
         return len(self._steps)
 
-    def step_of(self, ordinal: int) -> int:
-        """-1 where there is none."""
-        return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else -1
+    def step_of(self, ordinal: int) -> int | None:
+        """None where there is no such snapshot."""
+        return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else None
 
-    def copied(self, ordinal: int, copied_step: int) -> bool:
+    def copied(self, ordinal: int, copied_step: int | None) -> bool:
         """Whether this rank's snapshot of that ordinal is on its peer, which has all up to `copied_step`."""
-        return ordinal < 0 or copied_step >= self._steps[ordinal]
+        return ordinal < 0 or (copied_step is not None and copied_step >= self._steps[ordinal])
 
     @property
     def keeping_up(self) -> bool:

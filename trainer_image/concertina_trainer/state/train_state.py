@@ -97,7 +97,7 @@ class TrainState:
                     f"the saved state holds {foreign}, which the model has no place for: restore the model's "
                     "configuration, or start a new run under another checkpoint.uri."
                 )
-            for wanted in self.layout.chunks:
+            for wanted in (piece.chunk for piece in self.pieces):
                 placed = header.chunks.get(wanted.name)
                 if placed and (placed.chunk.global_shape, placed.chunk.dtype) != (wanted.global_shape, wanted.dtype):
                     raise BadInput(
