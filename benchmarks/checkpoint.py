@@ -39,7 +39,7 @@ from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.format.shardfile import Facts
+from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.objects.folder import Folder
 from concertina_trainer.parallel import parallel, summing
@@ -88,7 +88,7 @@ class Subject:
         self.step += 1
         self.snapshots.complete = self.snapshots.count - 2
         id = SnapshotId(1, self.step, self.state.digest, 1)
-        return self.snapshots.begin(Facts(id, 0, self.step, "", ""))
+        return self.snapshots.begin(ShardMetadata(id, 0, self.step, "", ""))
 
     def take(self) -> Taken:
         """Committed."""
@@ -97,7 +97,7 @@ class Subject:
         return taken
 
     def load(self, shard: ShardReader) -> None:
-        self.state.load(self.state.plan({0: shard.header}), {0: shard}, shard.header.facts.id.step)
+        self.state.load(self.state.plan({0: shard.header}), {0: shard}, shard.header.metadata.id.step)
 
     def train_step(self) -> None:
         """One step of a whole global batch, without reading and without other ranks."""
@@ -111,7 +111,7 @@ class Subject:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As torch's own functions want them."""
-        return {piece.chunk.name: piece.tensor for piece in self.state.pieces}
+        return {local_chunk.chunk.name: local_chunk.tensor for local_chunk in self.state.chunks}
 
 
 def _model(mebibytes: float) -> dict[str, int]:

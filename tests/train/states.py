@@ -21,10 +21,10 @@ def whole(job):
     """Whole tensors by name."""
     found = {}
     for header, content in shards(job):
-        for name, placed in parse_header(header).chunks.items():
-            chunk = placed.chunk
+        for name, stored in parse_header(header).chunks.items():
+            chunk = stored.chunk
             dtype = DTYPES[chunk.dtype]
-            value = torch.frombuffer(content, dtype=dtype, offset=placed.begin, count=chunk.size // dtype.itemsize)
+            value = torch.frombuffer(content, dtype=dtype, offset=stored.begin, count=chunk.size // dtype.itemsize)
             target = found.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
             target[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.shape, strict=True))] = value.view(
                 chunk.shape

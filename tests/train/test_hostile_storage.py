@@ -14,7 +14,7 @@ from concertina_trainer.checkpoints import stored as stored_checkpoints
 from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import Chunk, Facts, Layout
+from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_trainer.objects.folder import Folder, StorageError
 from concertina_trainer.uploader import answer
 
@@ -39,7 +39,7 @@ def ship(tmp_path, uri: str) -> tuple[SnapshotId, str]:
     id = SnapshotId(1, 5, "layout", 1)
     layout = Layout([Chunk("x", "F32", (0, 0), (ROWS, 3), (ROWS, 3))])
     path = tmp_path / "shard"
-    path.write_bytes(layout.header(Facts(id, 0, 35, "config", "data")) + os.urandom(12 * ROWS))
+    path.write_bytes(layout.header(ShardMetadata(id, 0, 35, "config", "data")) + os.urandom(12 * ROWS))
     os.link(path, tmp_path / "kept")
     return id, answer(Ship(id, 0, str(path)), CheckpointConfig(uri=uri), "u1").error
 
@@ -58,7 +58,7 @@ def test_a_bad_answer_is_asked_for_again(line, stored, fault, tmp_path):
     checkpoint = StoredCheckpoint(stored)
     part = checkpoint.parts[0]
     end = part.part.size
-    assert part.header.facts.position == 35
+    assert part.header.metadata.position == 35
     line.faults = [("GET", ".safetensors", fault)]
     [data] = part.read([(end - 100, end)])
     assert line.done == [fault]
@@ -83,7 +83,7 @@ def test_a_listing_or_a_deletion_that_fails_is_asked_for_again(line, stored, fau
 
 def test_what_stays_bad_is_named(line, stored, hasty):
     part = StoredCheckpoint(stored).parts[0]
-    assert part.header.facts.position == 35
+    assert part.header.metadata.position == 35
     line.faults = [("GET", ".safetensors", "flip")] * 100
     with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ do not have"):
         part.read([(part.part.size - 100, part.part.size)])
@@ -94,7 +94,7 @@ def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, store
     folder = Folder(stored)
     [key] = [key for key in folder.list("") if key.endswith(".safetensors")]
     part = StoredCheckpoint(stored).parts[0]
-    assert part.header.facts.position == 35
+    assert part.header.metadata.position == 35
     if change == "deleted":
         folder.delete([key])
     else:
@@ -106,7 +106,7 @@ def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, store
 def test_a_part_that_is_not_visible_yet_is_waited_for(line, stored, hasty):
     part = StoredCheckpoint(stored).parts[0]
     line.faults = [("GET", ".safetensors", "404")] * 2
-    assert part.header.facts.position == 35
+    assert part.header.metadata.position == 35
     assert line.done == ["404", "404"]
 
 

@@ -33,9 +33,9 @@ def policy(strange, **anomalies):
     return {**trainer, "anomalies": {"spikeDeviations": 2, **anomalies}}, step
 
 
-def last_facts(job):
+def last_metadata(job):
     content = job.find(job.newest().id, 0).read_bytes()
-    return parse_header(content[8 : header_length(content[:8])]).facts
+    return parse_header(content[8 : header_length(content[:8])]).metadata
 
 
 def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, parent, strange):
@@ -48,8 +48,8 @@ def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, paren
     assert first.progress[-1].skipped == ((step * BATCH, step * BATCH + BATCH),)
     second = job.run(1, job.newest())
     assert second.codes == {0: 0}, second.output
-    assert last_facts(job).skipped == ((step * BATCH, step * BATCH + BATCH),)
-    assert (last_facts(job).position, last_facts(job).id.step) == (STEPS * BATCH, STEPS)
+    assert last_metadata(job).skipped == ((step * BATCH, step * BATCH + BATCH),)
+    assert (last_metadata(job).position, last_metadata(job).id.step) == (STEPS * BATCH, STEPS)
     whole = node.Job(folder / "b", parent, trainer)
     expected = whole.run(1).losses
     assert {**first.losses, **second.losses} == pytest.approx(expected, rel=1e-2, abs=1e-4)
@@ -74,7 +74,7 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     assert second.progress[-1].restored_step == fault.step // 10 * 10
     assert second.durable[0].round == 2
     assert second.durable[0].step < latest.step, "LATEST goes back"
-    assert (last_facts(job).skipped, last_facts(job).id.step) == (fault.skipped, STEPS)
+    assert (last_metadata(job).skipped, last_metadata(job).id.step) == (fault.skipped, STEPS)
     said = CliRunner().invoke(app, ["show", job.checkpoint["uri"]]).output
     [(begin, end)] = fault.skipped
     assert f"samples {begin} to {end - 1}" in said

@@ -31,7 +31,7 @@ def read(checkpoint):
     assert len(checkpoint.parts) == RANKS
     for rank, part in enumerate(checkpoint.parts):
         header = part.header
-        assert (header.facts.id, header.facts.shard) == (id, rank)
+        assert (header.metadata.id, header.metadata.shard) == (id, rank)
         begin = header.chunks["x"].begin
         [data] = part.read([(begin, begin + 4 * ELEMENTS)])
         assert (torch.frombuffer(bytearray(data), dtype=torch.float32) == id.step).all()

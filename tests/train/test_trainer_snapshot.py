@@ -27,7 +27,7 @@ def held(path):
     content = path.read_bytes()
     assert (mark["size"], mark["crc32"]) == (len(content), zlib.crc32(content))
     begin = header_length(content[:8])
-    step = parse_header(content[8:begin]).facts.id.step
+    step = parse_header(content[8:begin]).metadata.id.step
     assert step == mark["id"]["step"]
     assert (torch.frombuffer(bytearray(content[begin:]), dtype=torch.float32) == step).all()
     return step

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from concertina_protocol import SnapshotId
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format.read_plan import Box, reads
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Facts, Layout, header_length, parse_header
+from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Layout, ShardMetadata, header_length, parse_header
 
 
 @st.composite
@@ -48,7 +48,7 @@ def files(tensors, count):
             )
     for number, some in sorted(chunks.items()):
         layout = Layout(some)
-        content = layout.header(Facts(SnapshotId(1, 2, "l", len(chunks)), number, 0, "", ""))
+        content = layout.header(ShardMetadata(SnapshotId(1, 2, "l", len(chunks)), number, 0, "", ""))
         for chunk in layout.chunks:
             box = Box.of(chunk)
             content += values(chunk)[box.within(Box((0,) * len(chunk.global_shape), chunk.global_shape))].tobytes()
@@ -114,6 +114,6 @@ def test_what_no_shard_has_is_said_and_nothing_else(world, data):
 
 def test_the_sentence_names_the_tensor_and_what_of_it_is_lacking():
     saved, wanted = Chunk("w", "F32", (0, 0), (4, 3), (6, 3)), Chunk("w", "F32", (2, 0), (4, 3), (6, 3))
-    header = parse_header(Layout([saved]).header(Facts(SnapshotId(1, 2, "l", 1), 0, 0, "", ""))[8:])
+    header = parse_header(Layout([saved]).header(ShardMetadata(SnapshotId(1, 2, "l", 1), 0, 0, "", ""))[8:])
     with pytest.raises(BadInput, match=r"w is not wholly in x: its elements from \[4, 0\] to \[6, 3\] are in no shard"):
         reads({0: header}, [wanted]).require("x")

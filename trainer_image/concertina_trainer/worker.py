@@ -23,7 +23,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
-from concertina_trainer.format.shardfile import Facts
+from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.objects.folder import StorageError
@@ -147,7 +147,7 @@ def build(
     return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
 
 
-def round_info(built: Built, asked: Restore, restored: Facts) -> RoundInfo:
+def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundInfo:
     resumed = asked.source == "Fresh" and restored.id.step > 0  # checkpoint.resumeFrom
     return RoundInfo(
         restored.id.step,
@@ -158,7 +158,7 @@ def round_info(built: Built, asked: Restore, restored: Facts) -> RoundInfo:
     )
 
 
-def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, channel: WorkerEnd) -> Run:
+def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: WorkerEnd) -> Run:
     """All that the loop needs, from where the restored state stands."""
     config, world = built.config, built.world
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped), restored.trend)
@@ -179,7 +179,7 @@ def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, ch
     )  # fmt: skip
 
 
-def begin_saving(built: Built, start: Start, restored: Facts, channel: WorkerEnd) -> Saving:
+def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: WorkerEnd) -> Saving:
     """Snapshots of this round, and checkpoints after the one that is durable and not undone."""
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     now = dataclasses.replace(

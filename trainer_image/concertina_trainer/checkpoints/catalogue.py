@@ -71,13 +71,13 @@ def _problem(part: StoredPart, manifest: Manifest, advance: Advance) -> str:
         for block in part.blocks():
             value = zlib.crc32(block, value)
             advance(len(block))
-        facts = part.header.facts
+        metadata = part.header.metadata
     except (BadInput, StorageError) as error:
         return str(error)
     if value != part.part.crc32:
         return f"{part.uri} is damaged: its crc32 is {value:08x} and the manifest says {part.part.crc32:08x}."
-    if (facts.id, facts.position, facts.data) != (manifest.id, manifest.position, manifest.data):
-        return f"{part.uri} belongs to step {facts.id.step} of round {facts.id.round}, not to this checkpoint."
+    if (metadata.id, metadata.position, metadata.data) != (manifest.id, manifest.position, manifest.data):
+        return f"{part.uri} belongs to step {metadata.id.step} of round {metadata.id.round}, not to this checkpoint."
     return ""
 
 

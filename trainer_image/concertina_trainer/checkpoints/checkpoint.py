@@ -89,14 +89,14 @@ def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> No
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
         begin = header_length(content[:8])
         header = content[:begin]
-        facts = parse_header(header[8:]).facts
-        if (facts.id, facts.shard) != (id, shard):
-            raise Damaged(f"{path} holds shard {facts.shard} of step {facts.id.step}, not {shard} of {id.step}")
+        metadata = parse_header(header[8:]).metadata
+        if (metadata.id, metadata.shard) != (id, shard):
+            raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
         name, blocks = part_name(id, shard), running_crc32(content)
         part = Part(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
     keys = [f"{here(uid, id)}/{key}" for key in (part.key, f"{name}.json")]
     folder.put(keys[0], path)
-    folder.put(keys[1], to_json(PartMark(part, facts, blocks)))
+    folder.put(keys[1], to_json(PartMark(part, metadata, blocks)))
     folder.settle(keys)
 
 
@@ -108,8 +108,8 @@ def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> 
     found = _read_latest(folder)[0]
     _check_round(durable, found)  # first: a later round may have collected the parts
     marks = _shipped(folder, place, id)
-    facts = marks[0].facts
-    _check_fence(durable, facts.continued, found)
+    metadata = marks[0].facts
+    _check_fence(durable, metadata.continued, found)
     undone = found.undid(run.uid) if found else ()
     manifest = to_json(
         Manifest(
@@ -117,29 +117,29 @@ def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> 
             uid=run.uid,
             job=run.job,
             id=id,
-            position=facts.position,
-            config=facts.config,
-            data=facts.data,
+            position=metadata.position,
+            config=metadata.config,
+            data=metadata.data,
             complete=complete,
             at=now,
             parts=tuple(mark.part for mark in marks),
             parallelism={"data": id.shards},
             trainer=run.trainer,
             code=run.code,
-            continued=facts.continued,
-            skipped=facts.skipped,
+            continued=metadata.continued,
+            skipped=metadata.skipped,
             undone=undone,
         )
     )
     folder.put(f"{place}/{NAME}", manifest)
     folder.settle([f"{place}/{NAME}"])
     try:
-        durable = _move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), facts.continued)
+        durable = _move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), metadata.continued)
     except Fenced:
         with contextlib.suppress(StorageError):  # it will never be named: a leftover without a manifest
             folder.delete([f"{place}/{NAME}"])
         raise
-    before = facts.continued.uid if facts.continued and facts.continued.uid != run.uid else ""
+    before = metadata.continued.uid if metadata.continued and metadata.continued.uid != run.uid else ""
     retention.sweep(folder, durable, before, undone, run.keeping)
     return durable
 

@@ -19,7 +19,7 @@ from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.ranges import Ranges
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import Continued, Facts
+from concertina_trainer.format.shardfile import Continued, ShardMetadata
 
 VERSION = 1
 BLOCK = 4 << 20
@@ -71,7 +71,7 @@ class PartMark:
     """Beside a part: a part without it is not there."""
 
     part: Part
-    facts: Facts
+    facts: ShardMetadata
     blocks: tuple[int, ...]
     """crc32 of the file up to the end of each block of BLOCK bytes; the last one is that of the whole."""
 

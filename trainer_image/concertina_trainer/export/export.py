@@ -98,9 +98,9 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
 def _tensors(checkpoint: StoredCheckpoint) -> list[Tensor]:
     """In order of our names."""
     wholes = {
-        name: placed.chunk
+        name: stored.chunk
         for part in checkpoint.parts
-        for name, placed in part.header.chunks.items()
+        for name, stored in part.header.chunks.items()
         if name.startswith(hf_names.MODEL)
     }
     found = []

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Header, Placed
+from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Header, StoredChunk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,29 +125,29 @@ class ReadPlan:
 def reads(held: Mapping[int, Header], wanted: Sequence[Chunk]) -> ReadPlan:
     """`held`: what shards hold, by number; what several of them hold is read from the first. Of another dtype than what
     is wanted it may be."""
-    stored: dict[str, list[tuple[int, Placed]]] = {}
+    by_name: dict[str, list[tuple[int, StoredChunk]]] = {}
     for shard, header in held.items():
-        for name, placed in header.chunks.items():
-            stored.setdefault(name, []).append((shard, placed))
+        for name, stored in header.chunks.items():
+            by_name.setdefault(name, []).append((shard, stored))
     items: list[ReadItem] = []
     lacking: list[tuple[Chunk, Box]] = []
     for chunk in wanted:
         left = [Box.of(chunk)] if all(chunk.shape) else []
-        for shard, placed in stored.get(chunk.name, ()):
+        for shard, stored in by_name.get(chunk.name, ()):
             if not left:
                 break
-            box = Box.of(placed.chunk)
+            box = Box.of(stored.chunk)
             found = [(part, part.common(box)) for part in left]
-            items += [_item(shard, placed, common, chunk) for _, common in found if common]
+            items += [_item(shard, stored, common, chunk) for _, common in found if common]
             left = [rest for part, common in found for rest in (part.without(common) if common else (part,))]
         lacking += [(chunk, rest) for rest in left]
     return ReadPlan(tuple(items), tuple(lacking))
 
 
-def _item(shard: int, placed: Placed, box: Box, target: Chunk) -> ReadItem:
-    saved = placed.chunk
+def _item(shard: int, stored: StoredChunk, box: Box, target: Chunk) -> ReadItem:
+    saved = stored.chunk
     if not saved.shape:
-        return ReadItem(shard, placed.begin, saved.dtype, Box.of(saved), box, target)
+        return ReadItem(shard, stored.begin, saved.dtype, Box.of(saved), box, target)
     rows = Box((box.offsets[0], *saved.offsets[1:]), (box.shape[0], *saved.shape[1:]))
-    begin = placed.begin + (box.offsets[0] - saved.offsets[0]) * (saved.size // saved.shape[0])
+    begin = stored.begin + (box.offsets[0] - saved.offsets[0]) * (saved.size // saved.shape[0])
     return ReadItem(shard, begin, saved.dtype, rows, box, target)

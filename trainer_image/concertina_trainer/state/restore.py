@@ -20,7 +20,7 @@ from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import Continued, Facts, Header, header_length, parse_header
+from concertina_trainer.format.shardfile import Continued, Header, ShardMetadata, header_length, parse_header
 from concertina_trainer.objects.folder import Folder
 from concertina_trainer.objects.refusals import final
 from concertina_trainer.parallel.parallel import World
@@ -39,8 +39,8 @@ class LocalShard:
             self.header = parse_header(self._file.read(header_length(self._file.read(8)) - 8))
         except (OSError, ValueError) as error:
             raise RestoreFailed(f"the snapshot in {path} can't be used: {error}") from error
-        if self.header.facts.id != expected:
-            raise RestoreFailed(f"{path} holds {self.header.facts.id} where {expected} was expected")
+        if self.header.metadata.id != expected:
+            raise RestoreFailed(f"{path} holds {self.header.metadata.id} where {expected} was expected")
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Cheaper than to copy out of a mapping, whose pages would have to be faulted in; and this needs no GIL."""
@@ -61,7 +61,7 @@ def restore(
     data: str,
     world: World,
     channel: WorkerEnd,
-) -> Facts:
+) -> ShardMetadata:
     """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
     start = _not_undone(start, uid, world)
     if start.source == "Fresh" and checkpoint is not None and checkpoint.resume_from:
@@ -72,7 +72,7 @@ def restore(
         state.initialise(config)
         if uri:
             _begin_with(uri, files, config.model, state, world)
-        return Facts(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
+        return ShardMetadata(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
     if start.source == "Memory":
         assert start.id is not None
         return _load(InMemory(start.id, channel), state, data, world)
@@ -129,7 +129,7 @@ class InMemory:
         return LocalShard(Path(answer.path), self.id)
 
 
-def _load(saved: SavedState, state: TrainState, data: str, world: World) -> Facts:
+def _load(saved: SavedState, state: TrainState, data: str, world: World) -> ShardMetadata:
     """Where nothing was resized, each rank needs the shard of its own number alone. Else all headers are compared with
     what this rank wants, and the shards that have some of it are brought here."""
     shards: dict[int, ShardReader] = {}
@@ -138,29 +138,31 @@ def _load(saved: SavedState, state: TrainState, data: str, world: World) -> Fact
         held = {world.rank: shards[world.rank].header}
     else:
         held = {shard: saved.header(shard) for shard in range(saved.id.shards)}
-    facts = next(iter(held.values())).facts
-    if facts.data != data:
+    metadata = next(iter(held.values())).metadata
+    if metadata.data != data:
         raise BadInput(
-            f"the saved state of step {facts.id.step} was trained on data with digest {facts.data}, and data.uri now "
-            f"holds {data}: positions in one mean nothing in the other. Give data.uri the same data, or start a new "
-            "run under another checkpoint.uri."
+            f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and data.uri "
+            f"now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, or start a "
+            "new run under another checkpoint.uri."
         )
     plan = state.plan(held)
     for shard in plan.shards:
         shards[shard] = shards.get(shard) or saved.open(shard)
         if shards[shard].header != held[shard]:
-            raise RestoreFailed(f"shard {shard} of step {facts.id.step} is not what its header said: one is damaged.")
-    state.load(plan, shards, facts.id.step)
-    return dataclasses.replace(shards[plan.shards[0]].header.facts, shard=world.rank)
+            raise RestoreFailed(
+                f"shard {shard} of step {metadata.id.step} is not what its header said: one is damaged."
+            )
+    state.load(plan, shards, metadata.id.step)
+    return dataclasses.replace(shards[plan.shards[0]].header.metadata, shard=world.rank)
 
 
-def _resume(uri: str, state: TrainState, data: str, world: World) -> Facts:
+def _resume(uri: str, state: TrainState, data: str, world: World) -> ShardMetadata:
     """Another run's whole state: this one goes on from it."""
     with _reading(uri, world) as folder:
         stored = StoredCheckpoint(folder)
         place = stored.manifest.place
-        facts = _load(stored, state, data, world)
-        return dataclasses.replace(facts, continued=Continued(place.uid, place.round, place.step))
+        metadata = _load(stored, state, data, world)
+        return dataclasses.replace(metadata, continued=Continued(place.uid, place.round, place.step))
 
 
 def _files(uri: str, model: ModelConfig, world: World) -> Sequence[ShardReader] | None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.format.shardfile import Facts
+from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.state.train_state import DTYPES, TrainState
 
 ROOM_SECONDS = 10.0
@@ -46,18 +46,18 @@ class Slot:
             for chunk, begin in zip(state.layout.chunks, state.layout.begins, strict=True)
         ]
 
-    def fill(self, facts: Facts) -> None:
+    def fill(self, metadata: ShardMetadata) -> None:
         """Copy the live state in; until `seal` the slot is not there."""
         remove_sidecar(self.path)
         layout = self._state.layout
-        self._map[: layout.data_begin] = layout.header(facts)
+        self._map[: layout.data_begin] = layout.header(metadata)
         with torch.no_grad():
             for view, tensor in zip(self._views, self._state.tensors, strict=True):
                 view.copy_(tensor)
 
-    def seal(self, facts: Facts) -> None:
+    def seal(self, metadata: ShardMetadata) -> None:
         """Commit what was filled in."""
-        write_sidecar(self.path, Sidecar(facts.id, facts.shard, self._state.layout.size, zlib.crc32(self._map)))
+        write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, self._state.layout.size, zlib.crc32(self._map)))
 
     @property
     def shared(self) -> bool:
@@ -106,13 +106,13 @@ class Snapshots:
         """Whether the next one would leave alone what peers are still copying: the one before the last is complete."""
         return self.complete >= self.count - 2
 
-    def take(self, facts: Facts) -> Taken:
+    def take(self, metadata: ShardMetadata) -> Taken:
         """Write and commit."""
-        taken = self.begin(facts)
+        taken = self.begin(metadata)
         self.finish()
         return taken
 
-    def begin(self, facts: Facts, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
+    def begin(self, metadata: ShardMetadata, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
         """Write; the checksum, which takes longer than the copy, is a thread's, and so is the commit: then `committed`
         is called there. Where peers don't keep up this still leaves the newest complete one and the newest committed
         one untouched."""
@@ -125,11 +125,11 @@ class Snapshots:
         path = self._folder / f"slot-{index}"
         if slot is None or slot.shared:
             slot = self._slots[index] = Slot(path, self._state)
-        slot.fill(facts)
+        slot.fill(metadata)
         self._holds[index] = ordinal
-        self._steps.append(facts.id.step)
-        taken = Taken(facts.id, path)
-        self._sealing = self._sealer.submit(_seal, slot, facts, taken, committed)
+        self._steps.append(metadata.id.step)
+        taken = Taken(metadata.id, path)
+        self._sealing = self._sealer.submit(_seal, slot, metadata, taken, committed)
         return taken
 
     def finish(self) -> None:
@@ -151,8 +151,8 @@ class Snapshots:
         return any(self._folder.glob("shipping-*"))
 
 
-def _seal(slot: Slot, facts: Facts, taken: Taken, committed: Callable[[Taken], None]) -> None:
-    slot.seal(facts)
+def _seal(slot: Slot, metadata: ShardMetadata, taken: Taken, committed: Callable[[Taken], None]) -> None:
+    slot.seal(metadata)
     committed(taken)
 
 

@@ -28,7 +28,7 @@ THREADS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class LocalChunk:
     chunk: Chunk
     tensor: Tensor
     """The live local tensor."""
@@ -62,14 +62,14 @@ class TrainState:
         live = {key: (name, local(p.detach())) for key, (name, p) in parts.items()}
         for kind, moments in optimizer.moments().items():
             live |= {f"optimizer.{kind}.{name}": (name, moment) for name, moment in moments.items()}
-        self.pieces = [
-            Piece(Chunk(key, NAMES[tensor.dtype], *boxes[name]), tensor)
+        self.chunks = [
+            LocalChunk(Chunk(key, NAMES[tensor.dtype], *boxes[name]), tensor)
             for key, (name, tensor) in live.items()
             if tensor.numel()
         ]
         self._names = frozenset(live)
-        self.layout = Layout([piece.chunk for piece in self.pieces])
-        self._by_name = {piece.chunk.name: piece.tensor for piece in self.pieces}
+        self.layout = Layout([local_chunk.chunk for local_chunk in self.chunks])
+        self._by_name = {local_chunk.chunk.name: local_chunk.tensor for local_chunk in self.chunks}
         self.tensors = [self._by_name[chunk.name] for chunk in self.layout.chunks]
         """In the layout's order."""
 
@@ -97,11 +97,11 @@ class TrainState:
                     f"the saved state holds {foreign}, which the model has no place for: restore the model's "
                     "configuration, or start a new run under another checkpoint.uri."
                 )
-            for wanted in (piece.chunk for piece in self.pieces):
-                placed = header.chunks.get(wanted.name)
-                if placed and (placed.chunk.global_shape, placed.chunk.dtype) != (wanted.global_shape, wanted.dtype):
+            for wanted in (local_chunk.chunk for local_chunk in self.chunks):
+                stored = header.chunks.get(wanted.name)
+                if stored and (stored.chunk.global_shape, stored.chunk.dtype) != (wanted.global_shape, wanted.dtype):
                     raise BadInput(
-                        f"{wanted.name} was saved as {placed.chunk.dtype} {list(placed.chunk.global_shape)} and "
+                        f"{wanted.name} was saved as {stored.chunk.dtype} {list(stored.chunk.global_shape)} and "
                         f"the model has {wanted.dtype} {list(wanted.global_shape)}: restore the model's "
                         "configuration, or start a new run under another checkpoint.uri."
                     )
@@ -121,10 +121,10 @@ class TrainState:
         weights = [chunk for chunk in self.layout.chunks if chunk.name.startswith(MODEL)]
         held = {number: shard.header for number, shard in enumerate(shards)}
         for header in held.values():
-            for name, placed in header.chunks.items():
+            for name, stored in header.chunks.items():
                 if name.startswith(MODEL) and name.removeprefix(MODEL) not in known:
                     raise BadInput(
-                        f"{whence} has {name.removeprefix(MODEL)} {list(placed.chunk.global_shape)}, which this model "
+                        f"{whence} has {name.removeprefix(MODEL)} {list(stored.chunk.global_shape)}, which this model "
                         "has not: correct spec.trainer.model, or begin with other weights."
                     )
             for chunk in weights:

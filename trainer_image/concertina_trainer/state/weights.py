@@ -14,7 +14,7 @@ from concertina_trainer.checkpoints.stored import StoredPart, copy_ranges
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Facts, Header, Placed, header_length
+from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Header, ShardMetadata, StoredChunk, header_length
 from concertina_trainer.objects.folder import Folder
 
 ENDING = ".safetensors"
@@ -23,7 +23,7 @@ UNSEEN = {name: hf_config.OURS[name] for name in ("num_attention_heads", "rms_no
 """What neither a tensor's name nor its shape tells."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
 """Endings of what files hold beside weights."""
-_NOBODY = Facts(SnapshotId(0, 0, "", 1), 0, 0, "", "")
+_NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 
 class FileWeights:
@@ -31,7 +31,7 @@ class FileWeights:
 
     batch_bytes = StoredPart.batch_bytes
 
-    def __init__(self, folder: Folder, key: str, chunks: dict[str, Placed]) -> None:
+    def __init__(self, folder: Folder, key: str, chunks: dict[str, StoredChunk]) -> None:
         self._folder, self._key = folder, key
         self.header = Header(_NOBODY, chunks)
 
@@ -87,13 +87,13 @@ class SafetensorsFiles:
         """Raises BadInput for a file that can't be used, and for a tensor that our model has no place for."""
         found = []
         for key in self._keys:
-            parts: dict[int, dict[str, Placed]] = {}
-            for index, placed in self._placed(key):
-                parts.setdefault(index, {})[placed.chunk.name] = placed
+            parts: dict[int, dict[str, StoredChunk]] = {}
+            for index, stored in self._stored_chunks(key):
+                parts.setdefault(index, {})[stored.chunk.name] = stored
             found += [FileWeights(self._folder, key, chunks) for chunks in parts.values()]
         return found
 
-    def _placed(self, key: str) -> Iterator[tuple[int, Placed]]:
+    def _stored_chunks(self, key: str) -> Iterator[tuple[int, StoredChunk]]:
         where = f"{self._folder.uri}/{key}"
         try:
             data_begin = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
@@ -101,12 +101,12 @@ class SafetensorsFiles:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 if not name.endswith(PASSED_OVER):
-                    yield _place(name, entry, data_begin, where)
+                    yield _stored_chunk(name, entry, data_begin, where)
         except (Damaged, ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{where} is no safetensors file that can be read: {error}.") from error
 
 
-def _place(name: str, entry: dict[str, object], data_begin: int, where: str) -> tuple[int, Placed]:
+def _stored_chunk(name: str, entry: dict[str, object], data_begin: int, where: str) -> tuple[int, StoredChunk]:
     """Which of the parts of our tensor, and where it lies."""
     dtype, shape, offsets = str(entry["dtype"]), entry["shape"], entry["data_offsets"]
     assert isinstance(shape, list)
@@ -124,7 +124,7 @@ def _place(name: str, entry: dict[str, object], data_begin: int, where: str) -> 
     rows = shape[0]
     whole = (rows * count, *shape[1:])
     chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (rows * index, *(0 for _ in shape[1:])), tuple(shape), whole)
-    return index, Placed(chunk, data_begin + offsets[0])
+    return index, StoredChunk(chunk, data_begin + offsets[0])
 
 
 def is_checkpoint(uri: str) -> bool:

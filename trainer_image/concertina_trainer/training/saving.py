@@ -9,7 +9,7 @@ import time
 from concertina_protocol import CheckpointInterval, Durable
 from concertina_protocol.ranges import Ranges
 from concertina_protocol.worker_channel import Committed, CopiedUpTo, DrainRequest, SaveNow, WantDurable, WorkerEnd
-from concertina_trainer.format.shardfile import Facts, Trend
+from concertina_trainer.format.shardfile import ShardMetadata, Trend
 from concertina_trainer.state.snapshot import Snapshots, Taken
 from concertina_trainer.training.agreement import StepFlags
 from concertina_trainer.training.interval import Interval
@@ -69,14 +69,14 @@ class Saving:
         self,
         policy: SavePolicy,
         snapshots: Snapshots,
-        restored: Facts,
+        restored: ShardMetadata,
         durable: Durable | None,
         interval: Interval,
         channel: WorkerEnd,
     ) -> None:
         """`restored`: what this round's snapshots say of themselves, at the step it goes on from. `durable`: the
         newest checkpoint that is known of."""
-        self._policy, self._snapshots, self._facts, self._channel = policy, snapshots, restored, channel
+        self._policy, self._snapshots, self._metadata, self._channel = policy, snapshots, restored, channel
         self._copied_step: int | None = None
         self._drain: DrainRequest | None = None
         self._due = False
@@ -111,7 +111,7 @@ class Saving:
         return StepFlags(
             drain=int(self._drain is not None),
             drain_durable=int(self._drain is not None and self._drain.durable),
-            checkpoint_due=int(self._facts.shard == 0 and (self._asked or self._overdue())),
+            checkpoint_due=int(self._metadata.shard == 0 and (self._asked or self._overdue())),
             copied_last=int(self._snapshots.copied(last, self._copied_step)),
             copied_before=int(self._snapshots.copied(last - 1, self._copied_step)),
             shipping=int(self._snapshots.shipping),
@@ -123,12 +123,12 @@ class Saving:
             return False
         seconds, steps = self.interval.seconds, self._policy.checkpoint_every
         by_clock = seconds is not None and time.time() - self._durable_at >= seconds
-        return by_clock or (steps is not None and self._facts.id.step // steps > self._durable_step // steps)
+        return by_clock or (steps is not None and self._metadata.id.step // steps > self._durable_step // steps)
 
     def decide(self, step: int, flags: StepFlags) -> SaveDecision:
         """After `step` steps, by the flags of all ranks. They also say which snapshot is complete on the peers of all
         ranks; agents then drop those of older rounds, whose room the next one may need."""
-        last, world = self._snapshots.count - 1, self._facts.id.shards
+        last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:
             self._snapshots.complete = last
         elif flags.copied_before == world:
@@ -139,7 +139,7 @@ class Saving:
         return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up)
 
     def save(self, decision: SaveDecision, position: int, skipped: Ranges, trend: Trend) -> None:
-        """`position`: samples consumed; `skipped`, `trend`: see Facts."""
+        """`position`: samples consumed; `skipped`, `trend`: see ShardMetadata."""
         started = time.perf_counter()
         if decision.snapshot:
             self._take(decision, position, skipped, trend)
@@ -157,16 +157,16 @@ class Saving:
             self._take(decision, position, skipped, trend)
 
     def _take(self, decision: SaveDecision, position: int, skipped: Ranges, trend: Trend) -> None:
-        id = dataclasses.replace(self._facts.id, step=decision.step)
-        facts = dataclasses.replace(self._facts, id=id, position=position, skipped=skipped, trend=trend)
-        taken = self._snapshots.begin(facts, self._committed)
+        id = dataclasses.replace(self._metadata.id, step=decision.step)
+        metadata = dataclasses.replace(self._metadata, id=id, position=position, skipped=skipped, trend=trend)
+        taken = self._snapshots.begin(metadata, self._committed)
         if decision.durable or decision.outcome is not None:
             self._snapshots.finish()
         if decision.durable:
             link = self._snapshots.link_for_shipping(taken)
             complete = decision.outcome is Outcome.complete
-            self._channel.send(WantDurable(id, self._facts.shard, str(link), complete))
+            self._channel.send(WantDurable(id, self._metadata.shard, str(link), complete))
             self._due, self._asked, self._durable_step, self._durable_at = False, False, id.step, time.time()
 
     def _committed(self, taken: Taken) -> None:
-        self._channel.send(Committed(taken.id, self._facts.shard, str(taken.path)))
+        self._channel.send(Committed(taken.id, self._metadata.shard, str(taken.path)))
