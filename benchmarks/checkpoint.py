@@ -35,13 +35,13 @@ from concertina_agent.files import shards
 from concertina_protocol import Durable, SnapshotId
 from concertina_trainer.checkpoints import checkpoint, retention
 from concertina_trainer.checkpoints.manifest import Code
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.restore import LocalShard
@@ -185,9 +185,9 @@ def durables(subject: Subject, runs: int, uris: dict[str, str]) -> tuple[dict[st
     """From the start of a save until LATEST names it."""
     rows, newest = {}, {}
     for name, uri in uris.items():
-        folder = Folder(uri, create=True)
+        folder = ObjectPrefix(uri, create=True)
 
-        def save(folder: Folder = folder, name: str = name) -> None:
+        def save(folder: ObjectPrefix = folder, name: str = name) -> None:
             taken = subject.take()
             checkpoint.ship(folder, UID, taken.id, 0, taken.path)
             newest[name] = checkpoint.publish(folder, RUN, taken.id, False)

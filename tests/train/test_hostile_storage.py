@@ -11,11 +11,11 @@ from concertina.local import certificates
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
 from concertina_trainer.checkpoints import stored as stored_checkpoints
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
-from concertina_trainer.objects.folder import Folder, StorageError
+from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.uploader import answer
 
 ROWS = 2_500_000
@@ -70,7 +70,7 @@ def test_a_bad_answer_is_asked_for_again(line, stored, fault, tmp_path):
 
 @pytest.mark.parametrize("fault", ["cut", "truncate", "503"])
 def test_a_listing_or_a_deletion_that_fails_is_asked_for_again(line, stored, fault):
-    folder = Folder(stored)
+    folder = ObjectPrefix(stored)
     expected = folder.list("")
     line.faults = [("GET", "list-type", fault)]
     assert folder.list("") == expected
@@ -91,7 +91,7 @@ def test_what_stays_bad_is_named(line, stored, hasty):
 
 @pytest.mark.parametrize("change", ["deleted", "shortened"])
 def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, stored, change, hasty):
-    folder = Folder(stored)
+    folder = ObjectPrefix(stored)
     [key] = [key for key in folder.list("") if key.endswith(".safetensors")]
     part = StoredCheckpoint(stored).parts[0]
     assert part.header.metadata.position == 35
@@ -133,10 +133,10 @@ def test_a_store_behind_a_ca_of_its_own(s3, monkeypatch, tmp_path):
     with hostile.proxy(s3.endpoint, context) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         with pytest.raises(StorageError, match="name the PEM file of its CA by AWS_CA_BUNDLE"):
-            Folder("s3://train/tls", timedelta(seconds=1)).get("LATEST")
+            ObjectPrefix("s3://train/tls", timedelta(seconds=1)).get("LATEST")
         for variable in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
             monkeypatch.setenv(variable, str(authority.pair.certificate))
-            folder = Folder("s3://train/tls")
+            folder = ObjectPrefix("s3://train/tls")
             folder.put("key", variable.encode())
             assert folder.get("key") == variable.encode()
             monkeypatch.delenv(variable)

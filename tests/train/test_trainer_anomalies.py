@@ -19,7 +19,7 @@ from concertina_trainer.checkpoints.checkpoint import read_all_of_latest, read_l
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.uploader import answer
 
 
@@ -68,7 +68,7 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     assert latest.step > fault.step, "the newest checkpoint is of after what has to be undone"
     undone = Undone(1, fault.step)
     answer(Undo(undone), CheckpointConfig.model_validate(job.checkpoint), job.uid)
-    assert read_latest(Folder(job.checkpoint["uri"])).step == fault.step // 10 * 10
+    assert read_latest(ObjectPrefix(job.checkpoint["uri"])).step == fault.step // 10 * 10
     second = job.run(2, Restore("Storage", fault.step, durable=latest, skipped=fault.skipped, undone=undone))
     assert set(second.codes.values()) == {0}, second.output
     assert second.progress[-1].restored_step == fault.step // 10 * 10
@@ -100,7 +100,7 @@ def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_rou
             assert report.failures[0].rollback.step == step - 12
             gone_back = lambda r: r.storage.latest and r.storage.latest.step <= step - 12  # noqa: E731
             report = await job.until(job[0], gone_back, "LATEST names what was undone")
-            latest = read_all_of_latest(Folder(uri))
+            latest = read_all_of_latest(ObjectPrefix(uri))
             assert latest.durable == report.storage.latest
             assert latest.undone == (Undone(1, step - 12),)
 

@@ -14,9 +14,9 @@ from saver import ELEMENTS, RANKS, UID
 
 from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.checkpoints.manifest import Place
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import found
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 CRASHES = int(os.environ.get("CONCERTINA_CRASHES", "16"))
 GIVE_UP = 60.0
@@ -41,7 +41,7 @@ def read(checkpoint):
 def left(uri, before):
     """What a crash left: the (round, step) that LATEST names, and the places of unfinished checkpoints, none of which
     had been there `before`. Whatever has a manifest loads, and there is no more of that than is kept."""
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     latest = read_latest(folder)
     assert read(StoredCheckpoint(latest.uri)) == (latest.round, latest.step)
     places, finished = found(folder.entries())

@@ -26,7 +26,7 @@ from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
 from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.objects.folder import StorageError
+from concertina_trainer.objects.prefix import StorageError
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.parallel import World
 from concertina_trainer.state.restore import restore

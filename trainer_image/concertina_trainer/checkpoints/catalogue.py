@@ -14,16 +14,16 @@ from concertina_protocol import Durable
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.checkpoint import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_trainer.checkpoints.manifest import NAME, Manifest, Place, to_json
+from concertina_trainer.checkpoints.reader import StoredCheckpoint, StoredPart, resolve
 from concertina_trainer.checkpoints.retention import Keeping, doomed, found, lease, remove
-from concertina_trainer.checkpoints.stored import StoredCheckpoint, StoredPart, resolve
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Changed, Folder, StorageError
+from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
 
 Advance = Callable[[int], None]
 THREADS = 4
 
 
-def finished(folder: Folder) -> tuple[list[Manifest], list[str]]:
+def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
     """All finished checkpoints below a run's folder, oldest first; and of those that can't be used, why: a sentence."""
     _, places = found(folder.entries())
     read, problems = [], []
@@ -35,7 +35,7 @@ def finished(folder: Folder) -> tuple[list[Manifest], list[str]]:
     return sorted(read, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)), sorted(problems)
 
 
-def named(folder: Folder, whole: Sequence[Manifest]) -> tuple[Place | None, str]:
+def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[Place | None, str]:
     """Which of these finished checkpoints LATEST names; and what is wrong with it: a sentence, or nothing."""
     try:
         latest = read_latest(folder)
@@ -49,7 +49,7 @@ def named(folder: Folder, whole: Sequence[Manifest]) -> tuple[Place | None, str]
     return place, ""
 
 
-def undone(folder: Folder, manifests: Sequence[Manifest]) -> set[Place]:
+def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[Place]:
     """Which of these a rollback has made void, as far as LATEST can be read."""
     with contextlib.suppress(StorageError):
         if latest := read_all_of_latest(folder):
@@ -81,7 +81,7 @@ def _problem(part: StoredPart, manifest: Manifest, advance: Advance) -> str:
     return ""
 
 
-def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
+def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> str:
     """Copy one checkpoint below another run's folder, read it back, and point LATEST there at it where there is none.
     Returns its URI. Raises StorageError, or BadInput where the source is damaged or the copy is."""
     manifest = source.manifest
@@ -103,7 +103,7 @@ def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
     return copied.uri
 
 
-def _copy_part(part: StoredPart, source: Folder, target: Folder, place: Place, advance: Advance) -> None:
+def _copy_part(part: StoredPart, source: ObjectPrefix, target: ObjectPrefix, place: Place, advance: Advance) -> None:
     def counted() -> Iterator[memoryview]:
         for block in part.blocks():
             yield block
@@ -119,7 +119,7 @@ def _copy_part(part: StoredPart, source: Folder, target: Folder, place: Place, a
     target.settle(written)
 
 
-def to_prune(folder: Folder, keep: int, keep_every: int | None) -> list[Place]:
+def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Place]:
     """What `prune` would delete, oldest first. Raises BadInput where LATEST names nothing."""
     read = read_all_of_latest(folder)
     latest = read.durable if read else None
@@ -130,7 +130,7 @@ def to_prune(folder: Folder, keep: int, keep_every: int | None) -> list[Place]:
     return doomed(places, whole, newest, Keeping(keep, keep_every), read.undid(latest.uid))
 
 
-def prune(folder: Folder, places: list[Place]) -> list[Place]:
+def prune(folder: ObjectPrefix, places: list[Place]) -> list[Place]:
     """Delete these; returns those that stay because somebody reads them."""
     now = max(entry.at for entry in folder.entries().values())
     return [place for place in places if not remove(folder, place, now)]

@@ -40,7 +40,7 @@ from concertina_trainer.checkpoints.manifest import (
     to_json,
 )
 from concertina_trainer.format.shardfile import Continued, header_length, parse_header
-from concertina_trainer.objects.folder import Changed, Folder, StorageError
+from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
@@ -84,7 +84,7 @@ class Publishing:
     keeping: retention.Keeping
 
 
-def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
+def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
     """Put one shard file into storage, to stay. Raises StorageError or Damaged."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
         begin = header_length(content[:8])
@@ -100,7 +100,7 @@ def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> No
     folder.settle(keys)
 
 
-def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> Durable:
+def publish(folder: ObjectPrefix, run: Publishing, id: SnapshotId, complete: bool) -> Durable:
     """Write the manifest of a wholly shipped snapshot, move LATEST, delete what is not kept. Raises StorageError, or
     Fenced."""
     place, now = here(run.uid, id), time.time()
@@ -144,7 +144,7 @@ def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> 
     return durable
 
 
-def _shipped(folder: Folder, place: str, id: SnapshotId) -> list[PartMark]:
+def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[PartMark]:
     present = folder.list(place)
     names = [f"{place}/{part_name(id, shard)}" for shard in range(id.shards)]
     missing = next((shard for shard, name in enumerate(names) if f"{name}.json" not in present), None)
@@ -161,7 +161,7 @@ def _shipped(folder: Folder, place: str, id: SnapshotId) -> list[PartMark]:
     return marks
 
 
-def _move_latest(folder: Folder, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
+def _move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
     def moved(found: Latest | None) -> Latest | None:
         _check_fence(durable, continued, found)
         if found and found.durable and _place(found.durable) == _place(durable):
@@ -174,7 +174,7 @@ def _move_latest(folder: Folder, durable: Durable, key: str, crc32: int, continu
     return now.durable
 
 
-def change_latest(folder: Folder, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
+def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
     """By conditional write; None of `change`: it stays as it is. Returns what it is then. Raises StorageError."""
     for _ in range(10):
         found, version = _read_latest(folder)
@@ -218,18 +218,18 @@ def _place(durable: Durable) -> tuple[str, int, int]:
     return durable.uid, durable.round, durable.step
 
 
-def read_latest(folder: Folder) -> Durable | None:
+def read_latest(folder: ObjectPrefix) -> Durable | None:
     """What `LATEST` names. Raises StorageError."""
     found = read_all_of_latest(folder)
     return found.durable if found else None
 
 
-def read_all_of_latest(folder: Folder) -> Latest | None:
+def read_all_of_latest(folder: ObjectPrefix) -> Latest | None:
     """With what was undone. Raises StorageError."""
     return _read_latest(folder)[0]
 
 
-def _read_latest(folder: Folder) -> tuple[Latest | None, UpdateVersion | None]:
+def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | None]:
     found = folder.get_version(LATEST)
     if found is None:
         return None, None

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from concertina_protocol import Durable, Undone
 from concertina_trainer.checkpoints.manifest import NAME, Place
-from concertina_trainer.objects.folder import Entry, Folder, StorageError
+from concertina_trainer.objects.prefix import Entry, ObjectPrefix, StorageError
 
 LEASE = datetime.timedelta(hours=6)
 READERS = "readers"
@@ -71,7 +71,9 @@ def _milestones(ordered: list[Place], every: int) -> Iterator[Place]:
             yield next(group)
 
 
-def sweep(folder: Folder, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping) -> list[Place]:
+def sweep(
+    folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
+) -> list[Place]:
     """Delete what may go, of this job and of the one with uid `before` that it went on from ("": none)."""
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = Place(latest.uid, latest.round, latest.step)
@@ -87,7 +89,7 @@ def found(entries: Mapping[str, Entry]) -> tuple[set[Place], set[Place]]:
     return {place for place, _ in keys}, {place for place, rest in keys if rest == NAME}
 
 
-def remove(folder: Folder, place: Place, now: datetime.datetime) -> bool:
+def remove(folder: ObjectPrefix, place: Place, now: datetime.datetime) -> bool:
     """Delete one checkpoint unless somebody reads it. `now`: by the store's clock. The manifest goes first, so that no
     manifest ever names a part that is gone."""
     here = place.folder
@@ -103,12 +105,12 @@ def remove(folder: Folder, place: Place, now: datetime.datetime) -> bool:
     return True
 
 
-def _leased(folder: Folder, here: str, now: datetime.datetime) -> bool:
+def _leased(folder: ObjectPrefix, here: str, now: datetime.datetime) -> bool:
     return any(entry.at > now - LEASE for entry in folder.entries(f"{here}/{READERS}").values())
 
 
 @contextlib.contextmanager
-def lease(folder: Folder) -> Iterator[None]:
+def lease(folder: ObjectPrefix) -> Iterator[None]:
     """Around reading a checkpoint, `folder` being its own. Who may only read goes without: parts that are deleted
     meanwhile are then named, with the advice to try again."""
     key = f"{READERS}/{secrets.token_hex(8)}"

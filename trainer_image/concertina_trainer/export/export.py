@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import lease
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import hf_names
 from concertina_trainer.format.read_plan import Box, ReadPlan, reads
 from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most (but for a tensor that is larger)."""
@@ -46,7 +46,7 @@ class Exported:
 
 
 def export(
-    checkpoint: StoredCheckpoint, target: Folder, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
+    checkpoint: StoredCheckpoint, target: ObjectPrefix, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
 ) -> Exported:
     """`data`: where the run's data lie, if not where they were (for the tokenizer). Raises BadInput or StorageError."""
     trainer = _trainer(checkpoint)

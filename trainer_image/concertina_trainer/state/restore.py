@@ -14,15 +14,15 @@ import torch.distributed as dist
 from concertina_protocol import Restore, SnapshotId
 from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
+from concertina_trainer.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_trainer.checkpoints.retention import lease
 from concertina_trainer.checkpoints.rollback import go_back
-from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.format.shardfile import Continued, Header, ShardMetadata, header_length, parse_header
-from concertina_trainer.objects.folder import Folder
-from concertina_trainer.objects.refusals import final
+from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_trainer.objects.retry import final
 from concertina_trainer.parallel.parallel import World
 from concertina_trainer.state.train_state import ShardReader, TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
@@ -205,7 +205,7 @@ def _model(said: object, whence: str) -> ModelConfig:
 def _reading(uri: str, world: World) -> Iterator[str]:
     """The same checkpoint on all ranks, wherever LATEST moves meanwhile, and kept until all have read it."""
     folder = _same(world, final(lambda: resolve(uri)) if world.rank == 0 else None)
-    with lease(Folder(folder)) if world.rank == 0 else contextlib.nullcontext():
+    with lease(ObjectPrefix(folder)) if world.rank == 0 else contextlib.nullcontext():
         yield folder
         dist.barrier()
 

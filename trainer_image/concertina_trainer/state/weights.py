@@ -10,12 +10,12 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
 from concertina_trainer.checkpoints.checkpoint import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
-from concertina_trainer.checkpoints.stored import StoredPart, copy_ranges
+from concertina_trainer.checkpoints.reader import StoredPart, copy_ranges
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Header, ShardMetadata, StoredChunk, header_length
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
@@ -31,7 +31,7 @@ class FileWeights:
 
     batch_bytes = StoredPart.batch_bytes
 
-    def __init__(self, folder: Folder, key: str, chunks: dict[str, StoredChunk]) -> None:
+    def __init__(self, folder: ObjectPrefix, key: str, chunks: dict[str, StoredChunk]) -> None:
         self._folder, self._key = folder, key
         self.header = Header(_NOBODY, chunks)
 
@@ -48,9 +48,9 @@ class SafetensorsFiles:
         self.uri = uri
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
-            self._folder, self._keys = Folder(folder), [file]
+            self._folder, self._keys = ObjectPrefix(folder), [file]
         else:
-            self._folder = Folder(uri)
+            self._folder = ObjectPrefix(uri)
             self._keys = self._of_the_model()
         if not self._keys:
             raise BadInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
@@ -131,5 +131,5 @@ def is_checkpoint(uri: str) -> bool:
     """Whether a URI names a checkpoint of ours or a run's folder, rather than files of weights."""
     if uri.endswith(ENDING):
         return False
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     return folder.get(NAME) is not None or folder.get(LATEST) is not None

@@ -18,8 +18,8 @@ from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.checkpoints.manifest import BLOCK, Manifest, Part, PartMark
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format.shardfile import Header, parse_header
-from concertina_trainer.objects.folder import Folder, Missing, NoFolder, StorageError
-from concertina_trainer.objects.refusals import GRACE, tries
+from concertina_trainer.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError
+from concertina_trainer.objects.retry import GRACE, tries
 
 Span = tuple[int, int]
 """The bytes [begin, end) of a file."""
@@ -31,7 +31,7 @@ class StoredPart:
     batch_bytes = 16 * BLOCK
     """So many are best asked for at once: as many requests as go at a time, and whole blocks."""
 
-    def __init__(self, folder: Folder, part: Part) -> None:
+    def __init__(self, folder: ObjectPrefix, part: Part) -> None:
         self._folder, self.part = folder, part
         self.uri = f"{folder.uri}/{part.key}"
 
@@ -106,7 +106,7 @@ class StoredCheckpoint:
 
     def __init__(self, uri: str) -> None:
         try:
-            self.folder = Folder(uri)
+            self.folder = ObjectPrefix(uri)
         except NoFolder as error:
             raise _gone(uri) from error
         self.uri = self.folder.uri
@@ -148,7 +148,7 @@ def _gone(uri: str) -> StorageError:
 def resolve(uri: str) -> str:
     """The folder of one checkpoint: `uri` itself, or what LATEST names in a run's folder. Raises BadInput where there
     is neither, or StorageError."""
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri
     latest = read_latest(folder)
