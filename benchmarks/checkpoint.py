@@ -226,7 +226,7 @@ def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]
         load_from_memory()
 
     def from_storage(durable: Durable) -> None:
-        subject.load(StoredCheckpoint(durable.uri).parts[0])
+        subject.load(StoredCheckpoint(durable.uri).shards[0])
 
     rows = {
         "concertina: memory": timed(runs, load_from_memory),

@@ -10,7 +10,7 @@ import pytest
 from concertina.local import certificates
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
-from concertina_trainer.checkpoints import stored as stored_checkpoints
+from concertina_trainer.checkpoints import reader as stored_checkpoints
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
@@ -56,8 +56,8 @@ def stored(line, tmp_path):
 def test_a_bad_answer_is_asked_for_again(line, stored, fault, tmp_path):
     content = (tmp_path / "kept").read_bytes()
     checkpoint = StoredCheckpoint(stored)
-    part = checkpoint.parts[0]
-    end = part.part.size
+    part = checkpoint.shards[0]
+    end = part.file.size
     assert part.header.metadata.position == 35
     line.faults = [("GET", ".safetensors", fault)]
     [data] = part.read([(end - 100, end)])
@@ -82,29 +82,29 @@ def test_a_listing_or_a_deletion_that_fails_is_asked_for_again(line, stored, fau
 
 
 def test_what_stays_bad_is_named(line, stored, hasty):
-    part = StoredCheckpoint(stored).parts[0]
+    part = StoredCheckpoint(stored).shards[0]
     assert part.header.metadata.position == 35
     line.faults = [("GET", ".safetensors", "flip")] * 100
     with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ do not have"):
-        part.read([(part.part.size - 100, part.part.size)])
+        part.read([(part.file.size - 100, part.file.size)])
 
 
 @pytest.mark.parametrize("change", ["deleted", "shortened"])
 def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, stored, change, hasty):
     folder = ObjectPrefix(stored)
     [key] = [key for key in folder.list("") if key.endswith(".safetensors")]
-    part = StoredCheckpoint(stored).parts[0]
+    part = StoredCheckpoint(stored).shards[0]
     assert part.header.metadata.position == 35
     if change == "deleted":
         folder.delete([key])
     else:
-        folder.put(key, folder.get(key)[: part.part.size // 2])
+        folder.put(key, folder.get(key)[: part.file.size // 2])
     with pytest.raises(BadInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are not there"):
-        part.read([(part.part.size - 100, part.part.size)])
+        part.read([(part.file.size - 100, part.file.size)])
 
 
 def test_a_part_that_is_not_visible_yet_is_waited_for(line, stored, hasty):
-    part = StoredCheckpoint(stored).parts[0]
+    part = StoredCheckpoint(stored).shards[0]
     line.faults = [("GET", ".safetensors", "404")] * 2
     assert part.header.metadata.position == 35
     assert line.done == ["404", "404"]
@@ -121,7 +121,7 @@ def test_what_is_spoilt_on_the_way_up_never_counts_as_stored(line, tmp_path, fau
         assert answer(Ship(id, 0, str(tmp_path / "shard")), CheckpointConfig(uri=uri), "u1").error == ""
     assert line.done == [fault]
     durable = answer(Publish(id), CheckpointConfig(uri=uri), "u1").durable
-    part = StoredCheckpoint(durable.uri).parts[0]
+    part = StoredCheckpoint(durable.uri).shards[0]
     assert b"".join(part.blocks()) == (tmp_path / "kept").read_bytes()
 
 

@@ -9,7 +9,7 @@ import threading
 from published import publish
 
 from concertina_trainer.checkpoints.checkpoint import read_latest
-from concertina_trainer.checkpoints.manifest import NAME, Place
+from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import lease, remove
 from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
@@ -85,15 +85,15 @@ def read(uri):
                 checkpoint = StoredCheckpoint(uri)
             except StorageError:
                 return "gone"
-            part = checkpoint.parts[1]
-            return bytes(part.read([(0, part.part.size)])[0])
+            part = checkpoint.shards[1]
+            return bytes(part.read([(0, part.file.size)])[0])
     except StorageError as error:
         return error
 
 
 def test_in_every_order_of_their_requests_a_reader_has_it_whole_or_is_told_that_it_is_gone(tmp_path, monkeypatch):
     published = publish(f"file://{tmp_path}/published", tmp_path, 1, 1).durable.uri
-    whole, outcomes, place = read(published), set(), Place("u1", 1, 1)
+    whole, outcomes, place = read(published), set(), CheckpointKey("u1", 1, 1)
     turns = Turns(monkeypatch)
     for number, mine in enumerate(itertools.combinations(range(READER + DELETER), READER)):
         shutil.copytree(tmp_path / "published", tmp_path / str(number))

@@ -13,7 +13,7 @@ import torch
 from saver import ELEMENTS, RANKS, UID
 
 from concertina_trainer.checkpoints.checkpoint import read_latest
-from concertina_trainer.checkpoints.manifest import Place
+from concertina_trainer.checkpoints.manifest import CheckpointKey
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import found
 from concertina_trainer.objects.prefix import ObjectPrefix
@@ -28,8 +28,8 @@ LONGEST = 0.12
 def read(checkpoint):
     """(round, step) of a checkpoint, every byte of it read and checked."""
     id = checkpoint.manifest.id
-    assert len(checkpoint.parts) == RANKS
-    for rank, part in enumerate(checkpoint.parts):
+    assert len(checkpoint.shards) == RANKS
+    for rank, part in enumerate(checkpoint.shards):
         header = part.header
         assert (header.metadata.id, header.metadata.shard) == (id, rank)
         begin = header.chunks["x"].begin
@@ -107,6 +107,6 @@ def test_what_latest_names_always_loads(folder, parent, storage_uri, request):
         latest, leftovers = left(storage_uri, leftovers)
         assert latest >= (number, before[1] + published()), "what was said to be durable is gone"
         assert latest[0] == number
-        before, unfinished = latest, unfinished + (Place(UID, number, latest[1] + 1) in leftovers)
+        before, unfinished = latest, unfinished + (CheckpointKey(UID, number, latest[1] + 1) in leftovers)
     assert unfinished, "no kill fell into a save"
     print(f"{CRASHES // 2} crashes, {unfinished} in the middle of a save")

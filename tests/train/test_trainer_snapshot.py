@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.state.snapshot import Slot, Snapshots
+from concertina_trainer.state.snapshot import MappedShard, Snapshots
 
 
 def held(path):
@@ -79,7 +79,7 @@ def resident(path):
 
 def test_a_slot_has_all_its_pages_before_the_first_snapshot_is_copied(folder):
     state = State(500_000)
-    slot = Slot(folder / "slot-0", state)
+    slot = MappedShard(folder / "slot-0", state)
     assert slot.path.stat().st_blocks * 512 >= state.layout.size, "allocated"
     assert resident(slot.path) >= state.layout.size, "and mapped: the copy takes no page faults"
 

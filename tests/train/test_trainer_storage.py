@@ -245,7 +245,7 @@ def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tm
         for step in (2, 3, 4):
             publish(storage_uri, tmp_path, 1, step)
         held = StoredCheckpoint(durable.uri)
-        assert len(held.parts[1].read([(0, held.parts[1].part.size)])[0]) == held.parts[1].part.size
+        assert len(held.shards[1].read([(0, held.shards[1].file.size)])[0]) == held.shards[1].file.size
     publish(storage_uri, tmp_path, 1, 5)
     assert [place.step for place in found(ObjectPrefix(storage_uri).entries())[0]] in ([4, 5], [5, 4])
     with pytest.raises(StorageError, match=r"has been deleted|does not exist"):

@@ -1,4 +1,4 @@
-"""The uploader: a process of the agent that lives across rounds and ships committed arenas to durable storage."""
+"""The uploader: a process of the agent that lives across rounds and ships committed shards to durable storage."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Durable checkpoints: how they are written, and `LATEST` with its fence.
 
-    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a part: a committed arena as it is
-    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its checksums: a part without it is not there
-    <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every part is there
+    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
+    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it is not there
+    <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is there
     <uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of who reads it (see `retention`)
     <uri>/LATEST                                                  names one manifest; moved by conditional write
 
@@ -32,8 +32,8 @@ from concertina_trainer.checkpoints.manifest import (
     VERSION,
     Code,
     Manifest,
-    Part,
-    PartMark,
+    ShardFile,
+    StoredSidecar,
     here,
     part_name,
     running_crc32,
@@ -93,10 +93,10 @@ def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path)
         if (metadata.id, metadata.shard) != (id, shard):
             raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
         name, blocks = part_name(id, shard), running_crc32(content)
-        part = Part(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
-    keys = [f"{here(uid, id)}/{key}" for key in (part.key, f"{name}.json")]
+        shipped = ShardFile(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
+    keys = [f"{here(uid, id)}/{key}" for key in (shipped.key, f"{name}.json")]
     folder.put(keys[0], path)
-    folder.put(keys[1], to_json(PartMark(part, metadata, blocks)))
+    folder.put(keys[1], to_json(StoredSidecar(shipped, metadata, blocks)))
     folder.settle(keys)
 
 
@@ -106,9 +106,9 @@ def publish(folder: ObjectPrefix, run: Publishing, id: SnapshotId, complete: boo
     place, now = here(run.uid, id), time.time()
     durable = Durable(run.uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
     found = _read_latest(folder)[0]
-    _check_round(durable, found)  # first: a later round may have collected the parts
-    marks = _shipped(folder, place, id)
-    metadata = marks[0].facts
+    _check_round(durable, found)  # first: a later round may have collected the shards
+    sidecars = _shipped(folder, place, id)
+    metadata = sidecars[0].facts
     _check_fence(durable, metadata.continued, found)
     undone = found.undid(run.uid) if found else ()
     manifest = to_json(
@@ -122,7 +122,7 @@ def publish(folder: ObjectPrefix, run: Publishing, id: SnapshotId, complete: boo
             data=metadata.data,
             complete=complete,
             at=now,
-            parts=tuple(mark.part for mark in marks),
+            parts=tuple(each.part for each in sidecars),
             parallelism={"data": id.shards},
             trainer=run.trainer,
             code=run.code,
@@ -144,7 +144,7 @@ def publish(folder: ObjectPrefix, run: Publishing, id: SnapshotId, complete: boo
     return durable
 
 
-def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[PartMark]:
+def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSidecar]:
     present = folder.list(place)
     names = [f"{place}/{part_name(id, shard)}" for shard in range(id.shards)]
     missing = next((shard for shard, name in enumerate(names) if f"{name}.json" not in present), None)
@@ -152,13 +152,13 @@ def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[PartMark]
         raise StorageError(f"Part {missing} of step {id.step} is not in storage yet.")
     texts = folder.get_many([f"{name}.json" for name in names])
     try:
-        marks = [from_json(PartMark, json.loads(text or b"null")) for text in texts]
+        sidecars = [from_json(StoredSidecar, json.loads(text or b"null")) for text in texts]
     except (ValueError, AttributeError) as error:
         raise StorageError(f"What lies beside the parts in {folder.uri}/{place} can't be read: {error}.") from error
-    for name, mark in zip(names, marks, strict=True):
-        if present.get(f"{name}.safetensors") != mark.part.size:
-            raise StorageError(f"{folder.uri}/{name}.safetensors is not the {mark.part.size} bytes that were written.")
-    return marks
+    for name, each in zip(names, sidecars, strict=True):
+        if present.get(f"{name}.safetensors") != each.part.size:
+            raise StorageError(f"{folder.uri}/{name}.safetensors is not the {each.part.size} bytes that were written.")
+    return sidecars
 
 
 def _move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:

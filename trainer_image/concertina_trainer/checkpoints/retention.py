@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from concertina_protocol import Durable, Undone
-from concertina_trainer.checkpoints.manifest import NAME, Place
+from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
 from concertina_trainer.objects.prefix import Entry, ObjectPrefix, StorageError
 
 LEASE = datetime.timedelta(hours=6)
@@ -34,21 +34,21 @@ class Keeping:
 
 
 def doomed(
-    places: Collection[Place],
-    finished: Collection[Place],
-    latest: Place,
+    places: Collection[CheckpointKey],
+    finished: Collection[CheckpointKey],
+    latest: CheckpointKey,
     keeping: Keeping,
     undone: Iterable[Undone] = (),
-) -> list[Place]:
+) -> list[CheckpointKey]:
     """What may go, oldest first. What was undone stays only as LATEST names it; parts of unfinished ones stay while
     they can still be finished, which is as long as LATEST has not passed them. Other uids than `latest`'s are those of
     jobs that it went on from, and older."""
     void = tuple(undone)
 
-    def age(place: Place) -> tuple[bool, int, int]:
+    def age(place: CheckpointKey) -> tuple[bool, int, int]:
         return place.uid == latest.uid, place.round, place.step
 
-    def is_void(place: Place) -> bool:
+    def is_void(place: CheckpointKey) -> bool:
         return place.uid == latest.uid and any(some.covers(place.round, place.step) for some in void)
 
     ordered = [place for place in sorted(finished, key=age) if not is_void(place)]
@@ -61,9 +61,9 @@ def doomed(
     return sorted([*(place for place in finished if place not in kept), *passed], key=age)
 
 
-def _milestones(ordered: list[Place], every: int) -> Iterator[Place]:
+def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[CheckpointKey]:
     """The first of every `every` steps, of those that no later round has gone over again."""
-    current: list[Place] = []
+    current: list[CheckpointKey] = []
     for place in ordered:
         current = [*(before for before in current if before.step < place.step), place]
     for number, group in itertools.groupby(current, key=lambda place: place.step // every):
@@ -73,23 +73,23 @@ def _milestones(ordered: list[Place], every: int) -> Iterator[Place]:
 
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
-) -> list[Place]:
+) -> list[CheckpointKey]:
     """Delete what may go, of this job and of the one with uid `before` that it went on from ("": none)."""
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
-    here = Place(latest.uid, latest.round, latest.step)
+    here = CheckpointKey(latest.uid, latest.round, latest.step)
     places, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)
     gone = doomed(places, finished, here, keeping, undone)
     return [place for place in gone if now is not None and remove(folder, place, now)]
 
 
-def found(entries: Mapping[str, Entry]) -> tuple[set[Place], set[Place]]:
+def found(entries: Mapping[str, Entry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
     """All places, and those with a manifest, in a listing of a run's folder."""
-    keys = [where for key in entries if (where := Place.of(key))]
+    keys = [where for key in entries if (where := CheckpointKey.of(key))]
     return {place for place, _ in keys}, {place for place, rest in keys if rest == NAME}
 
 
-def remove(folder: ObjectPrefix, place: Place, now: datetime.datetime) -> bool:
+def remove(folder: ObjectPrefix, place: CheckpointKey, now: datetime.datetime) -> bool:
     """Delete one checkpoint unless somebody reads it. `now`: by the store's clock. The manifest goes first, so that no
     manifest ever names a part that is gone."""
     here = place.folder

@@ -57,7 +57,7 @@ def export(
         )
     with lease(checkpoint.folder):
         tensors = _tensors(checkpoint)
-        held = {number: part.header for number, part in enumerate(checkpoint.parts)}
+        held = {number: part.header for number, part in enumerate(checkpoint.shards)}
         plan = reads(held, [tensor.ours for tensor in tensors])
         plan.require(checkpoint.uri)
         files = _files(tensors, file_bytes)
@@ -99,7 +99,7 @@ def _tensors(checkpoint: StoredCheckpoint) -> list[Tensor]:
     """In order of our names."""
     wholes = {
         name: stored.chunk
-        for part in checkpoint.parts
+        for part in checkpoint.shards
         for name, stored in part.header.chunks.items()
         if name.startswith(hf_names.MODEL)
     }
@@ -144,7 +144,7 @@ def _content(
         itemsize = ITEM_SIZES[tensor.ours.dtype]
         out = np.empty((*tensor.ours.shape, itemsize), dtype=np.uint8)
         for item in plan.of(tensor.ours):
-            [data] = checkpoint.parts[item.shard].read([(item.begin, item.begin + item.size)])
+            [data] = checkpoint.shards[item.shard].read([(item.begin, item.begin + item.size)])
             values = np.frombuffer(data, dtype=np.uint8).reshape(*item.rows.shape, itemsize)
             out[item.box.within(Box.of(tensor.ours))] = values[item.box.within(item.rows)]
         yield out.reshape(-1).data

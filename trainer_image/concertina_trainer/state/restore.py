@@ -188,7 +188,7 @@ def _begin_with(
             stored = StoredCheckpoint(folder)
             if said := stored.manifest.trainer.get("model"):
                 hf_config.check_fields(hf_names.config_json(_model(said, stored.uri)), stored.uri, model)
-            state.load_weights(stored.parts, stored.uri)
+            state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)
 

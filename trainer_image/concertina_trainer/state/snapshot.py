@@ -2,7 +2,7 @@
 
 One slot holds the newest snapshot that is complete on the peers of all ranks, one the newest committed, and the third
 is free to be written. A `slot-N.json` beside the file says that it is whole; it is taken away before the first byte
-is changed, and put back when the last one stands. A file with a second name (a part on its way to storage) is never
+is changed, and put back when the last one stands. A file with a second name (a shard on its way to storage) is never
 written: a new file takes its place.
 """
 
@@ -32,7 +32,7 @@ ROOM_SECONDS = 10.0
 _MADV_POPULATE_WRITE = 23
 
 
-class Slot:
+class MappedShard:
     """A shard file, mapped and with its pages in place, and a view of each tensor in it."""
 
     def __init__(self, path: Path, state: TrainState) -> None:
@@ -47,7 +47,7 @@ class Slot:
         ]
 
     def fill(self, metadata: ShardMetadata) -> None:
-        """Copy the live state in; until `seal` the slot is not there."""
+        """Copy the live state in; until `commit` the file is not there."""
         remove_sidecar(self.path)
         layout = self._state.layout
         self._map[: layout.data_begin] = layout.header(metadata)
@@ -55,7 +55,7 @@ class Slot:
             for view, tensor in zip(self._views, self._state.tensors, strict=True):
                 view.copy_(tensor)
 
-    def seal(self, metadata: ShardMetadata) -> None:
+    def commit(self, metadata: ShardMetadata) -> None:
         """Commit what was filled in."""
         write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, self._state.layout.size, zlib.crc32(self._map)))
 
@@ -80,13 +80,13 @@ class Snapshots:
 
     def __init__(self, folder: Path, state: TrainState) -> None:
         self._folder, self._state = folder, state
-        self._slots: list[Slot | None] = [None] * SNAPSHOT_SLOTS
+        self._slots: list[MappedShard | None] = [None] * SNAPSHOT_SLOTS
         self._holds = [-1] * SNAPSHOT_SLOTS
         self._steps: list[int] = []
         self.complete = -1
         """Ordinal of the newest one that is complete on the peers of all ranks."""
-        self._sealer = ThreadPoolExecutor(1, "seal")
-        self._sealing: Future[None] | None = None
+        self._committer = ThreadPoolExecutor(1, "commit")
+        self._committing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -124,19 +124,19 @@ class Snapshots:
         slot = self._slots[index]
         path = self._folder / f"slot-{index}"
         if slot is None or slot.shared:
-            slot = self._slots[index] = Slot(path, self._state)
+            slot = self._slots[index] = MappedShard(path, self._state)
         slot.fill(metadata)
         self._holds[index] = ordinal
         self._steps.append(metadata.id.step)
         taken = Taken(metadata.id, path)
-        self._sealing = self._sealer.submit(_seal, slot, metadata, taken, committed)
+        self._committing = self._committer.submit(_commit, slot, metadata, taken, committed)
         return taken
 
     def finish(self) -> None:
         """Wait until the last one is committed. Raises what went wrong there."""
-        if self._sealing is not None:
-            self._sealing.result()
-            self._sealing = None
+        if self._committing is not None:
+            self._committing.result()
+            self._committing = None
 
     def link_for_shipping(self, taken: Taken) -> Path:
         """A second name for a committed slot, under which it stays as it is until that name is removed."""
@@ -147,12 +147,12 @@ class Snapshots:
 
     @property
     def shipping(self) -> bool:
-        """Whether a part is still on its way to storage."""
+        """Whether a shard is still on its way to storage."""
         return any(self._folder.glob("shipping-*"))
 
 
-def _seal(slot: Slot, metadata: ShardMetadata, taken: Taken, committed: Callable[[Taken], None]) -> None:
-    slot.seal(metadata)
+def _commit(slot: MappedShard, metadata: ShardMetadata, taken: Taken, committed: Callable[[Taken], None]) -> None:
+    slot.commit(metadata)
     committed(taken)
 
 

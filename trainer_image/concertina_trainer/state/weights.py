@@ -10,7 +10,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
 from concertina_trainer.checkpoints.checkpoint import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
-from concertina_trainer.checkpoints.reader import StoredPart, copy_ranges
+from concertina_trainer.checkpoints.reader import StoredShard, copy_ranges
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config, hf_names
@@ -29,7 +29,7 @@ _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 class FileWeights:
     """The tensors of one safetensors file that are the same part of one of ours."""
 
-    batch_bytes = StoredPart.batch_bytes
+    batch_bytes = StoredShard.batch_bytes
 
     def __init__(self, folder: ObjectPrefix, key: str, chunks: dict[str, StoredChunk]) -> None:
         self._folder, self._key = folder, key

@@ -32,7 +32,7 @@ class StepFlags:
     copied_before: int = 0
     """The one before it is."""
     shipping: int = 0
-    """A part of this rank is still on its way to storage."""
+    """A shard of this rank is still on its way to storage."""
 
 
 @dataclasses.dataclass(frozen=True)
