@@ -56,19 +56,19 @@ DEMO = {"layers": 4, "dim": 128}
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[parallel.World]:
+def alone() -> Iterator[parallel.DistContext]:
     """A world of one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
-    yield parallel.World(0, 1, device, mesh, Waits(device))
+    yield parallel.DistContext(0, 1, device, mesh, Waits(device))
     dist.destroy_process_group()
 
 
 class Subject:
     """A model of about so many MiB of state, and its snapshots."""
 
-    def __init__(self, mebibytes: float, world: parallel.World, memory: Path) -> None:
+    def __init__(self, mebibytes: float, world: parallel.DistContext, memory: Path) -> None:
         self.config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": _model(mebibytes)})
         self.model = parallel.sharded_model(self.config.model, Precision.float32, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)

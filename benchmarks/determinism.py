@@ -33,7 +33,7 @@ CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
 class Kind:
     """One way to train, with a model of its own."""
 
-    def __init__(self, bitwise: bool, world: parallel.World) -> None:
+    def __init__(self, bitwise: bool, world: parallel.DistContext) -> None:
         self.world = world
         self.model = parallel.sharded_model(CONFIG.model, Precision.float32, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
@@ -64,7 +64,7 @@ def rank(number: int, size: int, steps: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=number, world_size=size)
     device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
-    world = parallel.World(number, size, device, mesh, Waits(device))
+    world = parallel.DistContext(number, size, device, mesh, Waits(device))
     kinds = {name: Kind(name == "bitwise", world) for name in ("order", "bitwise")}
     seconds = {name: [kind.step() for _ in range(2)] for name, kind in kinds.items()}  # warm
     for name in seconds:

@@ -28,7 +28,7 @@ from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.objects.prefix import StorageError
 from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.state.restore import restore
 from concertina_trainer.state.snapshot import Snapshots
 from concertina_trainer.state.train_state import TrainState
@@ -97,7 +97,7 @@ class Built:
 
     config: TrainerConfig
     checkpoint: CheckpointConfig | None
-    world: World
+    world: DistContext
     reader: Reader
     aside: Reader | None
     """Of what was set aside, where trainer.evaluation asks for it."""
@@ -131,7 +131,7 @@ def run(channel: WorkerEnd) -> Done:
 
 
 def build(
-    config: TrainerConfig, checkpoint: CheckpointConfig | None, world: World, step: int, reporter: Reporter
+    config: TrainerConfig, checkpoint: CheckpointConfig | None, world: DistContext, step: int, reporter: Reporter
 ) -> Built:
     """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
     begun = step > 0

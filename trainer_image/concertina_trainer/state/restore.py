@@ -23,7 +23,7 @@ from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.format.shardfile import Continued, Header, ShardMetadata, header_length, parse_header
 from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.objects.retry import final
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.state.train_state import ShardReader, TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
 
@@ -59,7 +59,7 @@ def restore(
     config: TrainerConfig,
     checkpoint: CheckpointConfig | None,
     data: str,
-    world: World,
+    world: DistContext,
     channel: WorkerEnd,
 ) -> ShardMetadata:
     """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
@@ -84,7 +84,7 @@ def restore(
     return dataclasses.replace(_load(stored, state, data, world), continued=continued)
 
 
-def _not_undone(start: Restore, uid: str, world: World) -> Restore:
+def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
     """With the newest checkpoint that was not undone; from the beginning where none is left."""
     durable = start.durable
     if start.source != "Storage" or durable is None or durable.uid != uid or not start.voids(durable):
@@ -129,7 +129,7 @@ class InMemory:
         return LocalShard(Path(answer.path), self.id)
 
 
-def _load(saved: SavedState, state: TrainState, data: str, world: World) -> ShardMetadata:
+def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
     """Where nothing was resized, each rank needs the shard of its own number alone. Else all headers are compared with
     what this rank wants, and the shards that have some of it are brought here."""
     shards: dict[int, ShardReader] = {}
@@ -156,7 +156,7 @@ def _load(saved: SavedState, state: TrainState, data: str, world: World) -> Shar
     return dataclasses.replace(shards[plan.shards[0]].header.metadata, shard=world.rank)
 
 
-def _resume(uri: str, state: TrainState, data: str, world: World) -> ShardMetadata:
+def _resume(uri: str, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
     """Another run's whole state: this one goes on from it."""
     with _reading(uri, world) as folder:
         stored = StoredCheckpoint(folder)
@@ -165,7 +165,7 @@ def _resume(uri: str, state: TrainState, data: str, world: World) -> ShardMetada
         return dataclasses.replace(metadata, continued=Continued(place.uid, place.round, place.step))
 
 
-def _files(uri: str, model: ModelConfig, world: World) -> Sequence[ShardReader] | None:
+def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardReader] | None:
     """Of weights to begin with that are not a checkpoint of ours, and of this model as far as can be told; before
     anything that takes long."""
     if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
@@ -178,7 +178,7 @@ def _files(uri: str, model: ModelConfig, world: World) -> Sequence[ShardReader] 
 
 
 def _begin_with(
-    uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: World
+    uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
     """Weights alone; everything else stays as at step 0. `files`: where they are not a checkpoint of ours."""
     if files is not None:
@@ -202,7 +202,7 @@ def _model(said: object, whence: str) -> ModelConfig:
 
 
 @contextlib.contextmanager
-def _reading(uri: str, world: World) -> Iterator[str]:
+def _reading(uri: str, world: DistContext) -> Iterator[str]:
     """The same checkpoint on all ranks, wherever LATEST moves meanwhile, and kept until all have read it."""
     folder = _same(world, final(lambda: resolve(uri)) if world.rank == 0 else None)
     with lease(ObjectPrefix(folder)) if world.rank == 0 else contextlib.nullcontext():
@@ -210,7 +210,7 @@ def _reading(uri: str, world: World) -> Iterator[str]:
         dist.barrier()
 
 
-def _same(world: World, value: Any) -> Any:
+def _same(world: DistContext, value: Any) -> Any:
     """Rank 0's, on all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=world.device)

@@ -19,7 +19,7 @@ from concertina_trainer.format.read_plan import Box, ReadItem, ReadPlan, reads
 from concertina_trainer.format.shardfile import Chunk, Header, Layout, layout_digest
 from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.model.optimizer import ShardedAdamW, local
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "BF16": torch.bfloat16, "F16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -53,7 +53,7 @@ class ShardReader(Protocol):
 class TrainState:
     """Everything that a snapshot holds, as this rank has it."""
 
-    def __init__(self, model: Decoder, optimizer: ShardedAdamW, world: World) -> None:
+    def __init__(self, model: Decoder, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._model, self._optimizer = model, optimizer
         parts = {f"model.{name}": (name, p) for name, p in model.named_parameters()}
         boxes = {name: _box(p) for name, p in model.named_parameters()}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
 
 
@@ -48,7 +48,7 @@ class StepResult:
 
 
 def agree(
-    world: World,
+    world: DistContext,
     sums: Sums,
     losses: Sequence[Tensor],
     gradients: Sequence[Tensor],

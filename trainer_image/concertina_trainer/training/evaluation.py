@@ -24,7 +24,7 @@ from concertina_trainer.data.read.batches import Microbatch, microbatches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
 from concertina_trainer.model.decoder import Decoder, token_losses
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.report import Reporter
 from concertina_trainer.training.saving import Saving
@@ -35,7 +35,7 @@ SEED = 0
 
 class Evaluation:
     def __init__(
-        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: World,
+        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: DistContext,
         reporter: Reporter, saving: Saving,
     ) -> None:  # fmt: skip
         self._every, self._reader, self._plan = config.every_steps, reader, plan

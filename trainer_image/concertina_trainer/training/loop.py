@@ -13,7 +13,7 @@ from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.agreement import StepFlags, agree
 from concertina_trainer.training.anomalies import Anomalies
@@ -27,7 +27,7 @@ from concertina_trainer.training.saving import Outcome, Saving
 @dataclasses.dataclass(frozen=True)
 class Run:
     config: TrainerConfig
-    world: World
+    world: DistContext
     model: Decoder
     optimizer: ShardedAdamW
     sums: Sums
