@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from concertina_protocol import Undone
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.manifest import VALIDATION

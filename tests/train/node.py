@@ -20,7 +20,7 @@ from pathlib import Path
 
 from concertina_protocol import Durable, Progress, Restore, SnapshotId
 from concertina_protocol import worker_channel as channel
-from concertina_protocol.typed_json import from_json
+from concertina_protocol.sidecar import COPY_SLOTS, read_sidecar, remove_sidecar, sidecar_path
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 from concertina_trainer.format.shardfile import header_length
 
@@ -118,28 +118,22 @@ class Job:
     def newest(self) -> Restore:
         """The newest snapshot of which every shard is held somewhere, as the operator would choose it."""
         held: dict[SnapshotId, set[int]] = {}
-        for mark in self.folder.glob("node-*/*/round-*/shard-*/*.json"):
-            id, shard = read_mark(mark)
-            if id is not None:
-                held.setdefault(id, set()).add(shard)
+        for path in self.folder.glob("node-*/*/round-*/shard-*/*.json"):
+            if found := held_in(path.with_suffix("")):
+                held.setdefault(found[0], set()).add(found[1])
         whole = [id for id, shards in held.items() if len(shards) == id.shards]
         newest = max(whole, key=lambda id: (id.round, id.step))
         return Restore("Memory", newest.step, newest)
 
     def find(self, id: SnapshotId, shard: int) -> Path | None:
-        for mark in sorted(self.folder.glob(f"node-*/*/round-{id.round}/shard-{shard}/*.json")):
-            if read_mark(mark) == (id, shard):
-                return mark.with_suffix("")
-        return None
+        found = sorted(self.folder.glob(f"node-*/*/round-{id.round}/shard-{shard}/*.json"))
+        return next((path.with_suffix("") for path in found if held_in(path.with_suffix("")) == (id, shard)), None)
 
 
-def read_mark(mark: Path) -> tuple[SnapshotId | None, int]:
-    """What a slot holds; None where its bytes are not what the mark says."""
-    said = json.loads(mark.read_text())
-    content = mark.with_suffix("").read_bytes()
-    if (len(content), zlib.crc32(content)) != (said["size"], said["crc32"]):
-        return None, -1
-    return from_json(SnapshotId, said["id"]), said["shard"]
+def held_in(path: Path) -> tuple[SnapshotId, int] | None:
+    """What a slot holds; None where its bytes are not what its sidecar says."""
+    said = read_sidecar(path)
+    return (said.id, said.shard) if said and zlib.crc32(path.read_bytes()) == said.crc32 else None
 
 
 class _Round:
@@ -267,12 +261,11 @@ class _Round:
     def _copy(self, node: int, id: SnapshotId, shard: int, path: Path) -> None:
         folder = self.job.folder / f"node-{node}" / "copies" / f"round-{id.round}" / f"shard-{shard}"
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"slot-{id.step % 2}"
-        mark = target.with_suffix(".json")
-        mark.unlink(missing_ok=True)
+        target = folder / f"slot-{id.step % COPY_SLOTS}"
+        remove_sidecar(target)
         shutil.copyfile(path, target)
-        shutil.copyfile(path.with_suffix(".json"), mark)
-        assert read_mark(mark) == (id, shard), "a slot was written while it was copied"
+        shutil.copyfile(sidecar_path(path), sidecar_path(target))
+        assert held_in(target) == (id, shard), "a slot was written while it was copied"
 
     async def _make_durable(self, id: SnapshotId, shard: int, path: str, complete: bool) -> None:
         uploader = await self.uploader

@@ -16,7 +16,7 @@ from replicas import GIVE_UP, UID, write_identity
 import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
-from concertina_agent.files.shards import Damaged, commit, fill
+from concertina_agent.files.shards import commit, fill
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.net import tls
 from concertina_agent.net.server import Server
@@ -24,6 +24,7 @@ from concertina_agent.net.shard_wire import PREFACE
 from concertina_agent.net.wire import Dialer
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
+from concertina_protocol.sidecar import Damaged
 from concertina_trainer.state import snapshot
 
 ID = p.SnapshotId(1, 5, "digest", 1)

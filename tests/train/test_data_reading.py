@@ -23,7 +23,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Folder, StorageError
+from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 
@@ -75,7 +75,7 @@ def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, dat
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
     assert (reader.read(0, 600) == expected).all()
     assert len(held(data_cache)) == 20
-    Folder(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
+    ObjectPrefix(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all(), "from the cache"
 
 

@@ -16,8 +16,9 @@ from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina.plan.types import Event
+from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 
-OWN, SHIPPING, COPIES = 3, 1, 2
+SHIPPING = 1
 STATE_BYTES = 12
 """Of each weight."""
 BESIDES = 1 << 20
@@ -26,7 +27,7 @@ BESIDES = 1 << 20
 
 def needed(spec: JobSpec, replicas: int) -> int:
     """Bytes that each of so many replicas takes of its memory volume."""
-    kept = OWN + (SHIPPING if spec.checkpoint else 0) + (COPIES if replicas > 1 else 0)
+    kept = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
     return kept * _state(spec) // replicas + BESIDES
 
 

@@ -24,7 +24,7 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore
 
-from concertina_trainer.objects import sentences
+from concertina_trainer.objects import messages
 from concertina_trainer.objects.stores import KINDS, CloudStore, open_store
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class StorageError(Exception):
-    """A sentence for a person: what happened and what to do."""
+    """A message for a person: what happened and what to do."""
 
 
 class Refused(StorageError):
@@ -86,8 +86,8 @@ def parts_of(uri: str) -> tuple[str, str, str]:
     return scheme, holder, slash + path
 
 
-class Folder:
-    """The objects below one URI. Keys are relative to it; every method raises StorageError with a sentence."""
+class ObjectPrefix:
+    """The objects below one URI. Keys are relative to it; every method raises StorageError with a message."""
 
     def __init__(self, uri: str, patience: timedelta = PATIENCE, create: bool = False) -> None:
         self.uri, self._patience = uri.rstrip("/"), patience.total_seconds()
@@ -96,7 +96,7 @@ class Folder:
         self._kind = KINDS.get(scheme)
         self._store: CloudStore | LocalStore
         if self._kind is not None:
-            with self._sentences(sentences.OPEN, missing_is_error=True):
+            with self._as_messages(messages.OPEN, missing_is_error=True):
                 retry: RetryConfig = {"max_retries": 50, "retry_timeout": patience}
                 prefix = path.strip("/") or None
                 self._store = open_store(scheme, self._holder, prefix, retry)
@@ -106,7 +106,7 @@ class Folder:
                 raise Refused(f"{self._directory} is a file where a folder is needed: correct the URI.")
             if not create and not self._directory.is_dir():
                 raise NoFolder(f"The folder {self._directory} does not exist: make it, or correct the URI.")
-            with self._sentences(sentences.OPEN):
+            with self._as_messages(messages.OPEN):
                 self._store = LocalStore(self._directory, mkdir=create, automatic_cleanup=True)
         else:
             raise Refused(f"{uri} can't be used: its scheme must be {SCHEMES}.")
@@ -119,7 +119,7 @@ class Folder:
     def get_version(self, key: str) -> tuple[bytes, UpdateVersion] | None:
         """With the version that `put_if` takes."""
         try:
-            with self._sentences(f"read {key}"):
+            with self._as_messages(f"read {key}"):
                 result = obstore.get(self._store, key)
                 return bytes(result.bytes()), _version(result.meta)
         except FileNotFoundError:
@@ -132,7 +132,7 @@ class Folder:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """The bytes [begin, end) of each range."""
-        with self._sentences(f"read {key}", missing_is_error=True):
+        with self._as_messages(f"read {key}", missing_is_error=True):
             starts, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
             return [memoryview(data) for data in obstore.get_ranges(self._store, key, starts=starts, ends=ends)]
 
@@ -152,18 +152,18 @@ class Folder:
 
     def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
         """An object of about `size` bytes that comes in pieces; it is there once all of them are."""
-        with self._sentences(f"write {key}", missing_is_error=True):
+        with self._as_messages(f"write {key}", missing_is_error=True):
             writer = obstore.open_writer(self._store, key, buffer_size=max(PIECE, size // MOST_PIECES))
         for piece in pieces:
-            with self._sentences(f"write {key}", missing_is_error=True):
+            with self._as_messages(f"write {key}", missing_is_error=True):
                 writer.write(piece)
-        with self._sentences(f"write {key}", missing_is_error=True):
+        with self._as_messages(f"write {key}", missing_is_error=True):
             writer.close()
 
     def put(self, key: str, value: bytes | Path) -> None:
         size = value.stat().st_size if isinstance(value, Path) else len(value)
         chunk = max(PIECE, size // MOST_PIECES)
-        with self._sentences(f"write {key}", missing_is_error=True):
+        with self._as_messages(f"write {key}", missing_is_error=True):
             self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
 
     def settle(self, keys: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ class Folder:
             return
         paths = [self._directory / key for key in keys]
         folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(self._directory)}
-        with self._sentences(f"write {', '.join(keys)}", missing_is_error=True):
+        with self._as_messages(f"write {', '.join(keys)}", missing_is_error=True):
             for path in (*paths, *sorted(folders, reverse=True)):
                 descriptor = os.open(path, os.O_RDONLY)
                 try:
@@ -183,7 +183,7 @@ class Folder:
 
     def put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
         """Write only over this version (None: only where there is nothing); else raises Changed."""
-        with self._sentences(f"write {key}", missing_is_error=True):
+        with self._as_messages(f"write {key}", missing_is_error=True):
             try:
                 if self._directory is not None:
                     self._put_if_local(self._directory / key, value, version)
@@ -204,7 +204,7 @@ class Folder:
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
         """By key, the objects below `prefix` (a whole folder name)."""
-        with self._sentences(f"list {prefix}"):
+        with self._as_messages(f"list {prefix}"):
             items = self._whole(lambda: [item for batch in obstore.list(self._store, prefix or None) for item in batch])
             return {item["path"]: Entry(item["size"], item["last_modified"]) for item in items}
 
@@ -216,7 +216,7 @@ class Folder:
         """Those that are not there any more are no error."""
 
         def one(key: str) -> None:
-            with self._sentences(f"delete {key}"), contextlib.suppress(FileNotFoundError):
+            with self._as_messages(f"delete {key}"), contextlib.suppress(FileNotFoundError):
                 self._whole(lambda: obstore.delete(self._store, key))
 
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
@@ -230,26 +230,26 @@ class Folder:
             try:
                 return ask()
             except GenericError as error:
-                if time.monotonic() + wait > begun + self._patience or not sentences.cut_off(error):
+                if time.monotonic() + wait > begun + self._patience or not messages.cut_off(error):
                     raise
             time.sleep(wait)
             wait *= 2
 
     @contextlib.contextmanager
-    def _sentences(self, doing: str, missing_is_error: bool = False) -> Iterator[None]:
+    def _as_messages(self, doing: str, missing_is_error: bool = False) -> Iterator[None]:
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            if isinstance(error, FileNotFoundError) and not missing_is_error and sentences.is_missing(error):
+            if isinstance(error, FileNotFoundError) and not missing_is_error and messages.is_missing(error):
                 raise
-            sentence, refused = self._said(doing, error)
-            kind = Missing if sentences.is_missing(error) else Refused if refused else StorageError
-            raise kind(sentence) from error
+            message, refused = self._said(doing, error)
+            kind = Missing if messages.is_missing(error) else Refused if refused else StorageError
+            raise kind(message) from error
 
-    def _said(self, doing: str, error: Exception) -> sentences.Said:
+    def _said(self, doing: str, error: Exception) -> messages.StoreMessage:
         if self._kind is None:
-            return sentences.of_files(self.uri, doing, error)
-        return sentences.of_cloud(self.uri, self._kind, self._holder, doing, error)
+            return messages.of_files(self.uri, doing, error)
+        return messages.of_cloud(self.uri, self._kind, self._holder, doing, error)
 
 
 def _version(meta: ObjectMeta) -> UpdateVersion:

@@ -1,4 +1,4 @@
-"""What a store's refusal means, as a sentence for a person: what happened, why, and what to do; and whether the store
+"""What a store's refusal means, as a message for a person: what happened, why, and what to do; and whether the store
 refused, or is only away."""
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ MOST = 300
 """Characters of what a store said."""
 
 
-class Said(NamedTuple):
-    sentence: str
+class StoreMessage(NamedTuple):
+    message: str
     refused: bool
     """The store has answered, or would not be asked at all: the same request will hardly do better in a while."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Of a refusal: a sentence, and what the text of an error must hold one of; the first rule that fits counts."""
+    """Of a refusal: a message, and what the text of an error must hold one of; the first rule that fits counts."""
 
     signs: tuple[str, ...]
-    sentence: str
+    message: str
 
 
 CLOUD = (
@@ -68,7 +68,7 @@ AWAY = "{where} can't be reached for {uri} ({doing}): check the endpoint and the
 ELSE = "Could not {doing} below {uri}: {said}."
 
 
-def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> Said:
+def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> StoreMessage:
     """Of an error of the store behind a URI."""
     text = str(error)
     identity = kind.identity()
@@ -81,30 +81,30 @@ def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) ->
     }  # fmt: skip
     for rule in CLOUD:
         if _any(rule.signs, text):
-            return Said(rule.sentence.format(**facts), True)
+            return StoreMessage(rule.message.format(**facts), True)
     if _any(IDENTITY, text):
-        return Said(TOKEN.format(**facts), not cut_off(error))
+        return StoreMessage(TOKEN.format(**facts), not cut_off(error))
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _any(DENIED, text):
-        return Said(REFUSED.format(**facts, remedy=remedy.format(**facts)), True)
+        return StoreMessage(REFUSED.format(**facts, remedy=remedy.format(**facts)), True)
     if doing == OPEN:
-        return Said(SETTINGS.format(**facts), True)
-    return Said((AWAY if _any(UNREACHABLE, text) else ELSE).format(**facts), False)
+        return StoreMessage(SETTINGS.format(**facts), True)
+    return StoreMessage((AWAY if _any(UNREACHABLE, text) else ELSE).format(**facts), False)
 
 
 _KEYS = "set {kind.keys} to such as may read and write it (for a job: in the Secret that checkpoint.secretName names)"
 
 
-def of_files(uri: str, doing: str, error: Exception) -> Said:
+def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
     """Of an error of this file system."""
     text = str(error)
     if "No space left" in text:
-        return Said(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
+        return StoreMessage(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
     if isinstance(error, PermissionError) or _any(NOT_ALLOWED, text):
         said = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
-        return Said(said, True)
+        return StoreMessage(said, True)
     if isinstance(error, FileNotFoundError):
-        return Said(ELSE.format(doing=doing.strip(), uri=uri, said="it is not there"), False)
-    return Said(ELSE.format(doing=doing.strip(), uri=uri, said=_said(text)), False)
+        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said="it is not there"), False)
+    return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said=_said(text)), False)
 
 
 def is_missing(error: Exception) -> bool:

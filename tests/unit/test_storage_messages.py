@@ -3,7 +3,7 @@
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
-from concertina_trainer.objects import sentences
+from concertina_trainer.objects import messages
 from concertina_trainer.objects.stores import KINDS
 
 STATUS = "Error performing GET http://s3/b/k in 2ms - Server returned non-2xx status code: "
@@ -28,7 +28,7 @@ SAID = [
 
 @pytest.mark.parametrize(("error", "refused"), SAID, ids=[str(error)[-60:] for error, _ in SAID])
 def test_a_refusal_is_told_from_a_store_that_is_away(error, refused):
-    assert sentences.of_cloud("s3://b/x", KINDS["s3"], "b", "read k", error).refused is refused
+    assert messages.of_cloud("s3://b/x", KINDS["s3"], "b", "read k", error).refused is refused
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_a_refusal_is_told_from_a_store_that_is_away(error, refused):
     ],
 )
 def test_an_object_that_is_not_there_is_told_from_a_bucket_that_is_not(error, missing):
-    assert sentences.is_missing(error) is missing
+    assert messages.is_missing(error) is missing

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Refused
+from concertina_trainer.objects.prefix import Refused
 
 GRACE = (0.5, 2.0)
 """Seconds from one try to the next; what is still refused after the last one is refused for good."""
