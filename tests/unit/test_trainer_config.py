@@ -7,6 +7,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from concertina.api.spec import Checkpoint
 from concertina_trainer.config import CheckpointConfig, TrainerConfig
 
 DATA = {"data": {"uri": "s3://bucket/data"}}
@@ -22,21 +23,22 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
     [
         ({"stepz": 3}, "stepz"),
         ({"model": {"layerz": 3}}, "layerz"),
-        ({"model": {"dim": 24, "heads": 8}}, "even multiple of model.heads"),
-        ({"model": {"heads": 4, "kvHeads": 3}}, "multiple of model.kvHeads"),
+        ({"model": {"dim": 24, "heads": 8}}, "even multiple of heads"),
+        ({"model": {"heads": 4, "kvHeads": 3}}, "multiple of kvHeads"),
         ({"data": {"uri": "relative/path"}}, "uri"),
-        ({"data": {}}, "either data.uri or data.mixture"),
-        ({"data": {"uri": "/a", "mixture": [{"uri": "/b", "weight": 1}]}}, "either data.uri or data.mixture"),
+        ({"data": {}}, "give either uri, or mixture"),
+        ({"data": {"uri": "/a", "mixture": [{"uri": "/b", "weight": 1}]}}, "give either uri, or mixture"),
         ({"data": {"mixture": [{"uri": "/b", "weight": 0.5}]}}, "valid integer"),
         ({"data": {"uri": "/a", "documents": "bucketed"}, "determinism": "bitwise"}, "another data.documents"),
-        ({"data": {"uri": "/a", "balance": "speed"}, "determinism": "bitwise"}, "set data.balance to even"),
-        ({"data": {"uri": "/a", "balance": "speed", "documents": "bucketed"}}, "set data.balance to even"),
+        ({"data": {"uri": "/a", "balance": "speed"}, "determinism": "bitwise"}, "set balance to even"),
+        ({"data": {"uri": "/a", "balance": "speed", "documents": "bucketed"}}, "set balance to even"),
         ({"evaluation": {"everySteps": 0}}, "everySteps"),
         ({"evaluation": {"sequences": 0}}, "sequences"),
         ({"evaluation": {"everyStep": 5}}, "everyStep"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"precision": "float8"}, "precision"),
         ({"determinism": "bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
+        ({"anomalies": {"nonFinite": "Ignore"}}, "nonFinite"),
     ],
 )
 def test_a_mistake_is_named(change, said):
@@ -69,8 +71,12 @@ def test_a_run_that_began_when_rates_had_other_defaults_is_the_same_run():
 
 
 def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():
-    found = CheckpointConfig.model_validate({"uri": "s3://b/x", "everySteps": 5, "secretName": "s3"})
-    assert (found.every_steps, found.every_seconds, found.keep) == (5, None, 3)
+    said = {"uri": "s3://b/x", "everySteps": 5}
+    found = CheckpointConfig.model_validate({**said, "secretName": "s3", "invented": 1})
+    asked = Checkpoint.model_validate(said)
+    assert found.model_dump() == asked.model_dump(exclude={"secret_name"}), "one set of defaults"
+    with pytest.raises(ValidationError, match="invented"):
+        Checkpoint.model_validate({**said, "invented": 1})
 
 
 def test_importing_the_configuration_brings_no_torch():

@@ -6,20 +6,53 @@ layers, elements, tokens or sequences, as each description says.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import json
 import math
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What several fields of a section must obey together, in the API server's language and in Python."""
+
+    field: str
+    """The one to name in the refusal."""
+    cel: str
+    holds: Callable[[Any], bool]
+    message: str
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_enum_values=False
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_enum_values=False,
+        json_schema_extra=lambda schema, section: section.add_rules(schema),
     )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """To the section's schema, for the CRD."""
+        rules = [{"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.RULES]
+        if rules:
+            schema["x-kubernetes-validations"] = rules
+
+    @model_validator(mode="after")
+    def _obeys(self) -> Self:
+        for rule in self.RULES:
+            if not rule.holds(self):
+                raise ValueError(rule.message)
+        return self
 
 
 class Precision(enum.StrEnum):
@@ -77,13 +110,20 @@ class ModelConfig(_Section):
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         return embeddings + self.layers * block + self.dim
 
-    @model_validator(mode="after")
-    def _divisible(self) -> ModelConfig:
-        if self.dim % (2 * self.heads):
-            raise ValueError(f"model.dim ({self.dim}) must be an even multiple of model.heads ({self.heads})")
-        if self.heads % self.resolved_kv_heads:
-            raise ValueError(f"model.heads ({self.heads}) must be a multiple of model.kvHeads ({self.kv_heads})")
-        return self
+    RULES = (
+        Rule(
+            "dim",
+            "self.dim % (2 * self.heads) == 0",
+            lambda model: model.dim % (2 * model.heads) == 0,
+            "dim must be an even multiple of heads: each head's width must be even",
+        ),
+        Rule(
+            "kvHeads",
+            "!has(self.kvHeads) || self.heads % self.kvHeads == 0",
+            lambda model: model.heads % model.resolved_kv_heads == 0,
+            "heads must be a multiple of kvHeads",
+        ),
+    )
 
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
@@ -156,11 +196,14 @@ class DataConfig(_Section):
     def sources(self) -> list[MixtureSource]:
         return [MixtureSource(uri=self.uri, weight=1)] if self.uri is not None else self.mixture
 
-    @model_validator(mode="after")
-    def _one_or_several(self) -> DataConfig:
-        if (self.uri is None) == (not self.mixture):
-            raise ValueError("give either data.uri or data.mixture")
-        return self
+    RULES = (
+        Rule(
+            "uri",
+            "has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",
+            lambda data: (data.uri is None) == bool(data.mixture),
+            "give either uri, or mixture with one data set or more",
+        ),
+    )
 
 
 class OptimizerConfig(_Section):
@@ -252,7 +295,7 @@ class AnomalyConfig(_Section):
     """What follows from a step that looks wrong. Skip leaves its batch out; RollBack goes back to a durable checkpoint
     and leaves out all batches since; both record which samples."""
 
-    non_finite: Answer = Field(
+    non_finite: Literal[Answer.skip, Answer.roll_back, Answer.stop] = Field(
         default=Answer.stop,
         description="When loss or gradient are not finite: Skip, RollBack, or Stop: the step is tried again from the "
         "last snapshot, and the job ends where that changes nothing.",
@@ -285,16 +328,6 @@ class AnomalyConfig(_Section):
         """Steps that going back may undo, whatever the reason: one checkpoint is kept for each."""
         rolls_back = Answer.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))
-
-    @model_validator(mode="after")
-    def _never_ignored(self) -> AnomalyConfig:
-        if self.non_finite is Answer.ignore:
-            raise ValueError("anomalies.nonFinite can't be Ignore: such a gradient would destroy the weights")
-        return self
-
-
-BALANCED_BITWISE = "data.balance speed makes microbatches of different sizes, and determinism bitwise needs one shape"
-BALANCED_BUCKETS = "data.balance speed counts sequences, and with data.documents bucketed they differ in length"
 
 
 class TrainerConfig(_Section):
@@ -331,26 +364,39 @@ class TrainerConfig(_Section):
     def bitwise(self) -> bool:
         return self.determinism is Determinism.bitwise
 
-    @model_validator(mode="after")
-    def _few_fixed_microbatches(self) -> TrainerConfig:
-        count = math.ceil(self.global_batch_size / self.micro_batch_size)
-        if self.bitwise and count > MOST_FIXED_MICROBATCHES:
-            raise ValueError(
-                f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches, and globalBatchSize "
-                f"({self.global_batch_size}) / microBatchSize ({self.micro_batch_size}) makes {count}: raise "
-                "microBatchSize"
-            )
-        if self.bitwise and self.data.documents is Documents.bucketed:
-            raise ValueError("determinism bitwise has microbatches of one shape: choose another data.documents")
-        return self
-
-    @model_validator(mode="after")
-    def _shapes_may_differ(self) -> TrainerConfig:
-        if self.data.balance is Balancing.speed and self.bitwise:
-            raise ValueError(f"{BALANCED_BITWISE}: set data.balance to even, or determinism to order")
-        if self.data.balance is Balancing.speed and self.data.documents is Documents.bucketed:
-            raise ValueError(f"{BALANCED_BUCKETS}: set data.balance to even, or choose another data.documents")
-        return self
+    RULES = (
+        Rule(
+            "microBatchSize",
+            f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
+            lambda trainer: (
+                not trainer.bitwise or trainer.global_batch_size <= MOST_FIXED_MICROBATCHES * trainer.micro_batch_size
+            ),
+            f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
+            "globalBatchSize",
+        ),
+        Rule(
+            "data.documents",
+            "self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
+            lambda trainer: not trainer.bitwise or trainer.data.documents is not Documents.bucketed,
+            "determinism bitwise has microbatches of one shape: choose another data.documents",
+        ),
+        Rule(
+            "data.balance",
+            "self.data.balance != 'speed' || self.determinism != 'bitwise'",
+            lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
+            "data.balance speed makes microbatches of different sizes, and determinism bitwise needs one shape: set "
+            "balance to even, or determinism to order",
+        ),
+        Rule(
+            "data.balance",
+            "self.data.balance != 'speed' || self.data.documents != 'bucketed'",
+            lambda trainer: (
+                trainer.data.balance is not Balancing.speed or trainer.data.documents is not Documents.bucketed
+            ),
+            "data.balance speed counts sequences, and with data.documents bucketed they differ in length: set balance "
+            "to even, or choose another documents",
+        ),
+    )
 
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
@@ -367,14 +413,50 @@ class TrainerConfig(_Section):
 
 
 class CheckpointConfig(BaseModel):
-    """What the trainer reads of `spec.checkpoint` (the TrainingJob's own model checks it)."""
+    """`spec.checkpoint`, as the trainer reads it: what a newer operator adds is none of its business. (What a person
+    writes is read strictly, as concertina.api.spec.Checkpoint.)"""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
-    uri: str
-    every_steps: int | None = None
-    every_seconds: int | Literal["auto"] | None = None
-    keep: int = 3
-    keep_every_steps: int | None = None
-    resume_from: str = ""
-    init_from: str = ""
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Folder of this job's checkpoints, s3://bucket/folder, gs://bucket/folder, az://container/folder "
+        "or file:///folder; no two live jobs share one. A job goes on from the newest checkpoint in it.",
+    )
+    every_steps: int | None = Field(
+        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: by everySeconds alone."
+    )
+    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
+        default=600,
+        description="Most seconds between checkpoints; auto: what loses the least time, by how long saves take and how "
+        "often replicas fail (status.checkpointInterval).",
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'auto'",
+                    "message": "must be auto or a number of seconds from 1 to 31536000",
+                }
+            ],
+        },
+    )
+    keep: int = Field(default=5, ge=1, le=1000, description="Newest checkpoints that are kept.")
+    keep_every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000000,
+        description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
+    )
+    resume_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Another run's checkpoint, or its folder for the newest one: this job goes on from its whole state "
+        "(same data, same model) where there is no checkpoint under uri yet.",
+    )
+    init_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Weights to begin with at step 0 where there is no checkpoint under uri yet: another run's "
+        "checkpoint or folder, or a safetensors file or a folder of them, with Hugging Face's names for Llama.",
+    )

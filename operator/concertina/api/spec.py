@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from concertina.api import TRAINER
 from concertina.api.model import Model, Verbatim
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config import CheckpointConfig, TrainerConfig
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""
@@ -150,51 +150,11 @@ class Parallelism(Model):
         return self.tensor * self.pipeline * self.context
 
 
-class Checkpoint(Model):
+class Checkpoint(CheckpointConfig):
     """Where and how often the state goes to durable storage."""
 
-    uri: str = Field(
-        min_length=1,
-        max_length=1024,
-        description="Folder of this job's checkpoints, s3://bucket/folder, gs://bucket/folder, az://container/folder "
-        "or file:///folder; no two live jobs share one. A job goes on from the newest checkpoint in it.",
-    )
-    every_steps: int | None = Field(
-        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: by everySeconds alone."
-    )
-    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
-        default=600,
-        description="Most seconds between checkpoints; auto: what loses the least time, by how long saves take and how "
-        "often replicas fail (status.checkpointInterval).",
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "x-kubernetes-validations": [
-                {
-                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'auto'",
-                    "message": "must be auto or a number of seconds from 1 to 31536000",
-                }
-            ],
-        },
-    )
-    keep: int = Field(default=5, ge=1, le=1000, description="Newest checkpoints that are kept.")
-    keep_every_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000000000,
-        description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
-    )
-    resume_from: str = Field(
-        default="",
-        max_length=1024,
-        description="Another run's checkpoint, or its folder for the newest one: this job goes on from its whole state "
-        "(same data, same model) where there is no checkpoint under uri yet.",
-    )
-    init_from: str = Field(
-        default="",
-        max_length=1024,
-        description="Weights to begin with at step 0 where there is no checkpoint under uri yet: another run's "
-        "checkpoint or folder, or a safetensors file or a folder of them, with Hugging Face's names for Llama.",
-    )
+    model_config = ConfigDict(extra="forbid")
+
     secret_name: str | None = Field(
         default=None,
         min_length=1,
