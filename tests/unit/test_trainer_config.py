@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from concertina.api.spec import Checkpoint
-from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.config import CheckpointConfig, TrainerConfig, of_any_version
 
 DATA = {"data": {"uri": "s3://bucket/data"}}
 
@@ -54,7 +54,7 @@ def test_data_may_be_in_every_store_that_checkpoints_may_be_in(uri):
 
 def test_the_digest_is_of_what_decides_the_numbers():
     config = TrainerConfig.model_validate(DATA)
-    same = {"logEverySteps": 3, "snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
+    same = {"snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
     same["data"] = {"uri": "s3://elsewhere/data", "cacheMebibytes": 99}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
@@ -68,6 +68,17 @@ def test_a_run_that_began_when_rates_had_other_defaults_is_the_same_run():
     assert TrainerConfig.model_validate({**DATA, "optimizer": stored}).digest() == "a63fbbd797f214ce"
     said = {**stored, "minLearningRateFactor": 0.5}
     assert TrainerConfig.model_validate({**DATA, "optimizer": said}).digest() != "a63fbbd797f214ce"
+
+
+def test_what_an_older_version_wrote_into_a_pod_or_a_checkpoint_is_read():
+    """With the values of fields that are constants now."""
+    older = {**DATA, "data": {**DATA["data"], "fetchThreads": 9, "patienceSeconds": 1}, "logEverySteps": 100}
+    assert of_any_version(older) == TrainerConfig.model_validate(DATA) == of_any_version(DATA)
+    assert older["logEverySteps"] == 100
+    with pytest.raises(ValidationError, match="epochs"):
+        of_any_version({**older, "epochs": 2})
+    with pytest.raises(ValidationError, match="logEverySteps"):
+        TrainerConfig.model_validate(older)
 
 
 def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():

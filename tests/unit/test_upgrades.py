@@ -41,6 +41,17 @@ def test_fields_of_a_newer_crd_are_left_out_and_named() -> None:
     assert parse_stored({"spec": SPEC}) == (spec, ())
 
 
+def test_of_fields_that_are_constants_now_only_what_somebody_had_set_is_named() -> None:
+    """An older CRD fills in the rest, in every job."""
+    spec = copy.deepcopy(SPEC)
+    spec["trainer"] |= {"data": {"uri": "/data", "fetchThreads": 4, "patienceSeconds": 600}, "logEverySteps": 10}
+    assert parse_stored({"spec": spec}) == (parse_spec({"spec": SPEC}), ())
+    spec["trainer"]["data"]["patienceSeconds"] = 3
+    assert parse_stored({"spec": spec}) == (parse_spec({"spec": SPEC}), ("spec.trainer.data.patienceSeconds",))
+    with pytest.raises(SpecError, match="logEverySteps is not a field"):
+        parse_spec({"spec": spec})
+
+
 def test_what_is_wrong_besides_is_said() -> None:
     manifest = newer()
     manifest["spec"]["replicas"] = 0

@@ -6,12 +6,13 @@ layers, elements, tokens or sequences, as each description says.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -184,13 +185,6 @@ class DataConfig(_Section):
     cache_mebibytes: int = Field(
         default=4096, ge=16, le=16777216, description="Most MiB of shards from object stores kept on a node's disk."
     )
-    fetch_threads: int = Field(default=4, ge=1, le=64, description="Shards that a worker fetches and checks at once.")
-    patience_seconds: int = Field(
-        default=600,
-        ge=1,
-        le=86400,
-        description="Seconds for which a store that is slow or away only stalls the training; then the round fails.",
-    )
 
     @property
     def sources(self) -> list[MixtureSource]:
@@ -358,7 +352,6 @@ class TrainerConfig(_Section):
     evaluation: EvaluationConfig | None = Field(
         default=None, description="The loss on documents that were set aside. Absent: it is not measured."
     )
-    log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
     @property
     def bitwise(self) -> bool:
@@ -400,7 +393,7 @@ class TrainerConfig(_Section):
 
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        without = {"data", "snapshot", "evaluation", "log_every_steps", "micro_batch_size"}
+        without = {"data", "snapshot", "evaluation", "micro_batch_size"}
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
@@ -410,6 +403,25 @@ class TrainerConfig(_Section):
         optimizer["min_learning_rate"] = self.optimizer.resolved_min_learning_rate
         optimizer["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+RETIRED: dict[tuple[str, ...], object] = {
+    ("data", "fetchThreads"): 4,
+    ("data", "patienceSeconds"): 600,
+    ("logEverySteps",): 10,
+}
+"""Fields that older versions had, with the defaults that they had: nobody sets them any more."""
+
+
+def of_any_version(said: Mapping[str, Any]) -> TrainerConfig:
+    """A configuration as this or an older version wrote it, into a pod or a checkpoint. Raises ValidationError."""
+    config = copy.deepcopy(dict(said))
+    for *sections, field in RETIRED:
+        section = config
+        for name in sections:
+            section = section.get(name) or {}
+        section.pop(field, None)
+    return TrainerConfig.model_validate(config)
 
 
 class CheckpointConfig(BaseModel):

@@ -15,6 +15,10 @@ from pydantic_core import ErrorDetails
 
 from concertina.api.rules import broken
 from concertina.api.spec import JobSpec
+from concertina_trainer import config
+
+RETIRED: dict[tuple[int | str, ...], object] = {("trainer", *path): default for path, default in config.RETIRED.items()}
+"""Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence."""
 
 
 class SpecError(ValueError):
@@ -40,35 +44,35 @@ def _parsed(manifest: Mapping[str, Any], stored: bool) -> JobSpec:
 
 
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
-    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well: the API
-    server stores those that its CRD has, and a newer one has more, with defaults of its own. Nor does it ask for rules
-    that jobs may be older than. Raises SpecError."""
+    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well (but for
+    RETIRED ones): the API server stores those that its CRD has, and another version's has others, with defaults of its
+    own. Nor does it ask for rules that jobs may be older than. Raises SpecError."""
     try:
         return _parsed(manifest, stored=True), ()
     except SpecError:
         known, unknown = _without_unknown(manifest)
-        if not unknown:
+        if known == manifest:
             raise
         return _parsed(known, stored=True), unknown
 
 
 def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """A manifest without the fields that are not ours, and their paths."""
-    known = copy.deepcopy(dict(manifest))
+    known, unknown = copy.deepcopy(dict(manifest)), []
     try:
         _checked(known.get("spec"), stored=True)
     except ValidationError as error:
-        strange = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
-        for location in strange:
-            *parents, last = location
+        details = error.errors(include_url=False)
+        for *parents, last in (detail["loc"] for detail in details if detail["type"] == "extra_forbidden"):
             target = known["spec"]
             for part in parents:
                 target = target[part]
-            del target[last]
-        return known, tuple(sorted(_path(location) for location in strange))
+            value, location = target.pop(last), (*parents, last)
+            if location not in RETIRED or RETIRED[location] != value:
+                unknown.append(_path(location))
     except SpecError:
         pass
-    return known, ()
+    return known, tuple(sorted(unknown))
 
 
 def _checked(raw: Any, stored: bool) -> JobSpec:

@@ -75,7 +75,7 @@ class Reporter:
             self._smoothed = self._smoothed * _SMOOTHING + seconds * (1 - _SMOOTHING) if self._smoothed else seconds
         self._save_seconds, self._saving = max(self._save_seconds, saving - self._saving), saving
         self._send("training", step, position, loss, seconds, snapshot_step, saving, stalled)
-        if self._rank == 0 and (step % self._config.log_every_steps == 0 or step == self._config.steps):
+        if self._rank == 0:  # each step: drills and the demo time steps by these lines
             print(
                 f"step {step}/{self._config.steps}  loss {loss:.4f}  rate {rate:.2e}  "
                 f"{self._tokens / (self._smoothed or seconds):,.0f} tokens/s  {seconds * 1000:.0f} ms",
