@@ -17,7 +17,10 @@ from concertina.api.rules import broken
 from concertina.api.spec import JobSpec
 from concertina_trainer import config
 
-RETIRED: dict[tuple[int | str, ...], object] = {("trainer", *path): default for path, default in config.RETIRED.items()}
+RETIRED: dict[tuple[int | str, ...], object] = {
+    ("failurePolicy", "straggler"): {"factor": 2.0},
+    **{("trainer", *path): default for path, default in config.RETIRED.items()},
+}
 """Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence."""
 
 
@@ -38,7 +41,7 @@ def _parsed(manifest: Mapping[str, Any], stored: bool) -> JobSpec:
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     try:
-        return _checked(manifest["spec"], stored)
+        return _checked(_respelled(manifest["spec"]), stored)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False)) from error
 
@@ -56,11 +59,29 @@ def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]
         return _parsed(known, stored=True), unknown
 
 
+def _respelled(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With `hangAction` and `straggler.action` of failurePolicy as `onHang` and `onStraggler`, which go before them."""
+    if not isinstance(spec.get("failurePolicy"), Mapping):
+        return spec
+    policy = dict(spec["failurePolicy"])
+    if "hangAction" in policy:
+        action = policy.pop("hangAction")
+        policy.setdefault("onHang", action)
+    if isinstance(policy.get("straggler"), Mapping):
+        rest = dict(policy.pop("straggler"))
+        if "action" in rest:
+            action = rest.pop("action")
+            policy.setdefault("onStraggler", action)
+        if rest:
+            policy["straggler"] = rest
+    return {**spec, "failurePolicy": policy}
+
+
 def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """A manifest without the fields that are not ours, and their paths."""
-    known, unknown = copy.deepcopy(dict(manifest)), []
+    known, unknown = {**manifest, "spec": copy.deepcopy(_respelled(manifest["spec"]))}, []
     try:
-        _checked(known.get("spec"), stored=True)
+        _checked(known["spec"], stored=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         for *parents, last in (detail["loc"] for detail in details if detail["type"] == "extra_forbidden"):
@@ -76,7 +97,8 @@ def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tu
 
 
 def _checked(raw: Any, stored: bool) -> JobSpec:
-    """Raises ValidationError, and SpecError where fields that are each right don't go together."""
+    """`raw` in today's spelling. Raises ValidationError, and SpecError where fields that are each right don't go
+    together."""
     # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
     spec = JobSpec.model_validate_json(json.dumps(raw), strict=True)
     if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec, stored)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import Annotated, Any, Literal
 
@@ -165,31 +166,44 @@ class Checkpoint(CheckpointConfig):
     )
 
 
-class StragglerPolicy(Model):
-    """What counts as a straggler: a rank that the others wait for in every step."""
+class Reaction(enum.StrEnum):
+    """To something that is wrong with a worker, and that does not end it."""
 
-    factor: float = Field(
-        default=2.0,
-        ge=1.1,
-        le=1000,
-        description="So many times what the others' own work in a step takes (waiting for each other apart) makes a "
-        "straggler. It holds from the next round on.",
-    )
-    action: Literal["Report", "Replace"] = Field(
-        default="Report",
-        description="Report names it in the status and an event; Replace also makes a new pod for it on another node, "
-        "without losing a step, where the job can go on without it meanwhile.",
-    )
+    REPLACE = "Replace"
+    REPORT = "Report"
+
+
+def _with_old_spellings(schema: dict[str, Any]) -> None:
+    """Stored objects may hold them: what the schema lacks, the API server prunes before the operator has read it. Nor
+    does it fill in the new fields, since a default would hide what the old ones say."""
+    fields = schema["properties"]
+    for name in ("onHang", "onStraggler"):
+        del fields[name]["default"]
+    old = {"type": "string", "enum": [each.value for each in Reaction]}
+    action = {**old, "description": "Deprecated: use onStraggler."}
+    straggler = {"type": "object", "properties": {"action": action}}
+    fields["hangAction"] = {**old, "description": "Deprecated: use onHang, which goes before it."}
+    fields["straggler"] = {
+        "anyOf": [straggler, {"type": "null"}],
+        "description": "Deprecated: use onStraggler, which goes before it.",
+    }
 
 
 class FailurePolicy(Model):
     """When to give up."""
+
+    model_config = ConfigDict(json_schema_extra=_with_old_spellings)
 
     max_restarts: int = Field(
         default=10, ge=0, le=1000, description="Failures within windowSeconds that are borne; one more fails the job."
     )
     window_seconds: int = Field(
         default=3600, ge=1, le=31536000, description="Length in seconds of the window in which failures are counted."
+    )
+    on_hang: Reaction = Field(
+        default=Reaction.REPLACE,
+        description="What follows when no worker moves any more, after all their stacks were logged. Replace starts a "
+        "new round with a new pod for the one that the others wait for; Report only says so. Absent: Replace.",
     )
     hang_timeout_seconds: int | None = Field(
         default=None,
@@ -198,10 +212,10 @@ class FailurePolicy(Model):
         description="Seconds without a move of any rank that make a hang; starting, restoring, checkpointing and "
         "evaluating may last longer. Absent: 20 times the usual step, at least 60. It holds from the next round on.",
     )
-    hang_action: Literal["Replace", "Report"] = Field(
-        default="Replace",
-        description="What follows from a hang, once the stacks of all workers are in the logs: Replace makes a new "
-        "round and replaces the pod that the others wait for; Report tells of it and lets it be.",
+    on_straggler: Reaction = Field(
+        default=Reaction.REPORT,
+        description="What follows when one worker takes twice as long for each step as the others. Report names it in "
+        "the status; Replace also moves its pod to another node, without losing a step. Absent: Report.",
     )
     avoid_node_seconds: int = Field(
         default=900,
@@ -210,7 +224,6 @@ class FailurePolicy(Model):
         description="Seconds for which new pods keep off a node that failed the job repeatedly; twice as long each "
         "further time. 0: nodes are not avoided.",
     )
-    straggler: StragglerPolicy = Field(default=StragglerPolicy(), description="What counts as a straggler.")
 
 
 class JobSpec(Model):
