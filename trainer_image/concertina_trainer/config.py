@@ -75,24 +75,34 @@ class ModelConfig(_Section):
 
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
-    heads: int = Field(default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of it.")
+    heads: int = Field(
+        default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of their number."
+    )
     kv_heads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Key and value heads; heads must be a multiple of it. Default: as heads.",
+        description="Key and value heads; heads must be a multiple of their number. Absent: as many as heads.",
     )
     hidden_dim: int | None = Field(
         default=None,
         ge=8,
         le=1048576,
-        description="Width of the feed-forward layer. Default: 8/3 dim, rounded up to 32.",
+        description="Width of the feed-forward layer. Absent: 8/3 of dim, rounded up to a multiple of 32.",
     )
-    vocab_size: int = Field(default=256, ge=2, le=4194304, description="Token values 0 ... vocabSize-1; 256 for bytes.")
-    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens that one sequence predicts.")
+    vocab_size: int = Field(
+        default=256, ge=2, le=4194304, description="Number of different tokens; 256 is enough for bytes."
+    )
+    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens of a sequence.")
     tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
     rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
-    norm_epsilon: float = Field(default=1e-5, ge=1e-12, le=0.1, description="Added to the mean square in RMSNorm.")
+    norm_epsilon: float = Field(
+        default=1e-5,
+        ge=1e-12,
+        le=0.1,
+        description="Added to the mean square in RMSNorm. A property of the model: take it from its config.json "
+        "(rms_norm_eps).",
+    )
 
     @property
     def resolved_kv_heads(self) -> int:
@@ -150,7 +160,7 @@ class MixtureSource(_Section):
         min_length=1, max_length=1024, pattern=DATA_URI, description="Folder of manifest.json and its shards."
     )
     weight: int = Field(
-        ge=1, le=1000, description="Its share of the sequences is this number, over the sum of all weights."
+        ge=1, le=1000, description="Its share of the sequences is this number over the sum of all weights."
     )
 
 
@@ -162,28 +172,30 @@ class DataConfig(_Section):
         min_length=1,
         max_length=1024,
         pattern=DATA_URI,
-        description="Folder of manifest.json and its shards: an absolute path, file:///..., s3://bucket/folder, "
-        "gs://bucket/folder or az://container/folder. Absent: mixture names several.",
+        description="Folder that `concertina data build` wrote: an absolute path, file:///folder, "
+        "s3://bucket/folder, gs://bucket/folder or az://container/folder. Absent: mixture names several.",
     )
     mixture: Annotated[list[MixtureSource], Field(max_length=32)] = Field(
         default=[],
-        description="Data sets that are trained on together, in proportions that are exact at any moment. Each begins "
-        "a new epoch of its own, in a new order, when it is used up.",
+        description="Several data sets that are trained on together, in exact proportions. One that is used up "
+        "begins anew, in another order.",
     )
     documents: Documents = Field(
         default=Documents.joined,
-        description="joined: sequences are cut from the documents one after the other, whatever their ends. masked: so "
-        "too, but a token attends to its own document only. packed: whole documents are packed into sequences, and "
-        "attend to themselves only. bucketed: a document a sequence, computed with others of about its length. packed "
-        "and bucketed need `concertina data pack`.",
+        description="How documents become sequences: joined cuts through them, masked too but keeps them from seeing "
+        "each other, packed puts whole ones together, bucketed gives each a sequence of its own. The "
+        "last two need `concertina data pack`.",
     )
     balance: Balancing = Field(
         default=Balancing.even,
-        description="even: each worker computes as many sequences of a batch as any other. speed: as many as its "
-        "measured speed says, from half to twice the even share; order and gradient are the same.",
+        description="even gives every worker the same part of a batch; speed gives slower ones less, down to half. "
+        "Set speed where nodes differ.",
     )
     cache_mebibytes: int = Field(
-        default=4096, ge=16, le=16777216, description="Most MiB of shards from object stores kept on a node's disk."
+        default=4096,
+        ge=16,
+        le=16777216,
+        description="Most MiB of training data from object stores that a node keeps on its disk.",
     )
 
     @property
@@ -211,27 +223,35 @@ class OptimizerConfig(_Section):
         default=None,
         ge=0.0,
         le=1.0,
-        description="Learning rate at the last step, as a part of learningRate. Default: 0.1, or what minLearningRate "
+        description="Learning rate at the last step, as a part of learningRate. Absent: 0.1, or what minLearningRate "
         "says.",
     )
     min_learning_rate: float | None = Field(
         default=None,
         ge=0.0,
         le=10.0,
-        description="Learning rate at the last step, whatever learningRate is; minLearningRateFactor goes before it.",
+        description="Learning rate at the last step, whatever learningRate is. Rather set minLearningRateFactor, "
+        "which goes before it.",
     )
     warmup_steps: int | None = Field(
         default=None,
         ge=0,
         le=1000000000,
-        description="Steps of linear warm-up from 0. Default: 100, but at most a tenth of steps.",
+        description="Steps in which the learning rate rises from 0. Absent: a tenth of all steps, but at most 100.",
     )
-    weight_decay: float = Field(default=0.1, ge=0.0, le=10.0, description="Decoupled decay of matrices (not of norms).")
+    weight_decay: float = Field(
+        default=0.1, ge=0.0, le=10.0, description="Decoupled decay of matrices; norms have none."
+    )
     betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.95], description="AdamW's two averaging factors."
+        default=[0.9, 0.95], description="AdamW's two averaging factors, for the gradient and its square."
     )
     epsilon: float = Field(default=1e-8, ge=1e-16, le=1.0, description="Added to the root of AdamW's second moment.")
-    gradient_clip: float = Field(default=1.0, ge=0.0, le=1e9, description="Largest gradient norm; 0 for no limit.")
+    gradient_clip: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=1e9,
+        description="Largest norm of the gradient; a larger one is scaled down to it. 0 is no limit.",
+    )
 
     @property
     def resolved_min_learning_rate(self) -> float:
@@ -264,7 +284,13 @@ class OptimizerConfig(_Section):
 class SnapshotConfig(_Section):
     """Copies of the state in node memory: what a crash falls back to."""
 
-    every_steps: int = Field(default=1, ge=1, le=1000000, description="Steps between snapshots.")
+    every_steps: int = Field(
+        default=1,
+        ge=1,
+        le=1000000,
+        description="Steps between snapshots: at most so many are trained again after a failure. It is stretched by "
+        "itself where the network is too slow.",
+    )
 
 
 class EvaluationConfig(_Section):
@@ -274,7 +300,10 @@ class EvaluationConfig(_Section):
         default=500, ge=1, le=1000000000, description="Steps between evaluations; the last step is evaluated too."
     )
     sequences: int = Field(
-        default=512, ge=1, le=16777216, description="Sequences that are evaluated, always the same; at most all."
+        default=512,
+        ge=1,
+        le=16777216,
+        description="How many of the sequences that were set aside are evaluated, always the same ones.",
     )
 
 
@@ -291,16 +320,21 @@ class AnomalyConfig(_Section):
 
     non_finite: Literal[Answer.skip, Answer.roll_back, Answer.stop] = Field(
         default=Answer.stop,
-        description="When loss or gradient are not finite: Skip, RollBack, or Stop: the step is tried again from the "
-        "last snapshot, and the job ends where that changes nothing.",
+        description="What follows when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
+        "back to a checkpoint and leaves out all since, Stop tries the step once more and then fails the "
+        "job.",
     )
     spike: Answer = Field(
         default=Answer.ignore,
-        description="When the loss is more than spikeDeviations above the mean of those before: Ignore, Skip, RollBack "
-        "or Stop.",
+        description="What follows when the loss jumps: Ignore, Skip and RollBack as in nonFinite, or Stop, which "
+        "fails the job.",
     )
     spike_deviations: float = Field(
-        default=8.0, ge=2.0, le=1000.0, description="Standard deviations of the last losses that make a spike."
+        default=8.0,
+        ge=2.0,
+        le=1000.0,
+        description="A jump is a loss so many standard deviations above the mean of those before. Raise it for a "
+        "noisy loss.",
     )
     rollback_steps: int = Field(
         default=100,
@@ -313,8 +347,8 @@ class AnomalyConfig(_Section):
         default=100,
         ge=0,
         le=1000000,
-        description="Steps between comparisons of what ranks hold; where it differs, the world goes back to the "
-        "state at the last one. 0: never.",
+        description="Steps between checks that the workers hold the same weights; where they differ, training goes "
+        "back to the last check. 0 never checks.",
     )
 
     @property
@@ -328,29 +362,41 @@ class TrainerConfig(_Section):
     """What the bundled trainer trains, on what, for how long."""
 
     steps: int = Field(default=1000, ge=1, le=1000000000, description="Optimizer steps of the whole run.")
-    seed: int = Field(default=0, ge=0, le=2147483647, description="Decides initial weights and the order of the data.")
-    model: ModelConfig = Field(default=ModelConfig(), description="The model.")
+    seed: int = Field(
+        default=0, ge=0, le=2147483647, description="Decides the initial weights and the order of the data."
+    )
+    model: ModelConfig = Field(default=ModelConfig(), description="The model, a decoder in the style of Llama.")
     data: DataConfig = Field(description="The training data.")
     global_batch_size: int = Field(
         default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
     )
     micro_batch_size: int = Field(
-        default=8, ge=1, le=65536, description="Most sequences that a worker computes at once; more are accumulated."
+        default=8,
+        ge=1,
+        le=65536,
+        description="Most sequences that a worker computes at once; lower it where memory does not suffice.",
     )
-    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="The optimizer and its schedule.")
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(), description="AdamW and its schedule: a linear warm-up, then a cosine."
+    )
     precision: Precision = Field(
-        default=Precision.auto, description="auto: bfloat16 matrix products where the device has them, else float32."
+        default=Precision.auto,
+        description="Precision of matrix products: auto is bfloat16 where the device has it, and float32 elsewhere.",
     )
     determinism: Determinism = Field(
         default=Determinism.order,
-        description="order: the same samples in the same order at any number of workers; losses differ by rounding. "
-        "bitwise: the same losses and weights to the last bit, at any number of workers of the same hardware, and more "
-        "slowly. The batch is then cut into at most 16 microbatches, whatever the number of workers.",
+        description="order trains on the same samples in the same order with any number of workers; bitwise has the "
+        "same weights to the last bit too, more slowly and in at most 16 microbatches.",
     )
-    snapshot: SnapshotConfig = Field(default=SnapshotConfig(), description="Snapshots in node memory.")
-    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="Steps that look wrong, and the answer.")
+    snapshot: SnapshotConfig = Field(
+        default=SnapshotConfig(),
+        description="Copies of the state in the memory of nodes, which training goes on from after a failure.",
+    )
+    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="What follows from steps that look wrong.")
     evaluation: EvaluationConfig | None = Field(
-        default=None, description="The loss on documents that were set aside. Absent: it is not measured."
+        default=None,
+        description="Measures the loss on documents that `concertina data build --validation` set aside. Absent: it "
+        "is not measured.",
     )
 
     @property
@@ -433,16 +479,16 @@ class CheckpointConfig(BaseModel):
     uri: str = Field(
         min_length=1,
         max_length=1024,
-        description="Folder of this job's checkpoints, s3://bucket/folder, gs://bucket/folder, az://container/folder "
-        "or file:///folder; no two live jobs share one. A job goes on from the newest checkpoint in it.",
+        description="Folder of this job's checkpoints: s3://bucket/folder, gs://bucket/folder, az://container/folder "
+        "or file:///folder. The job goes on from the newest in it; no two live jobs share one.",
     )
     every_steps: int | None = Field(
-        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: by everySeconds alone."
+        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: everySeconds alone decides."
     )
     every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
         default=600,
-        description="Most seconds between checkpoints; auto: what loses the least time, by how long saves take and how "
-        "often replicas fail (status.checkpointInterval).",
+        description="Most seconds between checkpoints, or auto for what loses the least time by how long saves take "
+        "and how often replicas fail (status.checkpointInterval).",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
@@ -453,7 +499,7 @@ class CheckpointConfig(BaseModel):
             ],
         },
     )
-    keep: int = Field(default=5, ge=1, le=1000, description="Newest checkpoints that are kept.")
+    keep: int = Field(default=5, ge=1, le=1000, description="How many of the newest checkpoints are kept.")
     keep_every_steps: int | None = Field(
         default=None,
         ge=1,
@@ -463,12 +509,12 @@ class CheckpointConfig(BaseModel):
     resume_from: str = Field(
         default="",
         max_length=1024,
-        description="Another run's checkpoint, or its folder for the newest one: this job goes on from its whole state "
-        "(same data, same model) where there is no checkpoint under uri yet.",
+        description="Another run's checkpoint, or its folder for the newest one, to go on from with its whole state: "
+        "the same data and model. It matters only while there is no checkpoint under uri.",
     )
     init_from: str = Field(
         default="",
         max_length=1024,
-        description="Weights to begin with at step 0 where there is no checkpoint under uri yet: another run's "
-        "checkpoint or folder, or a safetensors file or a folder of them, with Hugging Face's names for Llama.",
+        description="Weights to begin with at step 0: another run's checkpoint or folder, or safetensors with "
+        "Hugging Face's names for Llama. It matters only while there is no checkpoint under uri.",
     )

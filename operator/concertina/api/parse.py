@@ -34,58 +34,53 @@ class SpecError(ValueError):
 
 def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
     """The spec of a TrainingJob manifest; raises SpecError."""
-    return _parsed(manifest, stored=False)
-
-
-def _parsed(manifest: Mapping[str, Any], stored: bool) -> JobSpec:
-    if not isinstance(manifest.get("spec"), Mapping):
-        raise SpecError(("spec is missing: the manifest says nothing to run",))
-    try:
-        return _checked(_respelled(manifest["spec"]), stored)
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)) from error
+    return _parsed(_spec(manifest), stored=False)
 
 
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
     """As parse_spec, but without the fields that this version does not know, whose paths are returned as well (but for
     RETIRED ones): the API server stores those that its CRD has, and another version's has others, with defaults of its
     own. Nor does it ask for rules that jobs may be older than. Raises SpecError."""
+    spec = _spec(manifest)
     try:
-        return _parsed(manifest, stored=True), ()
+        return _parsed(spec, stored=True), ()
     except SpecError:
-        known, unknown = _without_unknown(manifest)
-        if known == manifest:
+        known, unknown = _without_unknown(spec)
+        if known == spec:
             raise
         return _parsed(known, stored=True), unknown
 
 
-def _respelled(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With `hangAction` and `straggler.action` of failurePolicy as `onHang` and `onStraggler`, which go before them."""
-    if not isinstance(spec.get("failurePolicy"), Mapping):
+def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec as it is written, but for `hangAction` and `straggler.action` of failurePolicy: as `onHang` and
+    `onStraggler`, which go before them."""
+    if not isinstance(manifest.get("spec"), Mapping):
+        raise SpecError(("spec is missing: the manifest says nothing to run",))
+    spec = copy.deepcopy(dict(manifest["spec"]))
+    policy = spec.get("failurePolicy")
+    if not isinstance(policy, dict):
         return spec
-    policy = dict(spec["failurePolicy"])
     if "hangAction" in policy:
         action = policy.pop("hangAction")
         policy.setdefault("onHang", action)
-    if isinstance(policy.get("straggler"), Mapping):
-        rest = dict(policy.pop("straggler"))
-        if "action" in rest:
-            action = rest.pop("action")
-            policy.setdefault("onStraggler", action)
-        if rest:
-            policy["straggler"] = rest
-    return {**spec, "failurePolicy": policy}
+    straggler = policy.get("straggler")
+    if isinstance(straggler, dict):
+        if "action" in straggler:
+            policy.setdefault("onStraggler", straggler.pop("action"))
+        if not straggler:
+            del policy["straggler"]
+    return spec
 
 
-def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A manifest without the fields that are not ours, and their paths."""
-    known, unknown = {**manifest, "spec": copy.deepcopy(_respelled(manifest["spec"]))}, []
+def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A spec without the fields that are not ours, and their paths."""
+    known, unknown = copy.deepcopy(spec), []
     try:
-        _checked(known["spec"], stored=True)
+        _checked(known, stored=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         for *parents, last in (detail["loc"] for detail in details if detail["type"] == "extra_forbidden"):
-            target = known["spec"]
+            target: Any = known
             for part in parents:
                 target = target[part]
             value, location = target.pop(last), (*parents, last)
@@ -96,9 +91,15 @@ def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tu
     return known, tuple(sorted(unknown))
 
 
+def _parsed(spec: dict[str, Any], stored: bool) -> JobSpec:
+    try:
+        return _checked(spec, stored)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)) from error
+
+
 def _checked(raw: Any, stored: bool) -> JobSpec:
-    """`raw` in today's spelling. Raises ValidationError, and SpecError where fields that are each right don't go
-    together."""
+    """Raises ValidationError, and SpecError where fields that are each right don't go together."""
     # Through JSON, since only there strict types accept what YAML has: lists for tuples, strings for enums.
     spec = JobSpec.model_validate_json(json.dumps(raw), strict=True)
     if problems := tuple(f"{rule.path}: {rule.message}" for rule in broken(spec, stored)):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina.api import TRAINER
-from concertina.api.spec import Container, JobSpec
+from concertina.api.spec import Container, JobSpec, Launcher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         cel="self.launcher != 'torchrun' || !has(self.trainer)",
         message="the bundled trainer runs under the agent only: remove launcher, or bring a command of your own that "
         "is torchrun",
-        holds=lambda spec: spec.launcher != "torchrun" or not spec.bundled,
+        holds=lambda spec: spec.launcher is not Launcher.TORCHRUN or not spec.bundled,
     ),
     Rule(
         at=".spec",
@@ -172,7 +172,9 @@ RULES: tuple[Rule, ...] = (
         "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1",
         message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
         "elastic or launcher",
-        holds=lambda spec: spec.launcher != "torchrun" or spec.elastic is None or spec.parallelism.block == 1,
+        holds=lambda spec: (
+            spec.launcher is not Launcher.TORCHRUN or spec.elastic is None or spec.parallelism.block == 1
+        ),
     ),
     Rule(
         at=".spec",

@@ -121,29 +121,35 @@ class Elastic(Model):
         default=None,
         ge=1,
         le=MOST_REPLICAS,
-        description="Fewest replicas that the job goes on with; below, it waits for replacements. Absent: all of them.",
+        description="Fewest replicas that training goes on with; below that it waits for replacements. Absent: as "
+        "many as spec.replicas.",
     )
     grow_after_seconds: int = Field(
         default=30,
         ge=0,
         le=86400,
-        description="Seconds for which no further replica has become ready before those that are ready join together.",
+        description="How many seconds no further replica must have become ready before those that wait join, all at "
+        "once. Raise it where nodes come one by one.",
     )
     spares: int = Field(
         default=0,
         ge=0,
         le=MOST_SPARES,
-        description="Replicas beyond spec.replicas that stand by, warm and without a rank: one takes the place of a "
-        "member that is lost, at once. They take room and quota like any other replica.",
+        description="Replicas beyond spec.replicas that stand by, so that one takes a lost replica's place at once. "
+        "They need room and quota like any other.",
     )
 
 
 class Parallelism(Model):
     """Ranks that only work together: the job's size is a whole number of such blocks."""
 
-    tensor: int = Field(default=1, ge=1, le=1024, description="Ranks that share each layer (tensor parallelism).")
-    pipeline: int = Field(default=1, ge=1, le=1024, description="Stages of layers (pipeline parallelism).")
-    context: int = Field(default=1, ge=1, le=1024, description="Ranks that share each sequence (context parallelism).")
+    tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
+    pipeline: int = Field(
+        default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
+    )
+    context: int = Field(
+        default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."
+    )
 
     @property
     def block(self) -> int:
@@ -160,8 +166,8 @@ class Checkpoint(CheckpointConfig):
         default=None,
         min_length=1,
         max_length=253,
-        description="Secret of this namespace with the storage's access: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
-        "AWS_REGION and AWS_ENDPOINT_URL; GOOGLE_SERVICE_ACCOUNT_KEY; or AZURE_STORAGE_ACCOUNT_NAME and "
+        description="Secret of this namespace with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and "
+        "AWS_ENDPOINT_URL, or GOOGLE_SERVICE_ACCOUNT_KEY, or AZURE_STORAGE_ACCOUNT_NAME and "
         "AZURE_STORAGE_ACCOUNT_KEY. They become environment variables of the container 'trainer'.",
     )
 
@@ -195,56 +201,73 @@ class FailurePolicy(Model):
     model_config = ConfigDict(json_schema_extra=_with_old_spellings)
 
     max_restarts: int = Field(
-        default=10, ge=0, le=1000, description="Failures within windowSeconds that are borne; one more fails the job."
+        default=10,
+        ge=0,
+        le=1000,
+        description="Failures within windowSeconds after which training still goes on; one more fails the job.",
     )
     window_seconds: int = Field(
-        default=3600, ge=1, le=31536000, description="Length in seconds of the window in which failures are counted."
+        default=3600, ge=1, le=31536000, description="How many seconds a failure counts against maxRestarts."
     )
     on_hang: Reaction = Field(
         default=Reaction.REPLACE,
-        description="What follows when no worker moves any more, after all their stacks were logged. Replace starts a "
-        "new round with a new pod for the one that the others wait for; Report only says so. Absent: Replace.",
+        description="What follows when no worker moves any more, after the stacks of all were logged. Replace "
+        "restarts the workers, with a new pod for the one that the others wait for; Report only says so. "
+        "Absent: Replace.",
     )
     hang_timeout_seconds: int | None = Field(
         default=None,
         ge=1,
         le=31536000,
-        description="Seconds without a move of any rank that make a hang; starting, restoring, checkpointing and "
-        "evaluating may last longer. Absent: 20 times the usual step, at least 60. It holds from the next round on.",
+        description="Seconds without a move of any worker that count as a hang; set it where steps differ much in "
+        "length. Absent: 20 times the usual step, but at least 60.",
     )
     on_straggler: Reaction = Field(
         default=Reaction.REPORT,
-        description="What follows when one worker takes twice as long for each step as the others. Report names it in "
+        description="What follows when a worker takes twice as long for each step as the others. Report names it in "
         "the status; Replace also moves its pod to another node, without losing a step. Absent: Report.",
     )
     avoid_node_seconds: int = Field(
         default=900,
         ge=0,
         le=31536000,
-        description="Seconds for which new pods keep off a node that failed the job repeatedly; twice as long each "
-        "further time. 0: nodes are not avoided.",
+        description="How many seconds new pods keep off a node on which the job failed repeatedly, twice as long "
+        "each further time. 0 avoids no node.",
     )
+
+
+class Launcher(enum.StrEnum):
+    AGENT = "agent"
+    TORCHRUN = "torchrun"
+
+
+class CleanPodPolicy(enum.StrEnum):
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
 
 
 class JobSpec(Model):
     """A training job that goes on when replicas are lost and grows back when they return."""
 
-    suspend: bool = Field(
-        default=False,
-        description="Stop after the current step, save, and release the pods; false goes on from there.",
-    )
     replicas: int = Field(
         default=1,
         ge=1,
         le=MOST_REPLICAS,
-        description="Most replicas (pods) wanted. To stop a job, set suspend instead of 0.",
+        description="Replicas (pods) wanted, and the most that there are. To stop a job, set suspend.",
     )
     elastic: Elastic | None = Field(
-        default=None, description="Lets the job go on with fewer replicas. Absent: it runs with all replicas or waits."
+        default=None,
+        description="How far the job may shrink when replicas are lost, and how it grows back. Absent: it runs with "
+        "all replicas or waits.",
+    )
+    template: PodTemplate = Field(
+        description="Template of the pods, with a container named 'trainer'. It changes only while the job is "
+        "suspended."
     )
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         default="auto",
-        description="Training processes in each pod: a number, or auto: one for each GPU that the container "
+        description="Training processes in each pod: a number, or auto for one for each GPU that the container "
         "'trainer' is limited to, and one without GPUs.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
@@ -256,41 +279,50 @@ class JobSpec(Model):
             ],
         },
     )
-    launcher: Literal["agent", "torchrun"] = Field(
-        default="agent",
-        description="What starts the workers. agent: concertina's, whatever the command is. torchrun: the command is "
-        "torchrun itself, and gets its rendezvous from the operator; it recovers as torchrun does (docs/launchers.md).",
-    )
-    parallelism: Parallelism = Field(
-        default=Parallelism(),
-        description="How many ranks only work together: the job runs at sizes that are a whole number of such blocks. "
-        "For a command of your own; the bundled trainer only does data parallelism so far.",
-    )
-    template: PodTemplate = Field(description="Template of the pods. It changes only while the job is suspended.")
     trainer: TrainerConfig | None = Field(
         default=None,
-        description="Configuration of the bundled trainer. Absent: the container 'trainer' has a command of its own.",
+        description="What the bundled trainer trains, on what data, and how. Absent: the container 'trainer' has a "
+        "command of its own.",
     )
     checkpoint: Checkpoint | None = Field(
-        default=None, description="Durable checkpoints. Absent: state lives in the memory of nodes only."
+        default=None,
+        description="Where and how often checkpoints go to durable storage. Absent: the state is in the memory of "
+        "the nodes only, and is lost with the job.",
     )
-    failure_policy: FailurePolicy = Field(default=FailurePolicy(), description="When to give up.")
+    failure_policy: FailurePolicy = Field(
+        default=FailurePolicy(), description="What follows from failures, and when the job gives up."
+    )
+    suspend: bool = Field(
+        default=False,
+        description="True stops after the current step, saves and removes the pods; false goes on from there.",
+    )
     active_deadline_seconds: int | None = Field(
         default=None,
         ge=1,
         le=315360000,
-        description="Seconds from the job's start after which it fails, running or not. Time suspended counts not.",
-    )
-    clean_pod_policy: Literal["Running", "All", "None"] = Field(
-        default="Running",
-        description="Which pods go when the job has ended. Running: those that still run; what completed or failed "
-        "stays, for its logs, until the job is deleted. All: every pod. None: none, and what runs goes on.",
+        description="Seconds from its start after which the job fails, running or not; time suspended does not "
+        "count. Absent: there is no deadline.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
         le=315360000,
-        description="Seconds after its end when the job is deleted. Absent: never.",
+        description="Seconds after its end when the job is deleted. Absent: it stays.",
+    )
+    clean_pod_policy: CleanPodPolicy = Field(
+        default=CleanPodPolicy.RUNNING,
+        description="Which pods go when the job has ended: Running ends those that run and keeps the others for "
+        "their logs, All deletes every pod, None leaves all as they are.",
+    )
+    launcher: Launcher = Field(
+        default=Launcher.AGENT,
+        description="Who starts the workers: agent starts any command and recovers it in place; torchrun is for a "
+        "command that is torchrun itself (docs/launchers.md).",
+    )
+    parallelism: Parallelism = Field(
+        default=Parallelism(),
+        description="For a command of your own whose workers only work in groups: the job runs at sizes that are a "
+        "whole number of groups. The bundled trainer only does data parallelism.",
     )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from concertina.api.spec import CleanPodPolicy
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.look import Look
@@ -187,14 +188,14 @@ def _none(look: Look) -> PodPlan:
 def _ended(look: Look, failed: bool) -> PodPlan:
     """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why."""
     policy = look.spec.clean_pod_policy
-    if policy == "None":
+    if policy is CleanPodPolicy.NONE:
         return _kept(look)
     actions: list[Action] = []
     waits: list[float] = []
     for pod in look.observed.pods:
-        if pod.released and policy != "All":
+        if pod.released and policy is not CleanPodPolicy.ALL:
             continue
-        ends = failed and policy != "All" and _can_be_ended(look, pod)
+        ends = failed and policy is not CleanPodPolicy.ALL and _can_be_ended(look, pod)
         left = look.ended_at + (pod.grace + constants.END if ends else constants.LINGER) - look.now
         if left <= 0:
             actions += delete(look, pod, "is not needed any more: the job has ended")
