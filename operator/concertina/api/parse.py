@@ -56,15 +56,15 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
     `onStraggler`, which go before them."""
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
-    spec = copy.deepcopy(dict(manifest["spec"]))
-    policy = spec.get("failurePolicy")
-    if not isinstance(policy, dict):
+    spec = dict(manifest["spec"])
+    if not isinstance(spec.get("failurePolicy"), Mapping):
         return spec
+    policy = spec["failurePolicy"] = dict(spec["failurePolicy"])
     if "hangAction" in policy:
         action = policy.pop("hangAction")
         policy.setdefault("onHang", action)
-    straggler = policy.get("straggler")
-    if isinstance(straggler, dict):
+    if isinstance(policy.get("straggler"), Mapping):
+        straggler = policy["straggler"] = dict(policy["straggler"])
         if "action" in straggler:
             policy.setdefault("onStraggler", straggler.pop("action"))
         if not straggler:
