@@ -153,7 +153,7 @@ def speed(batches: Iterable[Any]) -> float:
 
 def read(uri: str) -> Iterator[Any]:
     """An epoch through the reader."""
-    reader = Reader(DataConfig(uri=uri, fetch_threads=THREADS), LENGTH, seed=1)
+    reader = Reader(DataConfig(uri=uri), LENGTH, seed=1, threads=THREADS)
     for position in range(0, reader.epoch_size // BATCH * BATCH, BATCH):
         yield reader.read(position, position + BATCH)
 

@@ -45,7 +45,7 @@ def strange(folder: Path) -> Strange:
         "steps": STEPS, "seed": seed, "data": {"uri": str(folder / "data")},
         "globalBatchSize": BATCH, "microBatchSize": 2,
         "model": {"layers": 1, "dim": 32, "heads": 2, "sequenceLength": LENGTH},
-        "optimizer": {"learningRate": 0.01, "warmupSteps": 4}, "logEverySteps": 100,
+        "optimizer": {"learningRate": 0.01, "warmupSteps": 4},
     }  # fmt: skip
     return Strange(trainer, found[0] // BATCH)
 

@@ -12,7 +12,7 @@ STEPS, BATCH, MICRO = 20, 12, 4
 
 @pytest.fixture
 def longer(trainer):
-    return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": MICRO, "logEverySteps": 100}
+    return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": MICRO}
 
 
 def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, parent, longer):

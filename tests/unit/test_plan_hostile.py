@@ -54,7 +54,7 @@ SEEDS = st.integers(0, 2**32)
 STORED = {"uri": "s3://bucket/x", "everySeconds": "auto"}
 SPECS = {
     "bundled": jobs.spec(),
-    "stored": jobs.spec(checkpoint=STORED, failurePolicy={"straggler": {"action": "Replace"}}),
+    "stored": jobs.spec(checkpoint=STORED, failurePolicy={"onStraggler": "Replace"}),
     "command": jobs.command_spec(),
 }
 BUNDLED, COMMAND = jobs.running(SPECS["bundled"]), jobs.running(SPECS["command"])

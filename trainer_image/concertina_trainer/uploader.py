@@ -25,7 +25,7 @@ from concertina_protocol.worker_channel import (
 from concertina_trainer.checkpoints import checkpoint, rollback
 from concertina_trainer.checkpoints.manifest import about_this_process
 from concertina_trainer.checkpoints.retention import Keeping
-from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.config import CheckpointConfig, of_any_version
 from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 
 
@@ -75,7 +75,7 @@ def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:
 def _publishing(config: CheckpointConfig, uid: str) -> checkpoint.Publishing:
     job, code = about_this_process()
     text = os.environ.get("CONCERTINA_TRAINER", "")
-    trainer = TrainerConfig.model_validate_json(text) if text else None
+    trainer = of_any_version(json.loads(text)) if text else None
     back = trainer.anomalies.reaches if trainer else ()
     said = trainer.model_dump(mode="json", by_alias=True, exclude_none=True) if trainer else {}
     return checkpoint.Publishing(uid, job, said, code, Keeping(config.keep, config.keep_every_steps, back))

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from concertina_protocol import Restore, RestoreSource, Rollback, SnapshotId
 from concertina_protocol.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
-from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig
+from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
@@ -83,7 +83,7 @@ def _fault(channel: WorkerEnd, reason: str, error: Exception, code: int, rollbac
 def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
     """Of the environment. Raises BadInput."""
     try:
-        config = TrainerConfig.model_validate_json(os.environ["CONCERTINA_TRAINER"])
+        config = of_any_version(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise BadInput(f"spec.trainer can't be used: {problems}") from error

@@ -110,13 +110,13 @@ def plan(observed: Observed, now: float) -> Plan:
 
 
 def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
-    """Once for each generation: fields of a newer CRD, which may just be its defaults."""
+    """Once for each generation: fields of another version's CRD, of a newer one just its defaults perhaps."""
     job = ctx.observed.job
     if not job.ignored or job.generation == ctx.status.observed_generation:
         return ()
     names = ", ".join(job.ignored[:10])
     message = f"{names}: the CRD has these fields, this version of the operator does not and goes on without them"
-    return (Event("Warning", "UnknownFields", f"{message}; upgrade the operator"),)
+    return (Event("Warning", "UnknownFields", f"{message}; bring both to the same version"),)
 
 
 def _unreadable(observed: Observed, now: float) -> Plan:

@@ -14,7 +14,7 @@ import numpy as np
 
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import lease
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config import TrainerConfig, of_any_version
 from concertina_trainer.errors import BadInput
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import hf_names
@@ -89,7 +89,7 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if not checkpoint.manifest.trainer:
         raise BadInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
     try:
-        return TrainerConfig.model_validate(checkpoint.manifest.trainer)
+        return of_any_version(checkpoint.manifest.trainer)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise BadInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error

@@ -154,11 +154,11 @@ class Reporter:
                 shares=info.shares,
             )
         )
-        if info.step % self._config.log_every_steps == 0 or info.step == self._config.steps:
-            self.note(
-                f"step {info.step}/{self._config.steps}  loss {info.loss:.4f}  rate {info.rate:.2e}  "
-                f"{speed:,.0f} tokens/s  {seconds * 1000:.0f} ms"
-            )
+        # Each step: drills and the demo time steps by these lines.
+        self.note(
+            f"step {info.step}/{self._config.steps}  loss {info.loss:.4f}  rate {info.rate:.2e}  "
+            f"{speed:,.0f} tokens/s  {seconds * 1000:.0f} ms"
+        )
 
     def note(self, sentence: str) -> None:
         """A line of the log, once for all ranks; none where there is nothing to say."""

@@ -7,7 +7,7 @@ that ends before that is no matter: the lead of the next one is asked again.
 from __future__ import annotations
 
 import concertina_protocol as protocol
-from concertina.api.status import CheckpointMark, CheckpointRequest, rfc3339
+from concertina.api.status import CheckpointMark, CheckpointRequest, RequestState, rfc3339
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.rounds import growth
@@ -25,21 +25,23 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
     if not asked:
         return known
     if known is None or known.id != asked:
-        known = CheckpointRequest(id=asked, step=_next_step(ctx), state="Pending", at=rfc3339(round(ctx.now, 3)))
-    if known.state != "Pending":
+        known = CheckpointRequest(
+            id=asked, step=_next_step(ctx), state=RequestState.PENDING, at=rfc3339(round(ctx.now, 3))
+        )
+    if known.state is not RequestState.PENDING:
         return known
     if newest is not None and newest.step >= known.step:
         message = f"step {newest.step} is in {newest.uri}"
-        return known.model_copy(update={"state": "Done", "message": message})
+        return known.model_copy(update={"state": RequestState.DONE, "message": message})
     refusal = "" if restore.uses_storage(ctx.spec) else NO_STORAGE
     if decision.phase.final:
         refusal = ENDED
-    return known.model_copy(update={"state": "Refused", "message": refusal}) if refusal else known
+    return known.model_copy(update={"state": RequestState.REFUSED, "message": refusal}) if refusal else known
 
 
 def ask(ctx: JobContext, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:
     """Send it to the lead of a round that trains: once a round."""
-    if wanted is None or wanted.state != "Pending" or decision.phase is not Phase.TRAINING:
+    if wanted is None or wanted.state is not RequestState.PENDING or decision.phase is not Phase.TRAINING:
         return ()
     claim, report = ctx.round.claim, ctx.round.report
     if claim is None or report is None or not growth.trains(ctx, report):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from concertina.api.spec import CleanPodPolicy
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -189,14 +190,14 @@ def _none(ctx: JobContext) -> PodPlan:
 def _ended(ctx: JobContext, failed: bool) -> PodPlan:
     """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why."""
     policy = ctx.spec.clean_pod_policy
-    if policy == "None":
+    if policy is CleanPodPolicy.NONE:
         return _kept(ctx)
     actions: list[Action] = []
     waits: list[float] = []
     for pod in ctx.observed.pods:
-        if pod.released and policy != "All":
+        if pod.released and policy is not CleanPodPolicy.ALL:
             continue
-        ends = failed and policy != "All" and _can_be_ended(ctx, pod)
+        ends = failed and policy is not CleanPodPolicy.ALL and _can_be_ended(ctx, pod)
         left = ctx.ended_at + (pod.grace + constants.END if ends else constants.LINGER) - ctx.now
         if left <= 0:
             actions += delete(ctx, pod, "is not needed any more: the job has ended")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.api.spec import Reaction
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.rounds.claims import Cause
@@ -22,7 +23,7 @@ FRAMES, THREADS = 4, 3
 def hung(ctx: JobContext) -> Cause | None:
     """A cause for a new round, unless failurePolicy says that hangs are only to be reported."""
     report = ctx.round.report
-    if report is None or report.hang is None or ctx.spec.failure_policy.hang_action != "Replace":
+    if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
         return None
     hang = report.hang
     reason, error = HANG if hang.replica else STANDSTILL, f"hangs while {hang.phase}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.api.spec import Reaction
 from concertina.api.status import Restart, StragglerMark, rfc3339
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
@@ -63,7 +64,7 @@ def sentence(mark: StragglerMark) -> str:
 def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
     """Its pod is deleted, which drains the round; the entry among the restarts has its node avoided."""
     pod = ctx.replicas.pods.get(mark.replica)
-    if ctx.spec.failure_policy.straggler.action != "Replace" or pod is None or pod.deleting:
+    if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
         return decision
     entries = [entry for entry in ctx.recent if entry.reason == STRAGGLER]
     before = [entry for entry in entries if entry.replica.rsplit("-", 1)[0] == mark.replica.rsplit("-", 1)[0]]

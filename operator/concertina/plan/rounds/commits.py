@@ -152,4 +152,4 @@ def _history(ctx: JobContext) -> protocol.History:
 def _limits(spec: JobSpec) -> protocol.Limits:
     """What the lead is told to look out for."""
     policy = spec.failure_policy
-    return protocol.Limits(float(policy.hang_timeout_seconds or 0), policy.straggler.factor)
+    return protocol.Limits(float(policy.hang_timeout_seconds or 0), constants.STRAGGLER_FACTOR)

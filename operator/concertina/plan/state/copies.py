@@ -24,22 +24,26 @@ def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
 def distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place]) -> Distance:
     """How far each of them is from its copy, at least."""
     if not ctx.spec.bundled:
-        return ""
+        return Distance.NO_SNAPSHOTS
     if len(members) < 2:
-        return "None"
+        return Distance.NONE
     in_zone, on_node = ring.shared(members, places)
-    return "SameNode" if on_node else "Node" if in_zone else "Zone"
+    return Distance.SAME_NODE if on_node else Distance.NODE if in_zone else Distance.ZONE
 
 
 def events(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], found: Distance) -> tuple[Event, ...]:
     """Where copies have come closer than they might be: once, not in every round."""
     zones = {place.zone for place in places.values() if place.zone}
-    if found == ctx.world.copies or found not in ("Node", "SameNode") or (found == "Node" and len(zones) < 2):
+    if (
+        found == ctx.world.copies
+        or found not in (Distance.NODE, Distance.SAME_NODE)
+        or (found is Distance.NODE and len(zones) < 2)
+    ):
         return ()
     in_zone, on_node = ring.shared(members, places)
-    count, what = (on_node, "node") if found == "SameNode" else (in_zone, "zone")
+    count, what = (on_node, "node") if found is Distance.SAME_NODE else (in_zone, "zone")
     message = (
         f"{count} of {len(members)} replicas have the copy of their snapshots within the same {what}: "
         f"when that is lost, training goes back to the last checkpoint; {_ADVICE}"
     )
-    return (Event("Warning" if found == "SameNode" else "Normal", f"CopiesShare{what.capitalize()}", message),)
+    return (Event("Warning" if found is Distance.SAME_NODE else "Normal", f"CopiesShare{what.capitalize()}", message),)
