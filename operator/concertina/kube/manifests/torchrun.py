@@ -12,7 +12,7 @@ from concertina.kube.manifests.pod import ATTEMPT, DEFAULT_CONTAINER, INDEX, kee
 from concertina.kube.resources import Raw
 from concertina.plan.facts import sizes
 from concertina.plan.lifecycle.torchrun import rendezvous_name
-from concertina.plan.pods.pods import pod_name
+from concertina.plan.pods.attempts import pod_name
 from concertina.plan.types import CreatePod, CreateRendezvous, JobView
 
 ROUND = "concertina.dev/round"
