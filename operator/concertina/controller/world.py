@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from concertina.kube.parse.room import fits_quota
 from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
-from concertina.plan.lifecycle.gang import Waiting, by_quota, waiting
+from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.lifecycle.room import hindrance
 from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView, Refusal, Refused, Rival
 

@@ -9,7 +9,7 @@ from concertina.api.spec import JobSpec
 from concertina.kube.manifests import pod_needs
 from concertina.kube.resources import Raw
 from concertina.plan.pods.attempts import pod_name
-from concertina.plan.state.memory import share
+from concertina.plan.state.snapshot_memory import share
 from concertina.plan.types import CreatePod, JobView
 
 TRAINER_CONTAINER = TRAINER

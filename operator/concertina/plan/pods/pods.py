@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.pods import backoff, nodes, refusals
+from concertina.plan.pods import backoff, bad_nodes, refusals
 from concertina.plan.pods.attempts import at, packed, parsed, pass_over_taken
 from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, EndPod, Event, PodView
 
@@ -98,8 +98,8 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
         return (), recheck
     if ctx.observed.refused:
         due = {min(due)}
-    never = nodes.forbidden(ctx)
-    avoid = tuple(sorted((_ending(ctx) | set(nodes.avoided(ctx))) - set(never)))
+    never = bad_nodes.forbidden(ctx)
+    avoid = tuple(sorted((_ending(ctx) | set(bad_nodes.avoided(ctx))) - set(never)))
     secret: tuple[Action, ...] = () if ctx.observed.secret_made else (CreateSecret(),)
     standing = len(ctx.replicas.wanted_indexes) - len(missing)
     creates = (

@@ -7,7 +7,7 @@ from concertina.api.status import Restart, Restarts, rfc3339
 from concertina.plan.facts.context import JobContext
 from concertina.plan.pods.attempts import at, packed
 from concertina.plan.pods.backoff import OUTSIDE
-from concertina.plan.recovery import ladder
+from concertina.plan.recovery import escalation
 from concertina.plan.types import Event, PodView
 from concertina_protocol.reports import OUT_OF_MEMORY
 
@@ -52,7 +52,7 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
                     reason=reason(pod),
                     step=ctx.round.step,
                     counted=_own(pod),
-                    rung=ladder.WITHOUT_MEMBER,
+                    rung=escalation.WITHOUT_MEMBER,
                 )
             )
     spent = sum(entry.counted for entry in entries)
@@ -61,7 +61,7 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
             "in_window": spent,
             "budget": max(0, ctx.spec.failure_policy.max_restarts - spent),
             "total": restarts.total + new,
-            "rungs": ladder.uses(ctx.spec, tuple(entries)),
+            "rungs": escalation.uses(ctx.spec, tuple(entries)),
             "recent": tuple(entries[-1000:]),
         }
     )
