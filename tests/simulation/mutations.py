@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from concertina.plan.facts import membership
-from concertina.plan.pods import backoff, nodes
-from concertina.plan.recovery import budget, rounds
+from concertina.plan.facts import quorum
+from concertina.plan.pods import backoff, bad_nodes
+from concertina.plan.recovery import budget, causes
 from concertina.plan.rounds import claims, commits, growth
 from concertina.plan.state import restore, rollback
 from concertina_agent.core.agent_state import AgentState
@@ -72,7 +72,7 @@ def crash_loops_are_not_slowed_down(patch: Patch) -> None:
 
 def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
     """Whether they can reach each other or not."""
-    patch.setattr(membership, "_mutually_reachable", lambda seniority, replies: tuple(seniority))
+    patch.setattr(quorum, "_mutually_reachable", lambda seniority, replies: tuple(seniority))
 
 
 def growing_is_tried_at_once_again(patch: Patch) -> None:
@@ -80,7 +80,7 @@ def growing_is_tried_at_once_again(patch: Patch) -> None:
 
 
 def reaching_one_way_is_enough(patch: Patch) -> None:
-    whole = membership.connected
+    whole = quorum.connected
 
     def either_way(replies: Any, members: Any) -> Any:
         def near(a: str, b: str) -> bool:
@@ -92,7 +92,7 @@ def reaching_one_way_is_enough(patch: Patch) -> None:
         }
         return whole(mutual, members)
 
-    patch.setattr(membership, "connected", either_way)
+    patch.setattr(quorum, "connected", either_way)
 
 
 def hangs_are_not_looked_for(patch: Patch) -> None:
@@ -159,11 +159,11 @@ def latest_takes_what_it_says_was_undone(patch: Patch) -> None:
 
 
 def losses_are_somebodys_fault(patch: Patch) -> None:
-    patch.setattr(rounds, "NOBODYS", frozenset())
+    patch.setattr(causes, "NOBODYS", frozenset())
 
 
 def nodes_where_bits_flip_are_used_again(patch: Patch) -> None:
-    patch.delitem(nodes.VERDICTS, "SilentCorruption")  # type: ignore[arg-type]
+    patch.delitem(bad_nodes.VERDICTS, "SilentCorruption")  # type: ignore[arg-type]
 
 
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (

@@ -9,7 +9,7 @@ from concertina.api.status import JobStatus
 from concertina.kube.parse.room import fits_quota
 from concertina.plan.facts import sizes
 from concertina.plan.lifecycle import room
-from concertina.plan.lifecycle.gang import Waiting, by_quota, waiting
+from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.types import Hindrance, Rival
 from simulation.clock import Clock, Violation
 from simulation.network import Network

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from concertina.plan.lifecycle import gang, room
+from concertina.plan.lifecycle import admission, room
 from concertina.plan.types import Rival
 from simulation.clock import Violation
 from simulation.rivals import Rivalry
@@ -39,7 +39,7 @@ def test_jobs_that_need_the_same_nodes_all_complete() -> None:
 
 
 def test_room_that_nobody_releases_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang, "_may_release", lambda ctx, mine: False)
+    monkeypatch.setattr(admission, "_may_release", lambda ctx, mine: False)
     assert any(fails(seed) for seed in ENOUGH[::2])
 
 

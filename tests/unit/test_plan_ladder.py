@@ -15,7 +15,7 @@ from builders.jobs import T0
 from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
 from concertina.plan.facts.context import JobContext
 from concertina.plan.plan import plan
-from concertina.plan.recovery import ladder
+from concertina.plan.recovery import escalation
 from concertina.plan.types import NodeView, Observed, Plan
 
 MARK = CheckpointMark(step=20, round=1, uri="s3://bucket/run", at=rfc3339(T0))
@@ -37,7 +37,7 @@ def look_at(recent: tuple[Restart, ...], spec: Any = None, saved: bool = False, 
 
 
 def rung(recent: tuple[Restart, ...], failed: Restart, lost: bool = False, **fields: Any) -> str:
-    found = ladder.answer(look_at(recent, **fields), failed, lost, "ValueError: no")
+    found = escalation.answer(look_at(recent, **fields), failed, lost, "ValueError: no")
     return found.rung or found.reason
 
 
@@ -129,7 +129,7 @@ def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
     world = ctx.world.model_copy(update={"base": base.model_copy(update={"source": "Storage"})})
     ctx = look_at(ctx.recent, ctx.spec, saved=True, world=world)
     failed = entry(A, reason="RestoreFailed")
-    assert ladder.answer(ctx, failed, False, "").rung == "NewRound"
+    assert escalation.answer(ctx, failed, False, "").rung == "NewRound"
 
 
 # --- laws
@@ -161,7 +161,7 @@ BLOWS = some.lists(
     ),
     max_size=40,
 )
-ORDER = [each.name for each in ladder.RUNGS]
+ORDER = [each.name for each in escalation.RUNGS]
 
 
 def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
@@ -179,9 +179,9 @@ def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
             counted=blow.reason != "MemberLost",
         )
         ctx = look_at(recent, spec, saved=True)
-        found = ladder.answer(ctx, failed, blow.reason == "MemberLost", "")
+        found = escalation.answer(ctx, failed, blow.reason == "MemberLost", "")
         if sum(e.counted for e in (*recent, failed)) > spec.failure_policy.max_restarts:
-            found = ladder.Answer("", "RestartsExhausted", "")
+            found = escalation.Answer("", "RestartsExhausted", "")
         told.append((failed, found.rung or found.reason))
         if not found.rung:
             break
@@ -195,7 +195,7 @@ def test_rounds_are_bounded_by_the_budgets(blows: list[Blow], borne: int, durabl
     told = played(blows, spec)
     answered = [name for failed, name in told if failed.counted and name in ORDER]
     assert len(answered) <= borne
-    assert answered.count("WholeRestart") <= ladder.WHOLE_RESTARTS
+    assert answered.count("WholeRestart") <= escalation.WHOLE_RESTARTS
     assert all(name in ORDER for _, name in told[:-1])
 
 

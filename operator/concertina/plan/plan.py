@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from concertina.api.status import JobStatus
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.lifecycle import gang, lifecycle, master_key, saves, stores, torchrun
-from concertina.plan.pods import nodes, refusals
+from concertina.plan.lifecycle import admission, checkpoint_requests, lifecycle, master_key, storage_alerts, torchrun
+from concertina.plan.pods import bad_nodes, refusals
 from concertina.plan.pods.pods import PodPlan, plan_pods
-from concertina.plan.recovery import budget, containers, hangs, rounds, startup, stragglers
+from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers
 from concertina.plan.rounds import claims, drains, growth
-from concertina.plan.state import memory, rollback
+from concertina.plan.state import rollback, snapshot_memory
 from concertina.plan.status import conditions
 from concertina.plan.status.fields import status_after
 from concertina.plan.types import Event, Observed, Plan
@@ -37,15 +37,15 @@ AGENT: tuple[Policy, ...] = (
     budget.exhausted,
     lifecycle.uri_in_use,
     lifecycle.no_size,
-    memory.too_small,
+    snapshot_memory.too_small,
     master_key.missing,  # before all that speaks to agents, or takes their silence for death
     lifecycle.suspend,
     startup.refused,
-    gang.release,  # before a claim that is under way: it may wait for room that never comes
+    admission.release,  # before a claim that is under way: it may wait for room that never comes
     claims.proceed,  # a claim is brought to its end before anything else is made of the world
-    rounds.recover,
+    causes.recover,
     drains.change,  # of a round that is not broken
-    rounds.running,
+    causes.running,
     lifecycle.first_round,  # always answers
 )
 TORCHRUN: tuple[Policy, ...] = (
@@ -56,7 +56,7 @@ TORCHRUN: tuple[Policy, ...] = (
     lifecycle.no_size,
     lifecycle.suspend,
     startup.refused,
-    gang.release,
+    admission.release,
     torchrun.next_round,
     torchrun.running,  # always answers
 )
@@ -69,16 +69,16 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: stragglers.annotate(ctx, decision),
     lambda ctx, decision, pods: master_key.annotate(ctx, decision),
     lambda ctx, decision, pods: refusals.annotate(ctx, decision) if pods.missing else decision,
-    lambda ctx, decision, pods: stores.annotate(ctx, decision),
+    lambda ctx, decision, pods: storage_alerts.annotate(ctx, decision),
 )
 """The first reason why a person must act stands."""
 
 Announcement = Callable[[JobContext, JobStatus], tuple[Event, ...]]
 EVENTS: tuple[Announcement, ...] = (
-    lambda ctx, status: memory.events(ctx),
+    lambda ctx, status: snapshot_memory.events(ctx),
     lambda ctx, status: unknown_fields(ctx),
-    lambda ctx, status: nodes.events(ctx.status, status),
-    lambda ctx, status: containers.events(ctx),
+    lambda ctx, status: bad_nodes.events(ctx.status, status),
+    lambda ctx, status: container_restarts.events(ctx),
     lambda ctx, status: rollback.events(ctx.status, status),
     lambda ctx, status: conditions.events(ctx.status, status),
 )
@@ -97,9 +97,9 @@ def plan(observed: Observed, now: float) -> Plan:
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
     status = status_after(ctx, decision, pods)
-    saved = saves.ask(ctx, decision, status.checkpoint_request)
+    saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
-    waits = (decision.recheck, pods.recheck, ctx.time_left, growth.left(ctx), gang.left(ctx))
+    waits = (decision.recheck, pods.recheck, ctx.time_left, growth.left(ctx), admission.left(ctx))
     return Plan(
         status,
         actions=(*pods.actions, *decision.actions, *saved),

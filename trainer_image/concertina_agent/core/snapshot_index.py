@@ -41,7 +41,7 @@ class SnapshotIndex:
 
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
         """Drop those of lower rounds but these; returns what goes. The memory that a job is checked for has no room for
-        all of an older round beside those of `round` (plan/state/memory.py)."""
+        all of an older round beside those of `round` (plan/state/snapshot_memory.py)."""
         dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:
             del self._shards[id]

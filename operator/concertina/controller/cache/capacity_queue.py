@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from concertina.controller.cache.job import CachedJob
 from concertina.kube.parse.room import fits_quota
-from concertina.plan.lifecycle.gang import Waiting, by_quota, waiting
+from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.lifecycle.room import hindrance
 from concertina.plan.types import Hindrance, NodeView, Rival
 

@@ -13,7 +13,7 @@ from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse import pod_names
 from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
-from concertina.plan.lifecycle.gang import by_quota
+from concertina.plan.lifecycle.admission import by_quota
 from concertina.plan.types import AgentView, NodeView, Observed, PodView, Refusal, Refused
 
 PROGRESS_SECONDS = 2.0

@@ -17,7 +17,7 @@ from concertina.kube.manifests.containers import (
 )
 from concertina.kube.manifests.names import PORT_NAME, secret_name
 from concertina.kube.resources import Raw
-from concertina.plan.state.memory import share
+from concertina.plan.state.snapshot_memory import share
 from concertina.plan.types import CreatePod, JobView
 
 VOLUME, VOLUME_PATH = "concertina", "/concertina"

@@ -10,7 +10,7 @@ from concertina.plan.types import Action, Event
 
 
 class Phase(enum.Enum):
-    """Where a job stands. Its conditions follow from it (`conditions`), and where its time goes (`accounting`)."""
+    """Where a job stands. Its conditions follow from it (`conditions`), and where its time goes (`progress`)."""
 
     WAITING = "Waiting"
     STARTING = "Starting"

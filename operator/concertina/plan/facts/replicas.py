@@ -15,7 +15,7 @@ from concertina.plan.facts.round import Round
 from concertina.plan.types import Observed, PodView
 
 REPLACE_POD = "ReplacePod"
-"""The answer to a failure (`ladder`) that gives a pod up."""
+"""The answer to a failure (`escalation`) that gives a pod up."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
 from concertina.plan.pods import pods
-from concertina.plan.recovery import budget, rounds, startup
+from concertina.plan.recovery import budget, causes, startup
 from concertina.plan.rounds import claims, commits, drains
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
@@ -115,7 +115,7 @@ def suspend(ctx: JobContext) -> Decision | None:
         report = ctx.round.report
         if report is not None and report.state == "drained":
             return _suspended(ctx)
-        if rounds.broken(ctx) is None:
+        if causes.broken(ctx) is None:
             return _draining(ctx)
     can_go_on = sizes.fitting(len(claims.candidates(ctx)), ctx.spec) > 0
     return None if can_go_on and not _overdue(ctx) else _suspended(ctx)

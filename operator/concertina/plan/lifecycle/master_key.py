@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods
-from concertina.plan.recovery import rounds
+from concertina.plan.recovery import causes
 from concertina.plan.types import ConnectionRefusal
 
 MISMATCH = "MasterKeyMismatch"
@@ -34,7 +34,7 @@ def missing(ctx: JobContext) -> Decision | None:
     if not key or key in ctx.observed.master_keys:
         return None
     message = f"the job was started with master key {key}, which this operator does not have: no agent can be reached"
-    return replace(rounds.as_before(ctx), stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}", pods=Pods.KEPT)
+    return replace(causes.as_before(ctx), stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}", pods=Pods.KEPT)
 
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:

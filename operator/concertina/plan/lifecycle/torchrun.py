@@ -15,6 +15,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.pods import backoff, pods, refusals
+from concertina.plan.pods.attempts import packed, pass_over_taken
 from concertina.plan.recovery import budget, startup
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import Action, CreatePod, CreateRendezvous, Event, PodView
@@ -113,7 +114,7 @@ def plan_pods(ctx: JobContext) -> pods.PodPlan:
         if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
         for action in pods.delete(ctx, pod, "has had two successors")
     ]
-    pods.pass_over_taken(ctx, attempts, wanted)
+    pass_over_taken(ctx.observed.job.name, attempts, wanted, ctx.observed.taken)
     current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
     missing = [index for index in wanted if (index, attempts.get(index, 0)) not in current]
     address = f"[{store.ip}]:{store.port}" if ":" in store.ip else f"{store.ip}:{store.port}"
@@ -122,7 +123,7 @@ def plan_pods(ctx: JobContext) -> pods.PodPlan:
         told = tuple(CreatePod(i, attempts.get(i, 0), rendezvous=address, round=round) for i in missing)
     creates, wait = _allowed(ctx, told)
     events = tuple(pods.replaced_event(ctx, pod) for pod in replaced)
-    return pods.PodPlan((*deletes, *creates), pods.packed(attempts), tuple(replaced), events, wait, bool(missing))
+    return pods.PodPlan((*deletes, *creates), packed(attempts), tuple(replaced), events, wait, bool(missing))
 
 
 def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:

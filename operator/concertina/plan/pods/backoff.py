@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from concertina.api.status import Restart, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
+from concertina.plan.pods.attempts import at, parsed
 from concertina.plan.types import PodView
 
 OUTSIDE = frozenset(
@@ -60,24 +61,18 @@ class Held:
 def next_pods(ctx: JobContext) -> Mapping[int, Held]:
     """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
     empty = ctx.replicas.wanted_indexes - {
-        pod.index for pod in ctx.replicas.live.values() if pod.attempt >= _attempt(ctx, pod.index)
+        pod.index for pod in ctx.replicas.live.values() if pod.attempt >= at(ctx.status.attempts, pod.index)
     }
     if not empty:
         return {}
     failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
     for entry in (*ctx.recent, *(entry_of(ctx, pod) for pod in ctx.observed.pods if _has_just_ended(ctx, pod))):
-        index = _index(entry.replica)
-        if entry.counted and index in failed:
-            failed[index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
-            failed[index][entry.replica] = entry
+        known = parsed(entry.replica)
+        if entry.counted and known and known.index in failed:
+            failed[known.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
+            failed[known.index][entry.replica] = entry
     made = {index: _held(ctx, index, list(pods.values())) for index, pods in failed.items() if pods}
     return {index: held for index, held in made.items() if held.left > 0}
-
-
-def _index(replica: str) -> int:
-    """Of a pod's name; -1 for what an agent may have made up."""
-    index = replica.rsplit("-", 2)[-2:][0]
-    return int(index) if index.isdecimal() else -1
 
 
 def ended_by_itself(pod: PodView) -> bool:
@@ -94,12 +89,7 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
     """It will be in status.restarts after this pass: its index is still on this attempt."""
-    return ended_by_itself(pod) and pod.attempt == _attempt(ctx, pod.index)
-
-
-def _attempt(ctx: JobContext, index: int) -> int:
-    attempts = ctx.status.attempts
-    return attempts[index] if index < len(attempts) else 0
+    return ended_by_itself(pod) and pod.attempt == at(ctx.status.attempts, pod.index)
 
 
 def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from concertina.api.spec import CleanPodPolicy
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.pods import backoff, nodes, refusals
+from concertina.plan.pods import backoff, bad_nodes, refusals
+from concertina.plan.pods.attempts import at, packed, parsed, pass_over_taken
 from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, EndPod, Event, PodView
-
-
-def pod_name(job: str, index: int, attempt: int) -> str:
-    return f"{job}-{index}-{attempt}"
 
 
 @dataclass(frozen=True)
@@ -41,13 +37,11 @@ def _wanted(ctx: JobContext) -> PodPlan:
     attempts = _bumped(ctx, wanted)
     current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
     missing = [
-        index
-        for index in sorted(wanted)
-        if (index, _attempt(attempts, index)) not in current and not _filled(ctx, index)
+        index for index in sorted(wanted) if (index, at(attempts, index)) not in current and not _filled(ctx, index)
     ]
     before = ctx.status.attempts
-    dead = [pod for pod in ctx.observed.pods if _goes(ctx, pod) and pod.attempt == _attempt(before, pod.index)]
-    replaced = tuple(pod for pod in dead if _attempt(attempts, pod.index) > pod.attempt)
+    dead = [pod for pod in ctx.observed.pods if _goes(ctx, pod) and pod.attempt == at(before, pod.index)]
+    replaced = tuple(pod for pod in dead if at(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(ctx, missing, attempts)
     events = tuple(replaced_event(ctx, pod) for pod in replaced)
     return PodPlan((*creates, *_deletes(ctx, wanted, attempts)), attempts, replaced, events, recheck, bool(missing))
@@ -78,38 +72,19 @@ def _filled(ctx: JobContext, index: int) -> bool:
     return name is not None and name not in ctx.replicas.notices
 
 
-def _attempt(attempts: tuple[int, ...], index: int) -> int:
-    return attempts[index] if index < len(attempts) else 0
-
-
 def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
     """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
     attempts = dict(enumerate(ctx.status.attempts))
     for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: its name isn't used again
-        _, index, attempt = name.rsplit("-", 2)
-        if int(index) in wanted:
-            attempts[int(index)] = max(attempts.get(int(index), 0), int(attempt) + 1)
+        known = parsed(name)
+        if known and known.index in wanted:
+            attempts[known.index] = max(attempts.get(known.index, 0), known.attempt + 1)
     for pod in ctx.observed.pods:
         if pod.index in wanted:
             least = pod.attempt + 1 if _goes(ctx, pod) else pod.attempt
             attempts[pod.index] = max(attempts.get(pod.index, 0), least)
-    pass_over_taken(ctx, attempts, wanted)
+    pass_over_taken(ctx.observed.job.name, attempts, wanted, ctx.observed.taken)
     return packed(attempts)
-
-
-def pass_over_taken(ctx: JobContext, attempts: dict[int, int], wanted: Iterable[int]) -> None:
-    """Names that other pods hold are not waited for: those of a job that was deleted may stay as long as their node
-    is away."""
-    if ctx.observed.taken:
-        for index in wanted:
-            while pod_name(ctx.observed.job.name, index, attempts.get(index, 0)) in ctx.observed.taken:
-                attempts[index] = attempts.get(index, 0) + 1
-
-
-def packed(attempts: Mapping[int, int]) -> tuple[int, ...]:
-    """By index, without the zeros at the end."""
-    last = max((index for index, attempt in attempts.items() if attempt), default=-1)
-    return tuple(attempts.get(index, 0) for index in range(last + 1))
 
 
 def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> tuple[tuple[Action, ...], float | None]:
@@ -124,12 +99,12 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
         return (), recheck
     if ctx.observed.refused:
         due = {min(due)}
-    never = nodes.forbidden(ctx)
-    avoid = tuple(sorted((_ending(ctx) | set(nodes.avoided(ctx))) - set(never)))
+    never = bad_nodes.forbidden(ctx)
+    avoid = tuple(sorted((_ending(ctx) | set(bad_nodes.avoided(ctx))) - set(never)))
     secret: tuple[Action, ...] = () if ctx.observed.secret_made else (CreateSecret(),)
     standing = len(ctx.replicas.wanted_indexes) - len(missing)
     creates = (
-        CreatePod(index, _attempt(attempts, index), avoid, never, spare=standing + place >= sizes.most(ctx.spec))
+        CreatePod(index, at(attempts, index), avoid, never, spare=standing + place >= sizes.most(ctx.spec))
         for place, index in enumerate(missing)
         if index in due
     )
@@ -146,7 +121,7 @@ def _deletes(ctx: JobContext, wanted: frozenset[int], attempts: tuple[int, ...])
     """The dead (the newest that ended by itself stays, for its logs), those of older attempts, and those not wanted."""
     actions: list[Action] = []
     for pod in ctx.observed.pods:
-        newest = _attempt(attempts, pod.index)
+        newest = at(attempts, pod.index)
         if pod.name in ctx.replicas.dead:
             if pod.released and not pod.deleting and pod.attempt >= newest - 1:
                 continue

@@ -7,7 +7,7 @@ from concertina.api.status import LastFailure, Restart, Restarts, rfc3339, unix_
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.pods import backoff
-from concertina.plan.recovery import ladder
+from concertina.plan.recovery import escalation
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import PodView
 
@@ -93,7 +93,7 @@ def counted(
         known = next((i for i, entry in reversed(list(enumerate(entries))) if entry.replica == pod.name), None)
         if backoff.ended_by_itself(pod) and known is None:
             new += 1
-            entries.append(backoff.entry_of(ctx, pod).model_copy(update={"rung": ladder.WITHOUT_MEMBER}))
+            entries.append(backoff.entry_of(ctx, pod).model_copy(update={"rung": escalation.WITHOUT_MEMBER}))
         elif known is not None and (learnt := _learnt(ctx, pod)):
             entries[known] = entries[known].model_copy(update=learnt)
     entries, new = [*entries, *stuck], new + len(stuck)
@@ -106,7 +106,7 @@ def counted(
         in_window=spent,
         budget=left,
         total=ctx.status.restarts.total + new,
-        rungs=ladder.uses(ctx.spec, kept),
+        rungs=escalation.uses(ctx.spec, kept),
         recent=kept,
     )
 

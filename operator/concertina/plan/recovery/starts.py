@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.api.status import Restart, rfc3339
-from concertina.plan.facts import constants, membership, sizes
+from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.replicas import REPLACE_POD
-from concertina.plan.pods import nodes
+from concertina.plan.pods import bad_nodes
 from concertina.plan.recovery import same_failure
 from concertina.plan.recovery.startup import WAITING
 from concertina.plan.rounds import claims
@@ -56,7 +56,7 @@ def _cut_off(ctx: JobContext, pod: PodView) -> str:
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
     replies = claims.answers(ctx)
-    together = membership.connected(replies, ctx.round.members)
+    together = quorum.connected(replies, ctx.round.members)
     if pod.name not in replies or pod.name in together or sizes.fitting(len(together), ctx.spec):
         return ""
     return "the other replicas and it can't reach each other"
@@ -76,7 +76,7 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     outside = [pod for name, pod in ctx.replicas.live.items() if name not in going and pod.node]
     if not outside or not (ctx.replicas.ready or ctx.round.members):
         return ()
-    room = len(nodes.avoided(ctx)) < nodes.spare(ctx)
+    room = len(bad_nodes.avoided(ctx)) < bad_nodes.spare(ctx)
     found = ((pod, _symptom(ctx, pod, room)) for pod in outside)
     return tuple(
         Restart(

@@ -11,6 +11,7 @@ from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.pods import pods
+from concertina.plan.pods.attempts import same_replica
 from concertina.plan.types import Event
 
 STRAGGLER = "Straggler"
@@ -67,7 +68,7 @@ def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decis
     if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
         return decision
     entries = [entry for entry in ctx.recent if entry.reason == STRAGGLER]
-    before = [entry for entry in entries if entry.replica.rsplit("-", 1)[0] == mark.replica.rsplit("-", 1)[0]]
+    before = [entry for entry in entries if same_replica(entry.replica, mark.replica)]
     if len(before) >= REPLACEMENTS and before[-1].replica != mark.replica:
         why = f"{REPLACEMENTS} pods before it were slow as well"
         return replace(decision, message=f"{decision.message}; it is not replaced: {why}")

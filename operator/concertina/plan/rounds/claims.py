@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
 from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
-from concertina.plan.facts import constants, membership, sizes
+from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.pods import pods
@@ -204,7 +204,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     if _forgotten(ctx, replies):
         return Void("an agent was restarted since it answered")
     seconds_left = _patience(ctx, names, calls, replies)
-    chosen = membership.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
+    chosen = quorum.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
     if not chosen:
         if _hopeless(ctx, made, names, calls):
             return Void("all have answered or failed, and it is not enough")

@@ -14,8 +14,8 @@ from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seco
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.state import copies, restore, ring
-from concertina.plan.state.ring import Place
+from concertina.plan.state import copy_distance, placement, restore
+from concertina.plan.state.placement import Place
 from concertina.plan.types import Action, Event, Send
 from concertina_protocol import Prepared
 
@@ -26,10 +26,10 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
     origin = source(ctx, replies, from_storage=made.from_storage)
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
-    places = copies.places(ctx, replies)
+    places = copy_distance.places(ctx, replies)
     members = _members(ctx, replies, places)
     names = [member.replica for member in members]
-    distance = copies.distance(ctx, names, places)
+    distance = copy_distance.distance(ctx, names, places)
     workers = sum(member.workers for member in members)
     world = World(
         round=made.round,
@@ -52,7 +52,7 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
         world=world,
         replayed=max(0, ctx.round.step - origin.step) if ctx.spec.bundled else 0,
         actions=_assigns(ctx, world, replies, origin, leaving),
-        events=(Event("Normal", "RoundCommitted", message), *copies.events(ctx, names, places, distance)),
+        events=(Event("Normal", "RoundCommitted", message), *copy_distance.events(ctx, names, places, distance)),
         recheck=constants.ACKNOWLEDGE,
     )
 
@@ -119,7 +119,7 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
             node=ctx.replicas.pods[name].node,
             workers=replies[name].workers,
         )
-        for name in ring.order(by_index, lead, tuple(ctx.round.members))
+        for name in placement.order(by_index, lead, tuple(ctx.round.members))
     )
 
 

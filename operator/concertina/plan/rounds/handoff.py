@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from concertina.plan.facts import constants, membership
+from concertina.plan.facts import constants, quorum
 from concertina.plan.facts.context import JobContext
 from concertina.plan.rounds import commits
 from concertina.plan.types import Call
@@ -34,7 +34,7 @@ def include_departing(ctx: JobContext, stay: Mapping[str, Prepared], departing: 
     if isinstance(source, Restore) and source.step > have:
         needed = _holders(source, answers, stay)
         joined = {**needed, **stay}
-        chosen = {name: joined[name] for name in membership.choose(joined, ctx.round.members, ctx.spec)}
+        chosen = {name: joined[name] for name in quorum.choose(joined, ctx.round.members, ctx.spec)}
         if _step(ctx, chosen) > have:
             return Included(chosen)
     left = _seconds_left(ctx, departing)

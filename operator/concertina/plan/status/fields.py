@@ -9,13 +9,13 @@ from concertina.api.status import CheckpointMark, JobStatus, Restarts, Spares, r
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.lifecycle import gang, master_key, saves
-from concertina.plan.pods import nodes
+from concertina.plan.lifecycle import admission, checkpoint_requests, master_key
+from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pods import PodPlan
-from concertina.plan.recovery import budget, containers, starts, stragglers
+from concertina.plan.recovery import budget, container_restarts, starts, stragglers
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import rollback
-from concertina.plan.status import accounting, conditions
+from concertina.plan.status import conditions, progress
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Pass:
     def restarts(self) -> Restarts:
         stuck = starts.stuck(self.ctx) if self.decision.pods is Pods.WANTED else ()
         counted = budget.counted(self.ctx, self.decision.restart, self.pods.replaced, stuck)
-        return containers.counted(self.ctx, counted)
+        return container_restarts.counted(self.ctx, counted)
 
     @cached
     def last_checkpoint(self) -> CheckpointMark | None:
-        return accounting.last_checkpoint(self.ctx)
+        return progress.last_checkpoint(self.ctx)
 
 
 Row = Callable[[Pass], object]
@@ -62,8 +62,8 @@ PODS: Mapping[str, Row] = {
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares
     ),
     "attempts": lambda p: p.pods.attempts,
-    "container_restarts": lambda p: containers.seen(p.ctx, p.pods.attempts),
-    "gang": lambda p: gang.after(p.ctx, p.decision),
+    "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
+    "gang": lambda p: admission.after(p.ctx, p.decision),
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
@@ -73,26 +73,26 @@ ROUNDS: Mapping[str, Row] = {
 RECOVERY: Mapping[str, Row] = {
     "restarts": lambda p: p.restarts,
     "last_failure": lambda p: p.decision.last_failure or p.old.last_failure,
-    "avoided_nodes": lambda p: nodes.remember(p.ctx, p.restarts.recent),
+    "avoided_nodes": lambda p: bad_nodes.remember(p.ctx, p.restarts.recent),
     "stragglers": lambda p: stragglers.marks(p.ctx),
-    "steps_replayed": lambda p: p.old.steps_replayed + p.decision.replayed + accounting.replayed(p.ctx),
+    "steps_replayed": lambda p: p.old.steps_replayed + p.decision.replayed + progress.replayed(p.ctx),
     "rollback": lambda p: rollback.seen(p.ctx),
     "undone": lambda p: rollback.voided(p.ctx),
     "skipped": lambda p: rollback.skipped(p.ctx),
 }
 CHECKPOINTS: Mapping[str, Row] = {
     "last_checkpoint": lambda p: p.last_checkpoint,
-    "checkpoint_request": lambda p: saves.request(p.ctx, p.decision, p.last_checkpoint),
+    "checkpoint_request": lambda p: checkpoint_requests.request(p.ctx, p.decision, p.last_checkpoint),
 }
 PROGRESS: Mapping[str, Row] = {
-    "progress": lambda p: accounting.progress(p.ctx),
-    "last_snapshot": lambda p: accounting.last_snapshot(p.ctx),
-    "checkpoint_interval": lambda p: accounting.interval(p.ctx),
-    "shares": lambda p: accounting.shares(p.ctx),
+    "progress": lambda p: progress.progress(p.ctx),
+    "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
+    "checkpoint_interval": lambda p: progress.interval(p.ctx),
+    "shares": lambda p: progress.shares(p.ctx),
 }
-"""They change with every step, so they alone are written only so often (`accounting.due`)."""
+"""They change with every step, so they alone are written only so often (`progress.due`)."""
 CLOCK: Mapping[str, Row] = {
-    "goodput": lambda p: accounting.goodput(p.ctx, p.decision),
+    "goodput": lambda p: progress.goodput(p.ctx, p.decision),
 }
 """It changes with time alone, so it is written only along with something else."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
@@ -104,7 +104,7 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> JobStatu
     this, old = Pass(ctx, decision, pods), ctx.status
     values = {name: row(this) for name, row in AT_ONCE.items()}
     changed = _differ(old, values)
-    if not changed and not accounting.due(ctx):
+    if not changed and not progress.due(ctx):
         return old
     numbers = {name: row(this) for name, row in PROGRESS.items()}
     if not changed and not _differ(old, numbers):

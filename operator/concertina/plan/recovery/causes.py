@@ -12,7 +12,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.health import Life
 from concertina.plan.pods import backoff, pods
-from concertina.plan.recovery import budget, hangs, ladder, same_failure, starts
+from concertina.plan.recovery import budget, escalation, hangs, same_failure, starts
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import Event
@@ -65,7 +65,7 @@ def recover(ctx: JobContext) -> Decision | None:
 
 def _answered(ctx: JobContext, cause: Cause) -> Decision:
     failed = budget.restart(ctx, cause)
-    found = ladder.answer(ctx, failed, cause.reason in LOST, cause.sentence) if failed else None
+    found = escalation.answer(ctx, failed, cause.reason in LOST, cause.sentence) if failed else None
     if found and not found.rung:
         return Decision(Phase.FAILED, found.reason, found.sentence, restart=failed, pods=Pods.ENDED)
     if spent := budget.exhausted(ctx, cause):
@@ -81,11 +81,11 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
     )
 
 
-def _claim(ctx: JobContext, cause: Cause, failed: Restart | None, found: ladder.Answer | None) -> Decision | None:
+def _claim(ctx: JobContext, cause: Cause, failed: Restart | None, found: escalation.Answer | None) -> Decision | None:
     """The next round, as the rung of the ladder says."""
     if failed is None or found is None:
         return claims.claim(ctx, cause)
-    whole = replace(cause, from_storage=found.rung == ladder.WHOLE_RESTART)
+    whole = replace(cause, from_storage=found.rung == escalation.WHOLE_RESTART)
     made = claims.claim(ctx, whole, failed.model_copy(update={"rung": found.rung}))
     return replace(made, events=(*made.events, Event("Warning", found.rung, found.sentence))) if made else None
 

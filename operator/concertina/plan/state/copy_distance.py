@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from concertina.api.status import Distance
 from concertina.plan.facts.context import JobContext
-from concertina.plan.state import ring
-from concertina.plan.state.ring import Place
+from concertina.plan.state import placement
+from concertina.plan.state.placement import Place
 from concertina.plan.types import Event
 
 _ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
@@ -27,7 +27,7 @@ def distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place
         return Distance.NO_SNAPSHOTS
     if len(members) < 2:
         return Distance.NONE
-    in_zone, on_node = ring.shared(members, places)
+    in_zone, on_node = placement.shared(members, places)
     return Distance.SAME_NODE if on_node else Distance.NODE if in_zone else Distance.ZONE
 
 
@@ -40,7 +40,7 @@ def events(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place],
         or (found is Distance.NODE and len(zones) < 2)
     ):
         return ()
-    in_zone, on_node = ring.shared(members, places)
+    in_zone, on_node = placement.shared(members, places)
     count, what = (on_node, "node") if found is Distance.SAME_NODE else (in_zone, "zone")
     message = (
         f"{count} of {len(members)} replicas have the copy of their snapshots within the same {what}: "

@@ -3,12 +3,11 @@ too. The round has gone on by then (its lead told of a lost member); here it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from concertina.api.status import Restart, Restarts, rfc3339
 from concertina.plan.facts.context import JobContext
+from concertina.plan.pods.attempts import at, packed
 from concertina.plan.pods.backoff import OUTSIDE
-from concertina.plan.recovery import ladder
+from concertina.plan.recovery import escalation
 from concertina.plan.types import Event, PodView
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
@@ -22,15 +21,14 @@ def restarted(ctx: JobContext) -> tuple[PodView, ...]:
     return tuple(
         pod
         for pod in ctx.observed.pods
-        if pod.attempt == _at(attempts, pod.index) and pod.restarts > _at(known, pod.index)
+        if pod.attempt == at(attempts, pod.index) and pod.restarts > at(known, pod.index)
     )
 
 
 def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
     """status.containerRestarts: by replica index, of the pod of its present attempt."""
-    counts = {pod.index: pod.restarts for pod in ctx.observed.pods if pod.attempt == _at(attempts, pod.index)}
-    last = max((index for index, count in counts.items() if count), default=-1)
-    return tuple(counts.get(index, 0) for index in range(last + 1))
+    counts = {pod.index: pod.restarts for pod in ctx.observed.pods if pod.attempt == at(attempts, pod.index)}
+    return packed(counts)
 
 
 def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
@@ -54,7 +52,7 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
                     reason=reason(pod),
                     step=ctx.round.step,
                     counted=_own(pod),
-                    rung=ladder.WITHOUT_MEMBER,
+                    rung=escalation.WITHOUT_MEMBER,
                 )
             )
     spent = sum(entry.counted for entry in entries)
@@ -63,7 +61,7 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
             "in_window": spent,
             "budget": max(0, ctx.spec.failure_policy.max_restarts - spent),
             "total": restarts.total + new,
-            "rungs": ladder.uses(ctx.spec, tuple(entries)),
+            "rungs": escalation.uses(ctx.spec, tuple(entries)),
             "recent": tuple(entries[-1000:]),
         }
     )
@@ -90,8 +88,3 @@ def sentence(pod: PodView) -> str:
     if reason(pod) == "OutOfMemory":
         return f"{again}: {OUT_OF_MEMORY}"
     return f"{again}: its container ended with exit code {pod.last_exit_code} ({pod.last_exit_reason or 'no reason'})"
-
-
-def _at(numbers: Iterable[int], index: int) -> int:
-    known = tuple(numbers)
-    return known[index] if 0 <= index < len(known) else 0

@@ -20,7 +20,7 @@ from concertina.api.status import Gang, rfc3339, unix_seconds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.recovery import rounds
+from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 from concertina.plan.types import Event, Hindrance, JobView, PodView, Refusal, Refused, Rival
 
@@ -186,7 +186,7 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
         return False
     if ctx.round.members and ctx.spec.bundled and ctx.spec.checkpoint is None:
         return False
-    return not (ctx.round.committed and rounds.broken(ctx) is None)
+    return not (ctx.round.committed and causes.broken(ctx) is None)
 
 
 def _made(ctx: JobContext, mine: Waiting) -> Gang:
