@@ -47,8 +47,8 @@ class NetworkDriver:
         self._settings, self._agent, self._dialer, self._emit, self._tasks = settings, agent, dialer, emit, tasks
         self._pinger = Pinger(dialer, settings.uid)
         self._members = MemberStreams(agent.beat, emit, tasks)
-        self._server = Server(settings.uid, tls.server_context(settings.identity), self, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
+        self._server = Server(settings.uid, tls.server_context(settings.identity), self, tasks)
         self._link: Optional[asyncio.Task[None]] = None
         """To the lead."""
         self._changes = Notifier()
