@@ -14,7 +14,7 @@ from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.lifecycle.room import hindrance
-from concertina.plan.types import AgentView, JobView, NodeView, Observed, PodView, Refusal, Refused, Rival
+from concertina.plan.types import AgentView, Competitor, JobView, NodeView, Observed, PodView, Refusal, Refused
 
 PROGRESS_SECONDS = 2.0
 WRITES_PER_SECOND = 20.0
@@ -189,7 +189,7 @@ class World:
         job = self._jobs.get(uid)
         if job is None:
             return None
-        rivals, waits = self._rivals(uid), self._waiting.get(uid)
+        competitors, waits = self._competitors(uid), self._waiting.get(uid)
         return Observed(
             job=job.seen,
             pods=tuple(sorted([*job.pods.values(), *job.unseen_ends], key=lambda pod: (pod.index, pod.attempt))),
@@ -199,7 +199,7 @@ class World:
             secret_made=job.secret_made_at > 0,
             refused=job.refused,
             taken=self._taken(job),
-            rivals=rivals,
+            competitors=competitors,
             hindrance=waits.hindrance if waits else None,
             uri_holder=self._holder(uid, job),
             master_keys=self._master_keys,
@@ -232,7 +232,7 @@ class World:
         if job := self._jobs.get(uid):
             job.refused = None
 
-    def _rivals(self, uid: str) -> tuple[Rival, ...]:
+    def _competitors(self, uid: str) -> tuple[Competitor, ...]:
         self._stale.add(uid)
         while self._stale:
             self._look_for_room(self._stale.pop())
@@ -240,9 +240,9 @@ class World:
         if mine is None:
             return ()
         return tuple(
-            other.rival
+            other.competitor
             for name, other in self._waiting.items()
-            if name != uid and other.needs_room_in(mine.rival.namespace)
+            if name != uid and other.needs_room_in(mine.competitor.namespace)
         )
 
     def _look_for_room(self, uid: str) -> None:
@@ -253,7 +253,7 @@ class World:
             quota = fits_quota(job.refused.message) if job.refused else None
             found = hindrance(now.least, job.pods.values(), self._nodes, quota)
             now = self._waiting[uid] = dataclasses.replace(now, hindrance=found)
-        if (now and (now.rival, now.hindrance)) == (before and (before.rival, before.hindrance)):
+        if (now and (now.competitor, now.hindrance)) == (before and (before.competitor, before.hindrance)):
             return
         for name, other in self._waiting.items():
             if name != uid and (other.held or other.away):

@@ -82,7 +82,7 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
 
 
 def _claim(ctx: JobContext, cause: Cause, failed: Restart | None, found: escalation.Answer | None) -> Decision | None:
-    """The next round, as the rung of the ladder says."""
+    """The next round, as the escalation says."""
     if failed is None or found is None:
         return claims.claim(ctx, cause)
     whole = replace(cause, from_storage=found.rung == escalation.WHOLE_RESTART)

@@ -63,12 +63,12 @@ PODS: Mapping[str, Row] = {
     ),
     "attempts": lambda p: p.pods.attempts,
     "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
-    "gang": lambda p: admission.after(p.ctx, p.decision),
+    "gang": lambda p: admission.next_status(p.ctx, p.decision),
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
-    "growth": lambda p: growth.after(p.ctx, p.decision),
+    "growth": lambda p: growth.next_status(p.ctx, p.decision),
 }
 RECOVERY: Mapping[str, Row] = {
     "restarts": lambda p: p.restarts,
