@@ -14,7 +14,7 @@ from concertina.api.status import Restart, RungUse
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.replicas import REPLACE_POD
-from concertina.plan.recovery import history, same_failure
+from concertina.plan.recovery import repeats
 from concertina.plan.state import restore
 
 NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
@@ -38,7 +38,7 @@ class Failing:
     @cached
     def row(self) -> tuple[Restart, ...]:
         """The failures before it, of the job's own, without progress since."""
-        return tuple(entry for entry in history.since_progress(self.ctx, self.failed) if entry.counted)
+        return tuple(entry for entry in repeats.since_progress(self.ctx, self.failed) if entry.counted)
 
     @cached
     def mendable(self) -> bool:
@@ -96,7 +96,7 @@ def _whole_restart(failing: Failing) -> str:
         return "the state in node memory can't be restored"
     if failing.tried(REPLACE_POD) >= IN_A_ROW:
         return f"{failing.tried(REPLACE_POD)} replaced pods did not get it any further"
-    if failing.tried(REPLACE_POD) and same_failure.is_bug(ctx, failed):
+    if failing.tried(REPLACE_POD) and repeats.is_bug(ctx, failed):
         return "it fails the same way in replaced pods: the state in node memory may be damaged"
     return ""
 
@@ -131,8 +131,8 @@ def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
     """`told` is the failure in a sentence, for a job that ends with it."""
     failing = Failing(ctx, failed, lost)
     rung, why = next((rung, why) for rung in reversed(ACTIONS) if (why := rung.called_for(failing)))
-    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and same_failure.is_bug(ctx, failed):
-        return Answer("", "SameFailure", same_failure.sentence(ctx, failed, told))
+    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and repeats.is_bug(ctx, failed):
+        return Answer("", "SameFailure", repeats.sentence(ctx, failed, told))
     left = _left(rung, ctx.spec, ctx.recent)
     if failed.counted and left == 0:
         return Answer("", "RestartsExhausted", _spent(ctx, rung, why, told))
