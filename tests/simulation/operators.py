@@ -154,7 +154,7 @@ class OperatorProcess:
         self._take_out_stall()
         self.world.claims += 1
         rivalry = self.world.rivalry
-        rivals = rivalry.seen_by(self) if rivalry else ()
+        competitors = rivalry.seen_by(self) if rivalry else ()
         return Observed(
             job=self.job_view,
             pods=tuple(sorted(self.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
@@ -163,8 +163,8 @@ class OperatorProcess:
             fresh_claim=f"claim-{self.world.claims}",
             secret_made=self.secret_made,
             refused=self.refused,
-            rivals=rivals,
-            hindrance=rivalry.hindrance(self) if rivals and rivalry else None,
+            competitors=competitors,
+            hindrance=rivalry.hindrance(self) if competitors and rivalry else None,
         )
 
     @property

@@ -10,7 +10,7 @@ from concertina.kube.parse.room import fits_quota
 from concertina.plan.facts import sizes
 from concertina.plan.lifecycle import room
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
-from concertina.plan.types import Hindrance, Rival
+from concertina.plan.types import Competitor, Hindrance
 from simulation.clock import Clock, Violation
 from simulation.network import Network
 from simulation.operators import OperatorProcess
@@ -38,7 +38,7 @@ class Rivalry:
         """Number of a job -> when another was last seen to wait that comes first."""
         self._beside: dict[int, float] = {}
         """The same of any other that waits in line."""
-        self._waiting: dict[int, tuple[Rival, Hindrance | None] | None] = {}
+        self._waiting: dict[int, tuple[Competitor, Hindrance | None] | None] = {}
         for _ in range(random.choice((2, 2, 3))):
             strikes = sorted(random.uniform(0.0, SPAN) for _ in range(random.randint(0, 3))) if faults else ()
             schedule = tuple(Strike(at, random.choice(FAULTS), random.getrandbits(32)) for at in strikes)
@@ -71,21 +71,21 @@ class Rivalry:
 
     # --- the line
 
-    def seen_by(self, operator: OperatorProcess) -> tuple[Rival, ...]:
+    def seen_by(self, operator: OperatorProcess) -> tuple[Competitor, ...]:
         """As the shell finds them, in `concertina.controller.cache`: who waits is told as soon as the line changes."""
         mine = self.worlds.index(operator.world)
         line = {number: self._wait(world.operators[-1]) for number, world in enumerate(self.worlds) if world.operators}
         line[mine] = self._wait(operator)
         for number, place in line.items():
-            rival = (place.rival, place.hindrance) if place else None
-            if self._waiting.get(number) != rival:
-                self._waiting[number] = rival
+            competitor = (place.competitor, place.hindrance) if place else None
+            if self._waiting.get(number) != competitor:
+                self._waiting[number] = competitor
                 for other, waits in line.items():
                     if other != number and waits and (waits.held or waits.away):
                         self.worlds[other].operators[-1].trigger()
         namespace = operator.job_view.namespace
         return tuple(
-            place.rival
+            place.competitor
             for number, place in line.items()
             if place and number != mine and line[mine] and place.needs_room_in(namespace)
         )
@@ -104,7 +104,7 @@ class Rivalry:
         what can never start."""
         number, now = self.worlds.index(world), self.clock.now
         for other, waits in self._waiting.items():
-            if other == number or not waits or waits[0].aside or other >= self.able:
+            if other == number or not waits or waits[0].deferred or other >= self.able:
                 continue
             self._beside[number] = now
             if self._first(waits[0], other, number, old):
@@ -116,10 +116,10 @@ class Rivalry:
         if not new.gang.until and self._ahead.get(number, 0.0) < now - LAG:
             raise Violation(f"{world.name} gives way, and nobody is ahead of it: {new.gang.message}")
 
-    def _first(self, rival: Rival, other: int, number: int, status: JobStatus) -> bool:
+    def _first(self, competitor: Competitor, other: int, number: int, status: JobStatus) -> bool:
         """Priority, then who has trained, then age."""
         mine = (-self.worlds[number].cluster.priority, not status.world.members, number)
-        return (-rival.priority, not rival.trained, other) < mine
+        return (-competitor.priority, not competitor.trained, other) < mine
 
     # --- a run
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from concertina.plan.lifecycle import admission, room
-from concertina.plan.types import Rival
+from concertina.plan.types import Competitor
 from simulation.clock import Violation
 from simulation.rivals import Rivalry
 
@@ -44,7 +44,11 @@ def test_room_that_nobody_releases_is_a_deadlock(monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_is_noticed_when_the_first_in_line_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rival, "place", property(lambda rival: (rival.priority, rival.trained, -rival.created, "")))
+    monkeypatch.setattr(
+        Competitor,
+        "queue_position",
+        property(lambda competitor: (competitor.priority, competitor.trained, -competitor.created, "")),
+    )
     assert any(fails(seed) for seed in ENOUGH)
 
 

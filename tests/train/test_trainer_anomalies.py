@@ -7,7 +7,7 @@ import os
 import node
 import pytest
 import states
-from replicas import HERE, running
+from replicas import HERE, SEARCH_PATH, running
 from typer.testing import CliRunner
 
 import builders.strange
@@ -89,7 +89,7 @@ def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_rou
     environment = {
         "CONCERTINA_TRAINER": json.dumps(trainer),
         "CONCERTINA_CHECKPOINT": json.dumps({"uri": uri, "everySteps": 4}),
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE / "faults")]),
+        "PYTHONPATH": os.pathsep.join([SEARCH_PATH, str(HERE / "faults")]),
         "FAULT": str(fault),
     }
 

@@ -230,16 +230,16 @@ def test_jobs_that_wait_for_room_know_of_each_other() -> None:
         known.cache.on_pod(None, unplaced(f"{uid}-0", uid))
     known.cache.on_pod(None, pod("c-0", "c", node="n"))
 
-    def rivals(uid: str) -> list[str]:
+    def competitors(uid: str) -> list[str]:
         observed = known.cache.observe(uid)
         assert observed is not None
-        return [rival.uid for rival in observed.rivals]
+        return [competitor.uid for competitor in observed.competitors]
 
-    assert (rivals("a"), rivals("b"), rivals("c")) == (["b"], ["a"], [])
+    assert (competitors("a"), competitors("b"), competitors("c")) == (["b"], ["a"], [])
     # a finds room: b, which holds nothing, need not be told, and sees it when it looks.
     known.cache.on_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
     known.heard()
-    assert (rivals("a"), rivals("b")) == ([], [])
+    assert (competitors("a"), competitors("b")) == ([], [])
     assert known.heard() == []
 
 
@@ -264,7 +264,7 @@ def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
         known.cache.on_pod(None, replace(waits, view=replace(waits.view, waiting="Unschedulable")))
     seen = known.cache.observe("b")
     assert seen is not None
-    assert [rival.uid for rival in seen.rivals] == ["a"]
+    assert [competitor.uid for competitor in seen.competitors] == ["a"]
     status = {"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "it ends"}]}}
     refused = from_status(403, json.dumps(status).encode())
     known.cache.create_refused(
@@ -272,7 +272,7 @@ def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
     )
     seen, gone = known.cache.observe("b"), known.cache.observe("a")
     assert seen is not None
-    assert seen.rivals == ()
+    assert seen.competitors == ()
     assert gone is not None
     assert gone.job.deleting
 
@@ -329,10 +329,10 @@ def refuse(known: Known, uid: str, limited: int) -> None:
     known.cache.create_refused(uid, Refusal.QUOTA, f'pods "{uid}-0-0" is forbidden: {quota}')
 
 
-def rivals(known: Known, uid: str) -> list[str]:
+def competitors(known: Known, uid: str) -> list[str]:
     observed = known.cache.observe(uid)
     assert observed is not None
-    return sorted(rival.uid for rival in observed.rivals)
+    return sorted(competitor.uid for competitor in observed.competitors)
 
 
 def test_nobody_waits_for_a_job_that_room_would_not_help() -> None:
@@ -340,20 +340,20 @@ def test_nobody_waits_for_a_job_that_room_would_not_help() -> None:
     for uid, namespace in (("a", "n"), ("near", "n"), ("far", "m")):
         known.cache.on_job(job(uid, 1, namespace=namespace))
         known.cache.on_pod(None, replace(unplaced(f"{uid}-0", uid), namespace=namespace))
-    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["a", "near"])
+    assert (competitors(known, "near"), competitors(known, "far")) == (["a", "far"], ["a", "near"])
     refuse(known, "a", limited=1)
-    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["near"])
-    assert rivals(known, "a") == ["far", "near"]
+    assert (competitors(known, "near"), competitors(known, "far")) == (["a", "far"], ["near"])
+    assert competitors(known, "a") == ["far", "near"]
     assert known.cache.observe("a").hindrance is Hindrance.QUOTA  # type: ignore[union-attr]
     refuse(known, "a", limited=0)
-    assert (rivals(known, "near"), rivals(known, "far")) == (["far"], ["near"])
+    assert (competitors(known, "near"), competitors(known, "far")) == (["far"], ["near"])
     known.cache.created("a")
     excluded = unplaced("a-0", "a")
     excluded = replace(excluded, view=replace(excluded.view, excluded=True))
     known.cache.on_pod(unplaced("a-0", "a"), excluded)
-    assert (rivals(known, "near"), rivals(known, "far")) == (["far"], ["near"])
+    assert (competitors(known, "near"), competitors(known, "far")) == (["far"], ["near"])
     known.cache.on_pod(excluded, unplaced("a-0", "a"))
-    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["a", "near"])
+    assert (competitors(known, "near"), competitors(known, "far")) == (["a", "far"], ["a", "near"])
 
 
 def test_a_node_that_comes_or_goes_changes_who_is_too_large() -> None:
@@ -365,10 +365,10 @@ def test_a_node_that_comes_or_goes_changes_who_is_too_large() -> None:
         requests = {"pods": Decimal(2 if uid == "a" else 1)}
         known.cache.on_pod(None, replace(waits, view=replace(waits.view, requests=requests)))
     known.cache.on_node(None, node)
-    assert rivals(known, "b") == []
+    assert competitors(known, "b") == []
     known.heard()
     known.cache.on_node(node, replace(node, allocatable={"pods": Decimal(2)}))
     assert known.heard() == ["a", "b"]
-    assert rivals(known, "b") == ["a"]
+    assert competitors(known, "b") == ["a"]
     known.cache.on_node(node, replace(node, allocatable={"pods": Decimal(2)}, cordoned=True))
-    assert rivals(known, "b") == []
+    assert competitors(known, "b") == []

@@ -16,11 +16,11 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.lifecycle import admission
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView, Rival
+from concertina.plan.types import Competitor, CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView
 
 FIXED = jobs.spec(elastic=None)
-OLDER = Rival("default", "older", "uid-0", 0, trained=False, created=T0 - 1, aside=False)
-YOUNGER = Rival("default", "younger", "uid-2", 0, trained=False, created=T0 + 1, aside=False)
+OLDER = Competitor("default", "older", "uid-0", 0, trained=False, created=T0 - 1, deferred=False)
+YOUNGER = Competitor("default", "younger", "uid-2", 0, trained=False, created=T0 + 1, deferred=False)
 FOREIGN = replace(YOUNGER, namespace="team")
 TURNS = JobStatus(gang=Gang(turn=rfc3339(T0)))
 """Of a job that is first in line since T0."""
@@ -45,7 +45,7 @@ def ready(made: Plan) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("rivals", "held", "after", "releases"),
+    ("competitors", "held", "after", "releases"),
     [
         ((), 2, 10_000.0, False),
         ((OLDER,), 2, 19.0, False),
@@ -53,8 +53,8 @@ def ready(made: Plan) -> tuple[str, str]:
         ((OLDER,), 0, 20.0, False),
         ((YOUNGER,), 2, 119.0, False),
         ((YOUNGER,), 2, 120.0, True),
-        ((replace(YOUNGER, aside=True),), 2, 120.0, False),
-        ((replace(OLDER, aside=True),), 2, 20.0, False),
+        ((replace(YOUNGER, deferred=True),), 2, 120.0, False),
+        ((replace(OLDER, deferred=True),), 2, 20.0, False),
         ((replace(YOUNGER, priority=5),), 2, 20.0, True),
         ((replace(OLDER, priority=-5),), 2, 20.0, False),
         ((replace(YOUNGER, trained=True),), 2, 20.0, True),
@@ -73,76 +73,76 @@ def ready(made: Plan) -> tuple[str, str]:
         "one that has trained already",
     ],
 )
-def test_who_releases_its_room(rivals: tuple[Rival, ...], held: int, after: float, releases: bool) -> None:
-    made = plan(short(held, TURNS, rivals=rivals), T0 + after)
+def test_who_releases_its_room(competitors: tuple[Competitor, ...], held: int, after: float, releases: bool) -> None:
+    made = plan(short(held, TURNS, competitors=competitors), T0 + after)
     assert (made.status.gang.since is not None) == releases
     assert deleted(made) == (3 if releases else 0)
-    if not releases and rivals and held:
+    if not releases and competitors and held:
         assert made.recheck_after is not None
 
 
 def test_why_it_releases_and_when_it_tries_again_is_said() -> None:
-    made = plan(short(rivals=(OLDER,)), T0 + 20)
+    made = plan(short(competitors=(OLDER,)), T0 + 20)
     reason, message = ready(made)
     assert reason == "Waiting"
     assert "only 2 of the 3 replicas needed found room" in message
     assert "releases them for default/older, which goes first (it is the older one)" in message
     assert [event.reason for event in made.events] == ["GivesWay"]
-    made = plan(short(status=TURNS, rivals=(YOUNGER,)), T0 + 120)
+    made = plan(short(status=TURNS, competitors=(YOUNGER,)), T0 + 120)
     assert f"go first until {rfc3339(T0 + 240)}" in ready(made)[1]
 
 
 @pytest.mark.parametrize(
-    ("rival", "reason"),
+    ("competitor", "reason"),
     [
         (replace(FOREIGN, created=T0 - 1), "it is the older one"),
         (replace(FOREIGN, priority=7), "it has a higher priority"),
         (replace(FOREIGN, trained=True), "it has trained already"),
     ],
 )
-def test_jobs_of_other_namespaces_are_not_named(rival: Rival, reason: str) -> None:
-    made = plan(short(rivals=(rival,)), T0 + 20)
+def test_jobs_of_other_namespaces_are_not_named(competitor: Competitor, reason: str) -> None:
+    made = plan(short(competitors=(competitor,)), T0 + 20)
     assert f"releases them for a job of another namespace, which goes first ({reason})" in ready(made)[1]
     told = made.status.model_dump_json() + " ".join(event.message for event in made.events)
-    assert rival.name not in told
-    assert rival.namespace not in told
+    assert competitor.name not in told
+    assert competitor.namespace not in told
 
 
 def test_its_turn_begins_when_it_is_first_and_ends_where_another_one_is() -> None:
-    made = plan(short(rivals=(YOUNGER,)), T0 + 500)
+    made = plan(short(competitors=(YOUNGER,)), T0 + 500)
     assert made.status.gang == Gang(turn=rfc3339(T0 + 500))
     assert made.recheck_after is not None
-    assert plan(short(status=made.status, rivals=(YOUNGER,)), T0 + 619).status.gang.since is None
-    assert plan(short(status=made.status, rivals=(YOUNGER,)), T0 + 620).status.gang.since is not None
-    assert plan(short(0, made.status, rivals=(OLDER,)), T0 + 620).status.gang == Gang()
+    assert plan(short(status=made.status, competitors=(YOUNGER,)), T0 + 619).status.gang.since is None
+    assert plan(short(status=made.status, competitors=(YOUNGER,)), T0 + 620).status.gang.since is not None
+    assert plan(short(0, made.status, competitors=(OLDER,)), T0 + 620).status.gang == Gang()
 
 
 def test_who_is_first_and_holds_nothing_has_its_turn_and_goes_on_asking() -> None:
     """The others don't wait for it any more, but room that is found by chance is its own."""
-    made = plan(short(0, TURNS, rivals=(YOUNGER,)), T0 + 120)
+    made = plan(short(0, TURNS, competitors=(YOUNGER,)), T0 + 120)
     assert deleted(made) == 0
     assert (made.status.gang.since, made.status.gang.until) == (None, rfc3339(T0 + 240))
-    seen = short(0, made.status, rivals=(YOUNGER,))
+    seen = short(0, made.status, competitors=(YOUNGER,))
     mine = admission.waiting(seen.job, seen.pods, False)
     assert mine is not None
-    assert mine.rival.aside
+    assert mine.competitor.deferred
     assert plan(seen, T0 + 239).status.gang == made.status.gang
     again = plan(seen, T0 + 240).status
     assert again.gang == Gang(releases=1), "it stands in line again"
-    again = plan(short(0, again, rivals=(YOUNGER,)), T0 + 240).status
-    again = plan(short(0, again, rivals=(YOUNGER,)), T0 + 360).status
+    again = plan(short(0, again, competitors=(YOUNGER,)), T0 + 240).status
+    again = plan(short(0, again, competitors=(YOUNGER,)), T0 + 360).status
     assert again.gang.until == rfc3339(T0 + 600), "twice as long"
 
 
 def test_who_lets_others_go_first_does_not_keep_what_it_finds_meanwhile() -> None:
-    aside = JobStatus(gang=Gang(releases=1, until=rfc3339(T0 + 240)))
-    made = plan(short(2, aside, rivals=(YOUNGER,)), T0 + 40)
+    deferred = JobStatus(gang=Gang(releases=1, until=rfc3339(T0 + 240)))
+    made = plan(short(2, deferred, competitors=(YOUNGER,)), T0 + 40)
     assert deleted(made) == 3
     assert made.status.gang.until == rfc3339(T0 + 240)
 
 
 @pytest.mark.parametrize(
-    ("hindrance", "rivals", "after", "until"),
+    ("hindrance", "competitors", "after", "until"),
     [
         (Hindrance.TOO_LARGE, (YOUNGER,), 19.0, None),
         (Hindrance.TOO_LARGE, (YOUNGER,), 20.0, 140.0),
@@ -152,14 +152,14 @@ def test_who_lets_others_go_first_does_not_keep_what_it_finds_meanwhile() -> Non
         (Hindrance.QUOTA, (YOUNGER,), 119.0, None),
         (Hindrance.QUOTA, (YOUNGER,), 120.0, 240.0),
         (Hindrance.QUOTA, (YOUNGER, FOREIGN), 20.0, 140.0),
-        (Hindrance.TOO_LARGE, (replace(YOUNGER, aside=True),), 500.0, None),
+        (Hindrance.TOO_LARGE, (replace(YOUNGER, deferred=True),), 500.0, None),
         (Hindrance.TOO_LARGE, (), 500.0, None),
     ],
 )
 def test_what_more_room_would_not_complete_is_soon_released(
-    hindrance: Hindrance, rivals: tuple[Rival, ...], after: float, until: float | None
+    hindrance: Hindrance, competitors: tuple[Competitor, ...], after: float, until: float | None
 ) -> None:
-    made = plan(short(2, TURNS, rivals=rivals, hindrance=hindrance), T0 + after)
+    made = plan(short(2, TURNS, competitors=competitors, hindrance=hindrance), T0 + after)
     assert made.status.gang.until == (rfc3339(T0 + until) if until else None)
     assert deleted(made) == (3 if until else 0)
     if until:
@@ -168,14 +168,14 @@ def test_what_more_room_would_not_complete_is_soon_released(
 
 @pytest.mark.parametrize("hindrance", list(Hindrance))
 def test_nothing_is_released_by_who_holds_nothing_and_can_not_start(hindrance: Hindrance) -> None:
-    made = plan(short(0, TURNS, rivals=(FOREIGN,), hindrance=hindrance), T0 + 500)
+    made = plan(short(0, TURNS, competitors=(FOREIGN,), hindrance=hindrance), T0 + 500)
     assert made.status.gang == Gang()
     assert deleted(made) == 0
 
 
 def test_a_torchrun_job_has_its_turn_too() -> None:
     status = TURNS.model_copy(update={"world": World(round=1)})
-    seen = short(2, status, jobs.command_spec(launcher="torchrun", elastic=None), rivals=(YOUNGER,))
+    seen = short(2, status, jobs.command_spec(launcher="torchrun", elastic=None), competitors=(YOUNGER,))
     seen = replace(seen, pods=tuple(replace(pod, round=1) for pod in seen.pods))
     assert plan(seen, T0 + 119).status.gang.since is None
     made = plan(seen, T0 + 120)
@@ -189,20 +189,20 @@ def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observ
 
 
 @pytest.mark.parametrize(
-    ("until", "rivals", "now", "tries"),
+    ("until", "competitors", "now", "tries"),
     [
         (None, (OLDER,), T0 + 1000, False),
         (None, (YOUNGER,), T0 + 1, True),
-        (None, (replace(OLDER, aside=True),), T0 + 1, True),
+        (None, (replace(OLDER, deferred=True),), T0 + 1, True),
         (None, (), T0 + 1, True),
         (T0 + 60, (YOUNGER,), T0 + 59, False),
         (T0 + 60, (YOUNGER,), T0 + 60, True),
         (T0 + 60, (), T0 + 1, True),
-        (T0 + 60, (replace(YOUNGER, aside=True),), T0 + 1, True),
+        (T0 + 60, (replace(YOUNGER, deferred=True),), T0 + 1, True),
     ],
 )
-def test_when_it_tries_again(until: float | None, rivals: tuple[Rival, ...], now: float, tries: bool) -> None:
-    made = plan(away(until, rivals=rivals), now)
+def test_when_it_tries_again(until: float | None, competitors: tuple[Competitor, ...], now: float, tries: bool) -> None:
+    made = plan(away(until, competitors=competitors), now)
     assert any(isinstance(action, CreatePod) for action in made.actions) == tries
     assert (made.status.gang.since is None) == tries
     assert made.status.gang.releases == 1, "forgotten before it has started"
@@ -213,7 +213,7 @@ def test_when_it_tries_again(until: float | None, rivals: tuple[Rival, ...], now
 def test_a_job_that_trains_above_its_least_size_is_not_robbed() -> None:
     seen = jobs.running(jobs.spec(), count=2)
     pending = jobs.pod(2, phase="Pending", waiting="Unschedulable", node="", ip="")
-    seen = replace(seen, pods=(*seen.pods, pending), rivals=(replace(OLDER, priority=9),))
+    seen = replace(seen, pods=(*seen.pods, pending), competitors=(replace(OLDER, priority=9),))
     made = plan(seen, T0 + 1000)
     assert deleted(made) == 0
     assert ready(made)[0] == "Training"
@@ -226,13 +226,13 @@ def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, rele
     seen = jobs.running(FIXED)
     spec = jobs.spec(elastic=None, checkpoint=checkpoint)
     pending = jobs.pod(2, 1, phase="Pending", waiting="Unschedulable", node="", ip="")
-    seen = replace(seen, job=replace(seen.job, spec=spec), pods=(*seen.pods[:2], pending), rivals=(OLDER,))
-    seen = replace(seen, rivals=(replace(OLDER, trained=True),))
+    seen = replace(seen, job=replace(seen.job, spec=spec), pods=(*seen.pods[:2], pending), competitors=(OLDER,))
+    seen = replace(seen, competitors=(replace(OLDER, trained=True),))
     made = plan(seen, T0 + 1000)
     assert (made.status.gang.since is not None) == releases
     if not releases:  # but it does not go first for ever
         first = JobStatus.model_validate({**dict(seen.job.status), "gang": Gang(turn=rfc3339(T0 + 900))})
-        seen = replace(seen, job=replace(seen.job, status=first), rivals=(YOUNGER,))
+        seen = replace(seen, job=replace(seen.job, status=first), competitors=(YOUNGER,))
         assert plan(seen, T0 + 1019).status.gang.until is None
         made = plan(seen, T0 + 1020)
         assert made.status.gang.until == rfc3339(T0 + 1140)
@@ -278,13 +278,13 @@ def waiting(job: Toy) -> admission.Waiting | None:
 
 def step(all: list[Toy], job: Toy, now: float) -> float:
     """One pass of a job, as plan() would make it; seconds until it wants another."""
-    rivals = tuple(found.rival for other in all if other is not job and (found := waiting(other)))
-    seen = jobs.observed(job.view, tuple(job.pods.values()), rivals=rivals if waiting(job) else ())
+    competitors = tuple(found.competitor for other in all if other is not job and (found := waiting(other)))
+    seen = jobs.observed(job.view, tuple(job.pods.values()), competitors=competitors if waiting(job) else ())
     ctx = JobContext(seen, job.view.spec, now)
     decision = admission.release(ctx)
-    status = admission.after(ctx, decision or Decision(Phase.WAITING, "", ""))
+    status = admission.next_status(ctx, decision or Decision(Phase.WAITING, "", ""))
     if decision and decision.gang and decision.gang != job.view.status.gang:
-        assert rivals, "released while nobody else waits"
+        assert competitors, "released while nobody else waits"
         job.released.append(now)
     job.view = replace(job.view, status=job.view.status.model_copy(update={"gang": status}))
     if decision:
@@ -293,7 +293,7 @@ def step(all: list[Toy], job: Toy, now: float) -> float:
     for index in range(job.view.spec.replicas):
         pending = {"phase": "Pending", "node": "", "created": now, "priority": job.priority}
         job.pods.setdefault(index, jobs.pod(index, **pending))
-    return admission.left(ctx) or HOURS
+    return admission.seconds_left(ctx) or HOURS
 
 
 def schedule(all: list[Toy], capacity: int, random: Any) -> None:

@@ -161,7 +161,7 @@ BLOWS = some.lists(
     ),
     max_size=40,
 )
-ORDER = [each.name for each in escalation.RUNGS]
+ORDER = [each.name for each in escalation.ACTIONS]
 
 
 def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:

@@ -99,7 +99,7 @@ def plan(observed: Observed, now: float) -> Plan:
     status = status_after(ctx, decision, pods)
     saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
-    waits = (decision.recheck, pods.recheck, ctx.time_left, growth.left(ctx), admission.left(ctx))
+    waits = (decision.recheck, pods.recheck, ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
     return Plan(
         status,
         actions=(*pods.actions, *decision.actions, *saved),

@@ -102,7 +102,7 @@ class PodView:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Competitor:
     """Another job that waits for room to start in."""
 
     namespace: str
@@ -113,11 +113,11 @@ class Rival:
     trained: bool
     """It has trained before, and waits for a replacement."""
     created: float
-    aside: bool
+    deferred: bool
     """It lets the others go first for a while."""
 
     @property
-    def place(self) -> tuple[int, bool, float, str]:
+    def queue_position(self) -> tuple[int, bool, float, str]:
         """In the line: the lowest goes first."""
         return (-self.priority, not self.trained, self.created, self.uid)
 
@@ -246,7 +246,7 @@ class Observed:
     """Names of pods as this job would name its own that are another's: of the job that had its name before, mostly."""
     hindrance: Hindrance | None = None
     """Where it waits for room: what keeps it from starting however much there is."""
-    rivals: tuple[Rival, ...] = ()
+    competitors: tuple[Competitor, ...] = ()
     """Other jobs that wait for room, where this one waits too: those that room of it could help."""
     uri_holder: str = ""
     """namespace/name of an older live job with the same checkpoint.uri."""

@@ -9,7 +9,7 @@ from concertina.controller.cache.job import CachedJob
 from concertina.kube.parse.room import fits_quota
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.lifecycle.room import hindrance
-from concertina.plan.types import Hindrance, NodeView, Rival
+from concertina.plan.types import Competitor, Hindrance, NodeView
 
 
 class CapacityQueue:
@@ -35,7 +35,7 @@ class CapacityQueue:
             self._stale.add(uid)
             self._changed(uid)
 
-    def rivals(self, uid: str) -> tuple[Rival, ...]:
+    def competitors(self, uid: str) -> tuple[Competitor, ...]:
         """Other jobs that wait for room which this one could make; none where this one does not wait."""
         self._stale.add(uid)
         while self._stale:
@@ -44,9 +44,9 @@ class CapacityQueue:
         if mine is None:
             return ()
         return tuple(
-            other.rival
+            other.competitor
             for name, other in self._waiting.items()
-            if name != uid and other.needs_room_in(mine.rival.namespace)
+            if name != uid and other.needs_room_in(mine.competitor.namespace)
         )
 
     def hindrance(self, uid: str) -> Hindrance | None:
@@ -61,7 +61,7 @@ class CapacityQueue:
             quota = fits_quota(job.refused.message) if job.refused else None
             found = hindrance(now.least, job.pods.values(), self._nodes, quota)
             now = self._waiting[uid] = dataclasses.replace(now, hindrance=found)
-        if (now and (now.rival, now.hindrance)) == (before and (before.rival, before.hindrance)):
+        if (now and (now.competitor, now.hindrance)) == (before and (before.competitor, before.hindrance)):
             return
         for name, other in self._waiting.items():
             if name != uid and (other.held or other.away):

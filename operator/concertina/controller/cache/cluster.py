@@ -169,7 +169,7 @@ class ClusterCache:
         job = self._jobs.get(uid)
         if job is None:
             return None
-        rivals = self._capacity.rivals(uid)
+        competitors = self._capacity.competitors(uid)
         names = self._pod_names.get((job.view.namespace, job.view.name), {})
         return Observed(
             job=job.view,
@@ -180,7 +180,7 @@ class ClusterCache:
             secret_made=job.secret_made_at is not None,
             refused=job.refused,
             taken=frozenset(job.taken).union(name for name, owner in names.items() if owner != uid),
-            rivals=rivals,
+            competitors=competitors,
             hindrance=self._capacity.hindrance(uid),
             uri_holder=self._uris.holder(uid),
             master_keys=self._master_keys,

@@ -17,7 +17,7 @@ UNREACHABLE = SILENCE_SECONDS
 AGENT_START = 120.0
 """From a running container to an agent that listens."""
 AGENT_GIVE_UP = AGENT_START + 15.0
-"""The same where nobody can say that it is this replica's fault (`starts`)."""
+"""The same where nobody can say that it is this replica's fault (`startup`)."""
 FIND_AGAIN = 5.0
 """For an operator that finds the claim of a first round to find its candidates too."""
 RETRY = 0.5

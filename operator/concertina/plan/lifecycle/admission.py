@@ -3,10 +3,10 @@
 A job waits for room when it has fewer placed pods than its least size and the rest can't be placed. Waiting jobs stand
 in line: by the priority of their pods, then those that have trained already, then the older one, then uid. Who holds
 room in vain and isn't first releases it after PATIENCE, and stays away until nobody waits ahead of it. Who is first in
-line keeps what it has; only if it can't start within TURN it lets the others go first for a set time, twice as long at
-each time that follows: so every job that fits has its turn, whatever is ahead of it. (Who holds nothing, or must not
-release it, goes on asking for room meanwhile; just nobody waits for it.) Nobody releases anything while nobody else
-waits. What was released, and how often, stands in status.gang.
+line keeps what it has; only if it can't start within TURN_TIMEOUT it lets the others go first for a set time, twice as
+long at each time that follows: so every job that fits has its turn, whatever is ahead of it. (Who holds nothing, or
+must not release it, goes on asking for room meanwhile; just nobody waits for it.) Nobody releases anything while nobody
+else waits. What was released, and how often, stands in status.gang.
 
 Nobody waits for a job that room would not help (`room`): it stands in no line, or, where a quota is used up, only in
 that of its namespace. What it holds in vain it releases to those that it is in no line with, for a set time."""
@@ -22,11 +22,11 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
-from concertina.plan.types import Event, Hindrance, JobView, PodView, Refusal, Refused, Rival
+from concertina.plan.types import Competitor, Event, Hindrance, JobView, PodView, Refusal, Refused
 
 PATIENCE = 20.0
 """Seconds for which room is held in vain by who isn't first in line; doubled after each release, three times."""
-TURN = 120.0
+TURN_TIMEOUT = 120.0
 """Seconds that the first in line has to start, while others wait."""
 LONGEST = 3600.0
 """Seconds, at most, for which a job lets the others go first."""
@@ -36,7 +36,7 @@ LONGEST = 3600.0
 class Waiting:
     """A job that waits for room, as it sees itself."""
 
-    rival: Rival
+    competitor: Competitor
     """As the others see it."""
     least: int
     """Pods that it needs."""
@@ -51,7 +51,7 @@ class Waiting:
     def needs_room_in(self, namespace: str) -> bool:
         """Whether it could start if jobs of that namespace made room."""
         if self.hindrance is Hindrance.QUOTA:
-            return namespace == self.rival.namespace
+            return namespace == self.competitor.namespace
         return self.hindrance is None
 
 
@@ -66,17 +66,17 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
     stuck = refused or gang.releases > 0 or any(pod.waiting == "Unschedulable" for pod in alive)
     if not stuck or held >= sizes.least(spec):
         return None
-    rival = Rival(
+    competitor = Competitor(
         namespace=job.namespace,
         name=job.name,
         uid=job.uid,
         priority=max((pod.priority for pod in alive), default=gang.priority),
         trained=bool(job.status.world.members),
         created=job.created,
-        aside=gang.until is not None,
+        deferred=gang.until is not None,
     )
     since = max((pod.created for pod in alive), default=job.created)
-    return Waiting(rival, sizes.least(spec), held, since, gang.since is not None)
+    return Waiting(competitor, sizes.least(spec), held, since, gang.since is not None)
 
 
 def by_quota(refused: Refused | None) -> bool:
@@ -101,7 +101,7 @@ def release(ctx: JobContext) -> Decision | None:
     )
 
 
-def left(ctx: JobContext) -> float:
+def seconds_left(ctx: JobContext) -> float:
     """Seconds until the job may have to let others go first, or may try again; 0 where time alone changes neither."""
     mine, until = _mine(ctx), ctx.status.gang.until
     if mine is None:
@@ -111,7 +111,7 @@ def left(ctx: JobContext) -> float:
     return max(0.0, min(ends if due is None else [*ends, due], default=ctx.now) - ctx.now)
 
 
-def after(ctx: JobContext, decision: Decision) -> Gang:
+def next_status(ctx: JobContext, decision: Decision) -> Gang:
     """status.gang after this pass: a round that was committed ends the count."""
     if decision.gang:
         return decision.gang
@@ -129,49 +129,49 @@ def after(ctx: JobContext, decision: Decision) -> Gang:
 
 def _mine(ctx: JobContext) -> Waiting | None:
     observed = ctx.observed
-    found = waiting(observed.job, observed.pods, by_quota(observed.refused)) if observed.rivals else None
+    found = waiting(observed.job, observed.pods, by_quota(observed.refused)) if observed.competitors else None
     return replace(found, hindrance=observed.hindrance) if found else None
 
 
-def _ahead(ctx: JobContext, mine: Waiting) -> Rival | None:
+def _ahead(ctx: JobContext, mine: Waiting) -> Competitor | None:
     """The first of those in a line with this job, unless that is this job itself."""
     line = [
-        rival
-        for rival in ctx.observed.rivals
-        if not rival.aside
-        and mine.needs_room_in(rival.namespace)
-        and (mine.rival.aside or rival.place < mine.rival.place)
+        competitor
+        for competitor in ctx.observed.competitors
+        if not competitor.deferred
+        and mine.needs_room_in(competitor.namespace)
+        and (mine.competitor.deferred or competitor.queue_position < mine.competitor.queue_position)
     ]
-    return min(line, key=lambda rival: rival.place, default=None)
+    return min(line, key=lambda competitor: competitor.queue_position, default=None)
 
 
 def _is_first(ctx: JobContext, mine: Waiting) -> bool:
     """Whether it is its turn: others in a line with it wait behind it, or let it go first."""
-    in_line = any(mine.needs_room_in(rival.namespace) for rival in ctx.observed.rivals)
-    return in_line and not mine.rival.aside and _ahead(ctx, mine) is None
+    in_line = any(mine.needs_room_in(competitor.namespace) for competitor in ctx.observed.competitors)
+    return in_line and not mine.competitor.deferred and _ahead(ctx, mine) is None
 
 
 def _stays_away(ctx: JobContext, mine: Waiting) -> bool:
     until = ctx.status.gang.until
     if until is None:
         return _ahead(ctx, mine) is not None
-    return ctx.now < unix_seconds(until) and not all(rival.aside for rival in ctx.observed.rivals)
+    return ctx.now < unix_seconds(until) and not all(competitor.deferred for competitor in ctx.observed.competitors)
 
 
 def _due(ctx: JobContext, mine: Waiting) -> float | None:
     """When it lets others go first if nothing changes; None where it needn't."""
-    others = [rival for rival in ctx.observed.rivals if not rival.aside]
+    others = [competitor for competitor in ctx.observed.competitors if not competitor.deferred]
     if not others:
         return None
     due, releases = [], _may_release(ctx, mine)
     if _is_first(ctx, mine):
         turn = ctx.status.gang.turn
-        due.append((unix_seconds(turn) if turn else ctx.now) + TURN)
+        due.append((unix_seconds(turn) if turn else ctx.now) + TURN_TIMEOUT)
     elif releases and _ahead(ctx, mine):
         due.append(mine.since + PATIENCE * 2.0 ** min(ctx.status.gang.releases, 3))
-    if releases and not all(mine.needs_room_in(rival.namespace) for rival in others):
+    if releases and not all(mine.needs_room_in(competitor.namespace) for competitor in others):
         # Who has trained may have lost a node that comes back: that is worth a while.
-        due.append(mine.since + (TURN if mine.rival.trained else PATIENCE))
+        due.append(mine.since + (TURN_TIMEOUT if mine.competitor.trained else PATIENCE))
     return min(due, default=None)
 
 
@@ -194,12 +194,12 @@ def _made(ctx: JobContext, mine: Waiting) -> Gang:
     gang, first = ctx.status.gang, _ahead(ctx, mine)
     until = gang.until
     if not until and not first:
-        until = rfc3339(round(ctx.now + min(LONGEST, TURN * 2.0 ** min(gang.releases, 10)), 3))
+        until = rfc3339(round(ctx.now + min(LONGEST, TURN_TIMEOUT * 2.0 ** min(gang.releases, 10)), 3))
     message = _why(ctx, mine, first, until)
-    return Gang(releases=gang.releases + 1, until=until, priority=mine.rival.priority, message=message)
+    return Gang(releases=gang.releases + 1, until=until, priority=mine.competitor.priority, message=message)
 
 
-def _why(ctx: JobContext, mine: Waiting, first: Rival | None, until: str | None) -> str:
+def _why(ctx: JobContext, mine: Waiting, first: Competitor | None, until: str | None) -> str:
     had = f"only {mine.held} of the {mine.least} replicas needed found room"
     if until:
         why = f", and more room would not help: {mine.hindrance.value}" if mine.hindrance else ""
@@ -208,12 +208,12 @@ def _why(ctx: JobContext, mine: Waiting, first: Rival | None, until: str | None)
     assert first is not None
     reason = (
         "it has a higher priority"
-        if first.priority > mine.rival.priority
+        if first.priority > mine.competitor.priority
         else "it has trained already"
-        if first.trained > mine.rival.trained
+        if first.trained > mine.competitor.trained
         else "it is the older one"
     )
-    near = first.namespace == mine.rival.namespace
+    near = first.namespace == mine.competitor.namespace
     who = f"{first.namespace}/{first.name}" if near else "a job of another namespace"
     return f"{had}: releases them for {who}, which goes first ({reason}); tries again when that no longer waits"
 

@@ -134,7 +134,7 @@ def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
 def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not creates:
         return (), None
-    wait = refusals.left(ctx)
+    wait = refusals.seconds_left(ctx)
     if wait > 0:
         return (), wait
     return creates[:1] if ctx.observed.refused else creates, constants.CREATE_RETRY

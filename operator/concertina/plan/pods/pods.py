@@ -90,7 +90,7 @@ def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
 def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not missing:
         return (), None
-    if (wait := refusals.left(ctx)) > 0:
+    if (wait := refusals.seconds_left(ctx)) > 0:
         return (), wait
     held = backoff.next_pods(ctx)
     due = set(missing) - held.keys()

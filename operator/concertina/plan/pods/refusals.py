@@ -14,7 +14,7 @@ LONGEST = 300.0
 """Seconds, at most, between tries of what is refused for good: policies and webhooks get mended too."""
 
 
-def left(ctx: JobContext) -> float:
+def seconds_left(ctx: JobContext) -> float:
     """Seconds until a pod may be created again, after the API server refused one."""
     refused = ctx.observed.refused
     return refused.at + _pause(refused) - ctx.now if refused else 0.0

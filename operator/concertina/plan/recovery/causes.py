@@ -12,7 +12,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.health import Life
 from concertina.plan.pods import backoff, pods
-from concertina.plan.recovery import budget, escalation, hangs, same_failure, starts
+from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import Event
@@ -82,7 +82,7 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
 
 
 def _claim(ctx: JobContext, cause: Cause, failed: Restart | None, found: escalation.Answer | None) -> Decision | None:
-    """The next round, as the rung of the ladder says."""
+    """The next round, as the escalation says."""
     if failed is None or found is None:
         return claims.claim(ctx, cause)
     whole = replace(cause, from_storage=found.rung == escalation.WHOLE_RESTART)
@@ -108,7 +108,7 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
             counted=failure.reason in OWN_FAULT,
             exit_code=failure.exit_code if failure.rank >= 0 else None,
             last_lines=failure.last_lines,
-            error=same_failure.signature(failure),
+            error=repeats.signature(failure),
             step=failure.step,
         )
     if report.state == "failed":
@@ -236,7 +236,7 @@ def running(ctx: JobContext) -> Decision | None:
         size += f"; {why}"
     size += "".join(f"; replica {name} {notice.message}" for name, notice in list(ctx.replicas.notices.items())[:3])
     if total < sizes.most(ctx.spec):
-        absent = [*(held.sentence for held in backoff.next_pods(ctx).values()), *starts.missing(ctx)]
+        absent = [*(held.sentence for held in backoff.next_pods(ctx).values()), *startup.missing(ctx)]
         size += "".join(f"; {sentence}" for sentence in absent[:3])
     return Decision(
         Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT

@@ -1,7 +1,7 @@
-"""The recovery ladder: what answers a failure. RUNGS is read from the least to the last resort.
+"""Escalation: what answers a failure. ACTIONS is read from the least to the last resort.
 
-A failure gets the highest rung that is called for; while failures repeat without progress between them, the ladder
-never goes down again. Each rung says in a sentence why it is called for, and has a budget of its own within
+A failure gets the strongest action that is called for; while failures repeat without progress between them, none is
+weaker than the one before. Each says in a sentence why it is called for, and has a budget of its own within
 failurePolicy.windowSeconds; once it is spent, or the job shows the same bug again and again, the job has failed."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concertina.api.status import Restart, RungUse
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.replicas import REPLACE_POD
-from concertina.plan.recovery import history, same_failure
+from concertina.plan.recovery import repeats
 from concertina.plan.state import restore
 
 NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
@@ -38,7 +38,7 @@ class Failing:
     @cached
     def row(self) -> tuple[Restart, ...]:
         """The failures before it, of the job's own, without progress since."""
-        return tuple(entry for entry in history.since_progress(self.ctx, self.failed) if entry.counted)
+        return tuple(entry for entry in repeats.since_progress(self.ctx, self.failed) if entry.counted)
 
     @cached
     def mendable(self) -> bool:
@@ -52,7 +52,7 @@ class Failing:
 
 
 @dataclass(frozen=True)
-class Rung:
+class RecoveryAction:
     name: str
     does: str
     """In words that follow 'so'."""
@@ -96,20 +96,20 @@ def _whole_restart(failing: Failing) -> str:
         return "the state in node memory can't be restored"
     if failing.tried(REPLACE_POD) >= IN_A_ROW:
         return f"{failing.tried(REPLACE_POD)} replaced pods did not get it any further"
-    if failing.tried(REPLACE_POD) and same_failure.is_bug(ctx, failed):
+    if failing.tried(REPLACE_POD) and repeats.is_bug(ctx, failed):
         return "it fails the same way in replaced pods: the state in node memory may be damaged"
     return ""
 
 
-def _borne(spec: JobSpec) -> int:
+def _allowed(spec: JobSpec) -> int:
     return spec.failure_policy.max_restarts
 
 
-RUNGS = (
-    Rung(NEW_ROUND, "a new round of the same members starts", _new_round, _borne),
-    Rung(WITHOUT_MEMBER, "a round starts without it unless it answers", _without_member, lambda spec: None),
-    Rung(REPLACE_POD, "its pod is replaced, on another node if there is one", _replace_pod, _borne),
-    Rung(
+ACTIONS = (
+    RecoveryAction(NEW_ROUND, "a new round of the same members starts", _new_round, _allowed),
+    RecoveryAction(WITHOUT_MEMBER, "a round starts without it unless it answers", _without_member, lambda spec: None),
+    RecoveryAction(REPLACE_POD, "its pod is replaced, on another node if there is one", _replace_pod, _allowed),
+    RecoveryAction(
         WHOLE_RESTART,
         "the whole job restarts from its durable checkpoint",
         _whole_restart,
@@ -130,16 +130,16 @@ class Answer:
 def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
     """`told` is the failure in a sentence, for a job that ends with it."""
     failing = Failing(ctx, failed, lost)
-    rung, why = next((rung, why) for rung in reversed(RUNGS) if (why := rung.called_for(failing)))
-    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and same_failure.is_bug(ctx, failed):
-        return Answer("", "SameFailure", same_failure.sentence(ctx, failed, told))
+    rung, why = next((rung, why) for rung in reversed(ACTIONS) if (why := rung.called_for(failing)))
+    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and repeats.is_bug(ctx, failed):
+        return Answer("", "SameFailure", repeats.sentence(ctx, failed, told))
     left = _left(rung, ctx.spec, ctx.recent)
     if failed.counted and left == 0:
         return Answer("", "RestartsExhausted", _spent(ctx, rung, why, told))
     return Answer(rung.name, rung.name, f"{why}, so {rung.does}")
 
 
-def _spent(ctx: JobContext, rung: Rung, why: str, told: str) -> str:
+def _spent(ctx: JobContext, rung: RecoveryAction, why: str, told: str) -> str:
     window = ctx.spec.failure_policy.window_seconds
     used = _used(rung, ctx.recent)
     return f"{why}, but {rung.name} was tried {used} times within {window} s already. The last failure: {told}"
@@ -148,15 +148,15 @@ def _spent(ctx: JobContext, rung: Rung, why: str, told: str) -> str:
 def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RungUse, ...]:
     """For status.restarts."""
     return tuple(
-        RungUse(rung=rung.name, in_window=_used(rung, entries), budget=_left(rung, spec, entries)) for rung in RUNGS
+        RungUse(rung=rung.name, in_window=_used(rung, entries), budget=_left(rung, spec, entries)) for rung in ACTIONS
     )
 
 
-def _used(rung: Rung, entries: tuple[Restart, ...]) -> int:
+def _used(rung: RecoveryAction, entries: tuple[Restart, ...]) -> int:
     return sum(entry.rung == rung.name for entry in entries)
 
 
-def _left(rung: Rung, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
+def _left(rung: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
     """Of the budget; what lies outside of the job uses up none."""
     budget = rung.budget(spec)
     spent = sum(entry.rung == rung.name and entry.counted for entry in entries)

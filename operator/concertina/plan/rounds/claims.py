@@ -31,7 +31,7 @@ class Cause:
     """Of the failed worker, and what it printed last."""
     last_lines: tuple[str, ...] = ()
     error: str = ""
-    """Of the failure: `same_failure.signature`."""
+    """Of the failure: `repeats.signature`."""
     step: int = -1
     """Of the failed worker; -1 where it said none."""
     from_storage: bool = False

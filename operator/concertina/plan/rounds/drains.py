@@ -67,7 +67,7 @@ def _moving(ctx: JobContext) -> list[str]:
     """Members on cordoned nodes with a successor that is ready: once all have one, or nobody gets one any more."""
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
     ready = [name for name in cordoned if ctx.replicas.pod_by_index.get(ctx.replicas.pods[name].index, name) != name]
-    return ready if len(ready) == len(cordoned) or growth.left(ctx) <= 0 else []
+    return ready if len(ready) == len(cordoned) or growth.seconds_left(ctx) <= 0 else []
 
 
 def must_be_saved(ctx: JobContext) -> bool:

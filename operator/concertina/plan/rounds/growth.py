@@ -35,13 +35,13 @@ def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     names = joining(ctx)
     if not names or sizes.fitting(len(claims.candidates(ctx)), ctx.spec) <= len(ctx.round.members):
         return None
-    if report.state != "drained" and not (report.state == "running" and left(ctx) <= 0 and trains(ctx, report)):
+    if report.state != "drained" and not (report.state == "running" and seconds_left(ctx) <= 0 and trains(ctx, report)):
         return None
     who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {', '.join(names[:5])} join"
     return Cause(REASON, who, planned=True)
 
 
-def left(ctx: JobContext) -> float:
+def seconds_left(ctx: JobContext) -> float:
     """Seconds until ready replicas may join; 0 where they may, or there are none."""
     since = [ctx.agent(name).ready_at for name in joining(ctx)] if ctx.round.committed else []
     if not since:
@@ -59,7 +59,7 @@ def sentence(ctx: JobContext) -> str:
     return f"growing waits {_delay(ctx, growth.failures):.0f} s: {growth.message}{often}"
 
 
-def after(ctx: JobContext, decision: Decision) -> Growth:
+def next_status(ctx: JobContext, decision: Decision) -> Growth:
     """status.growth after this pass."""
     old, world = ctx.status.growth, decision.world
     if world is None or world.claim is None:

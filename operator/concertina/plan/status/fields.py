@@ -12,7 +12,7 @@ from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import admission, checkpoint_requests, master_key
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pods import PodPlan
-from concertina.plan.recovery import budget, container_restarts, starts, stragglers
+from concertina.plan.recovery import budget, container_restarts, startup, stragglers
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import rollback
 from concertina.plan.status import conditions, progress
@@ -36,7 +36,7 @@ class Pass:
 
     @cached
     def restarts(self) -> Restarts:
-        stuck = starts.stuck(self.ctx) if self.decision.pods is Pods.WANTED else ()
+        stuck = startup.stuck(self.ctx) if self.decision.pods is Pods.WANTED else ()
         counted = budget.counted(self.ctx, self.decision.restart, self.pods.replaced, stuck)
         return container_restarts.counted(self.ctx, counted)
 
@@ -63,12 +63,12 @@ PODS: Mapping[str, Row] = {
     ),
     "attempts": lambda p: p.pods.attempts,
     "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
-    "gang": lambda p: admission.after(p.ctx, p.decision),
+    "gang": lambda p: admission.next_status(p.ctx, p.decision),
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
-    "growth": lambda p: growth.after(p.ctx, p.decision),
+    "growth": lambda p: growth.next_status(p.ctx, p.decision),
 }
 RECOVERY: Mapping[str, Row] = {
     "restarts": lambda p: p.restarts,

@@ -1,4 +1,5 @@
-"""A bug, not bad luck: the same failure at the same step, again and again, whichever replica it happens to."""
+"""Failures in a row, without progress between them; and those that are a bug, not bad luck: the same one at the same
+step, again and again, whichever replica it happens to."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ import signal
 import concertina_protocol as protocol
 from concertina.api.status import Restart
 from concertina.plan.facts.context import JobContext
-from concertina.plan.recovery import history
 
+SLACK = 1
+"""Steps that are no progress: ranks end a step one after the other, so one failure may be seen at either."""
+EARLY = 120.0
+"""Of a job that tells no steps: a round that failed sooner than this many seconds after its start did nothing."""
 TRIES = 3
 """Equal failures without progress between them that make a bug."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -44,16 +48,35 @@ def normalised(text: str) -> str:
     return text[:LONGEST]
 
 
+def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
+    """Of status.restarts, in order of time, those after which no progress was made until `failed`."""
+    row: list[Restart] = []
+    later = failed
+    for entry in reversed(ctx.recent):
+        if progressed(ctx, entry, later):
+            break
+        row.append(entry)
+        later = entry
+    return tuple(reversed(row))
+
+
+def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
+    """Whether the round that ended with `later` got beyond the point where `earlier` failed."""
+    if ctx.spec.bundled or ctx.status.progress is not None:
+        return later.step > earlier.step + SLACK
+    return later.after_seconds > EARLY
+
+
 def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
     """Failures like this one, at its step and without progress since; itself the last."""
     if not failed.error:
         return (failed,)
-    same = tuple(entry for entry in history.since_progress(ctx, failed) if _same(entry, failed))
+    same = tuple(entry for entry in since_progress(ctx, failed) if _same(entry, failed))
     return (*same, failed)
 
 
 def _same(entry: Restart, failed: Restart) -> bool:
-    near = abs(entry.step - failed.step) <= history.SLACK
+    near = abs(entry.step - failed.step) <= SLACK
     return near and (entry.reason, entry.error) == (failed.reason, failed.error)
 
 
