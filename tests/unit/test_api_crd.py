@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from concertina.api import crd
 from concertina.api.rules import RULES
-from concertina.api.status import JobStatus, Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.status import Internal, JobStatus, Restart, Restarts, rfc3339, unix_seconds
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -113,7 +113,7 @@ def test_the_files_are_up_to_date() -> None:
 
 def test_status_survives_a_newer_operator_and_a_round_trip() -> None:
     restart = Restart(at=rfc3339(10.5), replica="a-0-1", reason="WorkerFailed")
-    status = JobStatus(attempts=(0, 2), restarts=Restarts(total=1, recent=(restart,)))
+    status = JobStatus(internal=Internal(attempts=(0, 2)), restarts=Restarts(total=1, recent=(restart,)))
     manifest = status.manifest()
     assert manifest["restarts"]["recent"][0]["at"] == "1970-01-01T00:00:10.500000Z"
     assert "progress" not in manifest

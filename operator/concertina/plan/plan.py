@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from concertina.api.status import JobStatus, Spares, rfc3339
+from concertina.api.status import Internal, JobStatus, Spares, rfc3339
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.look import Look
 from concertina.plan.lifecycle import gang, lifecycle, master_key, saves, stores, torchrun
@@ -137,13 +137,9 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
         "replicas": sum(not pod.ended for pod in look.observed.pods if pod.index >= 0) - len(look.spares),
         "selector": f"concertina.dev/job-uid={job.uid}",
-        "attempts": pods.attempts,
-        "container_restarts": containers.seen(look, pods.attempts),
         "master_key": master_key.recorded(look),
         "world": world,
         "spares": _spares(look),
-        "gang": gang.after(look, decision),
-        "growth": growth.after(look, decision),
         "restarts": restarts,
         "last_failure": decision.last_failure or old.last_failure,
         "avoided_nodes": nodes.remember(look, restarts.recent),
@@ -151,12 +147,18 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
         "rounds": old.rounds + committed,
         "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
         "rollback": rollback.seen(look),
-        "undone": rollback.voided(look),
         "skipped": rollback.skipped(look),
         "last_checkpoint": newest,
         "checkpoint_request": saves.request(look, decision, newest),
     }
-    changed = _differ(old, fields)
+    remembered = {
+        "attempts": pods.attempts,
+        "container_restarts": containers.seen(look, pods.attempts),
+        "gang": gang.after(look, decision),
+        "growth": growth.after(look, decision),
+        "undone": rollback.voided(look),
+    }
+    changed = _differ(old, fields) or _differ(old.internal, remembered)
     if not changed and not accounting.due(look):
         return old
     numbers = {
@@ -167,14 +169,16 @@ def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
     }
     if not changed and not _differ(old, numbers):
         return old
-    return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(look, decision)})
+    internal = old.internal.model_copy(update={**remembered, "round_waits": accounting.round_waits(look)})
+    goodput = accounting.goodput(look, decision)
+    return old.model_copy(update={**fields, **numbers, "goodput": goodput, "internal": internal})
 
 
 def _spares(look: Look) -> Spares:
     return Spares(ready=len(look.ready.intersection(look.spares)), replicas=look.spares)
 
 
-def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
+def _differ(old: JobStatus | Internal, fields: Mapping[str, object]) -> bool:
     for name, value in fields.items():
         known = getattr(old, name)
         if known is not value and known != value:  # most are the very same object; pydantic compares field by field

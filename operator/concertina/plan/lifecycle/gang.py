@@ -6,7 +6,7 @@ room in vain and isn't first releases it after PATIENCE, and stays away until no
 line keeps what it has; only if it can't start within TURN it lets the others go first for a set time, twice as long at
 each time that follows: so every job that fits has its turn, whatever is ahead of it. (Who holds nothing, or must not
 release it, goes on asking for room meanwhile; just nobody waits for it.) Nobody releases anything while nobody else
-waits. What was released, and how often, stands in status.gang.
+waits. What was released, and how often, stands in status.internal.gang.
 
 Nobody waits for a job that room would not help (`room`): it stands in no line, or, where a quota is used up, only in
 that of its namespace. What it holds in vain it releases to those that it is in no line with, for a set time."""
@@ -57,7 +57,7 @@ class Waiting:
 
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
     """None where it does not wait for room; `refused`: whether the API server takes no more pods of it (a quota)."""
-    spec, gang = job.spec, job.status.gang
+    spec, gang = job.spec, job.status.internal.gang
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
     alive = [pod for pod in pods if not pod.deleting and pod.phase in ("Pending", "Running")]
@@ -89,8 +89,8 @@ def release(look: Look) -> Decision | None:
     mine = _mine(look)
     if mine is None:
         return None
-    if look.status.gang.since is not None:
-        return _away(look, look.status.gang) if _stays_away(look, mine) else None
+    if look.status.internal.gang.since is not None:
+        return _away(look, look.status.internal.gang) if _stays_away(look, mine) else None
     if not _may_release(look, mine) or not _is_due(look, mine):
         return None
     made = _made(look, mine).model_copy(update={"since": rfc3339(round(look.now, 3))})
@@ -103,21 +103,21 @@ def release(look: Look) -> Decision | None:
 
 def left(look: Look) -> float:
     """Seconds until the job may have to let others go first, or may try again; 0 where time alone changes neither."""
-    mine, until = _mine(look), look.status.gang.until
+    mine, until = _mine(look), look.status.internal.gang.until
     if mine is None:
         return 0.0
     ends = [unix_seconds(until)] if until else []
-    due = _due(look, mine) if look.status.gang.since is None else None
+    due = _due(look, mine) if look.status.internal.gang.since is None else None
     return max(0.0, min(ends if due is None else [*ends, due], default=look.now) - look.now)
 
 
 def after(look: Look, decision: Decision) -> Gang:
-    """status.gang after this pass: a round that was committed ends the count."""
+    """status.internal.gang after this pass: a round that was committed ends the count."""
     if decision.gang:
         return decision.gang
     if decision.world and decision.world.round > look.world.round:
         return Gang()
-    old, mine = look.status.gang, _mine(look)
+    old, mine = look.status.internal.gang, _mine(look)
     if old.since or (old.until and unix_seconds(old.until) <= look.now):
         return Gang(releases=old.releases, priority=old.priority)
     if mine is None or not _is_first(look, mine):
@@ -152,7 +152,7 @@ def _is_first(look: Look, mine: Waiting) -> bool:
 
 
 def _stays_away(look: Look, mine: Waiting) -> bool:
-    until = look.status.gang.until
+    until = look.status.internal.gang.until
     if until is None:
         return _ahead(look, mine) is not None
     return look.now < unix_seconds(until) and not all(rival.aside for rival in look.observed.rivals)
@@ -165,10 +165,10 @@ def _due(look: Look, mine: Waiting) -> float | None:
         return None
     due, releases = [], _may_release(look, mine)
     if _is_first(look, mine):
-        turn = look.status.gang.turn
+        turn = look.status.internal.gang.turn
         due.append((unix_seconds(turn) if turn else look.now) + TURN)
     elif releases and _ahead(look, mine):
-        due.append(mine.since + PATIENCE * 2.0 ** min(look.status.gang.releases, 3))
+        due.append(mine.since + PATIENCE * 2.0 ** min(look.status.internal.gang.releases, 3))
     if releases and not all(mine.needs_room_in(rival.namespace) for rival in others):
         # Who has trained may have lost a node that comes back: that is worth a while.
         due.append(mine.since + (TURN if mine.rival.trained else PATIENCE))
@@ -191,7 +191,7 @@ def _may_release(look: Look, mine: Waiting) -> bool:
 
 def _made(look: Look, mine: Waiting) -> Gang:
     """From now on, others go first."""
-    gang, first = look.status.gang, _ahead(look, mine)
+    gang, first = look.status.internal.gang, _ahead(look, mine)
     until = gang.until
     if not until and not first:
         until = rfc3339(round(look.now + min(LONGEST, TURN * 2.0 ** min(gang.releases, 10)), 3))

@@ -90,10 +90,10 @@ def plan_pods(look: Look) -> pods.PodPlan:
     store = _store(look)
     if store is None:
         creates, wait = _allowed(look, (CreateRendezvous(round),))
-        return pods.PodPlan((*deletes, *creates), look.status.attempts, recheck=wait, missing=True)
+        return pods.PodPlan((*deletes, *creates), look.status.internal.attempts, recheck=wait, missing=True)
     wanted = range(sizes.most(look.spec))
     ending = any(pod.phase == "Succeeded" for pod in _members(look))
-    attempts = dict(enumerate(look.status.attempts))
+    attempts = dict(enumerate(look.status.internal.attempts))
     replaced: list[PodView] = []
     for pod in look.observed.pods:
         if pod.index not in wanted:

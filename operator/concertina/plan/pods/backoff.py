@@ -96,7 +96,7 @@ def _has_just_ended(look: Look, pod: PodView) -> bool:
 
 
 def _attempt(look: Look, index: int) -> int:
-    attempts = look.status.attempts
+    attempts = look.status.internal.attempts
     return attempts[index] if index < len(attempts) else 0
 
 

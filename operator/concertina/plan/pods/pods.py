@@ -21,7 +21,7 @@ def pod_name(job: str, index: int, attempt: int) -> str:
 class PodPlan:
     actions: tuple[Action, ...] = ()
     attempts: tuple[int, ...] = ()
-    """As status.attempts: written before the pods are created, so that no name is used for two pods."""
+    """As status.internal.attempts: written before the pods are created, so that no name is used for two pods."""
     replaced: tuple[PodView, ...] = ()
     """The dead pods that get a successor in this pass."""
     events: tuple[Event, ...] = ()
@@ -45,7 +45,7 @@ def _wanted(look: Look) -> PodPlan:
         for index in sorted(wanted)
         if (index, _attempt(attempts, index)) not in current and not _filled(look, index)
     ]
-    before = look.status.attempts
+    before = look.status.internal.attempts
     dead = [pod for pod in look.observed.pods if _goes(look, pod) and pod.attempt == _attempt(before, pod.index)]
     replaced = tuple(pod for pod in dead if _attempt(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(look, missing, attempts)
@@ -82,7 +82,7 @@ def _attempt(attempts: tuple[int, ...], index: int) -> int:
 
 def _bumped(look: Look, wanted: frozenset[int]) -> tuple[int, ...]:
     """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
-    attempts = dict(enumerate(look.status.attempts))
+    attempts = dict(enumerate(look.status.internal.attempts))
     for name in look.members.keys() - look.pods.keys():  # gone without a trace: its name isn't used again
         _, index, attempt = name.rsplit("-", 2)
         if int(index) in wanted:
@@ -179,7 +179,7 @@ def delete(look: Look, pod: PodView, reason: str) -> list[Action]:
 def _none(look: Look) -> PodPlan:
     """Deletes all; the attempts go on, so that a resumed job's pods have names of their own."""
     actions = [action for pod in look.observed.pods for action in delete(look, pod, "is not wanted now")]
-    attempts = dict(enumerate(look.status.attempts))
+    attempts = dict(enumerate(look.status.internal.attempts))
     for pod in look.observed.pods:
         attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
     return PodPlan(tuple(actions), packed(attempts))
@@ -203,7 +203,7 @@ def _ended(look: Look, failed: bool) -> PodPlan:
         waits.append(left)
         if ends and not pod.ending:
             actions.append(EndPod(pod.name, pod.uid, f"replica {pod.name} has failed with its job"))
-    return PodPlan(tuple(actions), look.status.attempts, recheck=min(waits, default=None))
+    return PodPlan(tuple(actions), look.status.internal.attempts, recheck=min(waits, default=None))
 
 
 def _can_be_ended(look: Look, pod: PodView) -> bool:
@@ -213,7 +213,7 @@ def _can_be_ended(look: Look, pod: PodView) -> bool:
 
 
 def _kept(look: Look) -> PodPlan:
-    return PodPlan((), look.status.attempts)
+    return PodPlan((), look.status.internal.attempts)
 
 
 POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.KEPT: _kept}

@@ -18,7 +18,7 @@ UNKNOWN_EXIT = 255
 
 def restarted(look: Look) -> tuple[PodView, ...]:
     """Pods whose container was started again since the last pass."""
-    known, attempts = look.status.container_restarts, look.status.attempts
+    known, attempts = look.status.internal.container_restarts, look.status.internal.attempts
     return tuple(
         pod
         for pod in look.observed.pods
@@ -27,7 +27,7 @@ def restarted(look: Look) -> tuple[PodView, ...]:
 
 
 def seen(look: Look, attempts: tuple[int, ...]) -> tuple[int, ...]:
-    """status.containerRestarts: by replica index, of the pod of its present attempt."""
+    """status.internal.containerRestarts: by replica index, of the pod of its present attempt."""
     counts = {pod.index: pod.restarts for pod in look.observed.pods if pod.attempt == _at(attempts, pod.index)}
     last = max((index for index, count in counts.items() if count), default=-1)
     return tuple(counts.get(index, 0) for index in range(last + 1))

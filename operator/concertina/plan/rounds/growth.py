@@ -1,5 +1,6 @@
 """Growing: replicas that are ready join the running round together, after a quiet time; where those who joined are soon
-lost again, less and less often. What went wrong stands in status.growth, so a new operator waits as long as the old."""
+lost again, less and less often. What went wrong stands in status.internal.growth, so a new operator waits as long as
+the old."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def left(look: Look) -> float:
 
 def sentence(look: Look) -> str:
     """Why a world that is too small does not grow though it could; the same as long as it waits, empty otherwise."""
-    growth = look.status.growth
+    growth = look.status.internal.growth
     if _held(look) <= 0 or len(look.members) >= sizes.most(look.spec):
         return ""
     often = f" ({growth.failures} times in a row)" if growth.failures > 1 else ""
@@ -54,8 +55,8 @@ def sentence(look: Look) -> str:
 
 
 def after(look: Look, decision: Decision) -> Growth:
-    """status.growth after this pass."""
-    old, world = look.status.growth, decision.world
+    """status.internal.growth after this pass."""
+    old, world = look.status.internal.growth, decision.world
     if world is None or world.claim is None:
         return old
     if world.round > look.world.round:
@@ -70,12 +71,12 @@ def _joined(look: Look, decision: Decision) -> Growth:
     if len(members) <= len(look.members):
         return _failed(look, "the replicas that were ready could not be reached by the members")
     joined = tuple(member.replica for member in members if member.replica not in look.members)
-    return look.status.growth.model_copy(update={"round": decision.world.round, "joined": joined[:100]})
+    return look.status.internal.growth.model_copy(update={"round": decision.world.round, "joined": joined[:100]})
 
 
 def _lost(look: Look, decision: Decision) -> str:
     """How the round that some joined in ended because of them, as far as one can tell; empty where it did not."""
-    growth, since = look.status.growth, look.world.since
+    growth, since = look.status.internal.growth, look.world.since
     lasted = look.now - (unix_seconds(since) if since else look.now)
     if lasted > _settled(look):
         return ""
@@ -89,7 +90,7 @@ def _lost(look: Look, decision: Decision) -> str:
 
 
 def _failed(look: Look, why: str) -> Growth:
-    old = look.status.growth
+    old = look.status.internal.growth
     close = old.at is not None and look.now - unix_seconds(old.at) <= _delay(look, old.failures) + 2 * _settled(look)
     return Growth(failures=old.failures + 1 if close else 1, at=rfc3339(look.now), message=why[:1000])
 
@@ -109,7 +110,7 @@ def _quiet(look: Look) -> float:
 
 def _held(look: Look) -> float:
     """Seconds to wait because of earlier failures."""
-    growth = look.status.growth
+    growth = look.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0
     return unix_seconds(growth.at) + _delay(look, growth.failures) - look.now
