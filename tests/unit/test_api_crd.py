@@ -83,6 +83,12 @@ def test_columns_and_rules_name_fields_that_exist() -> None:
     assert [rule for rule in RULES if rule.at + (rule.field or "") not in ALL] == []
 
 
+def test_a_default_has_what_the_rules_of_its_object_ask_for() -> None:
+    """The API server refuses a CRD otherwise: it fills in the fields of a default after it has asked them."""
+    assert ALL[".spec.failurePolicy"]["default"] == {}
+    assert {"dim": 128, "heads": 4}.items() <= ALL[".spec.trainer.model"]["default"].items()
+
+
 def test_bounds_that_exclude_and_references_and_nulls() -> None:
     class Inner(BaseModel):
         share: float = 0.5

@@ -83,7 +83,7 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         for name, field in properties.items():
             optional = any(choice.get("type") == "null" for choice in field.get("anyOf", ()))
             if name not in required and not optional and _all_defaults(fields[name]):
-                fields[name]["default"] = {}
+                fields[name]["default"] = _filled(fields[name])
         result["properties"] = fields
     if required:
         result["required"] = sorted(required)
@@ -101,6 +101,13 @@ def _all_defaults(field: Schema) -> bool:
     return field.get("type") == "object" and "properties" in field and "required" not in field
 
 
+def _filled(field: Schema) -> dict[str, Any]:
+    """An object's default: empty, for the API server to fill in; but its own rules, if it has any, are asked before."""
+    if "x-kubernetes-validations" not in field:
+        return {}
+    return {name: each["default"] for name, each in field["properties"].items() if "default" in each}
+
+
 def _without_defaults(schema: Schema) -> Schema:
     """The same fields, none of them filled in by the API server."""
     result = {key: value for key, value in schema.items() if key != "default"}
@@ -114,7 +121,7 @@ def _without_defaults(schema: Schema) -> Schema:
 def _with_defaults_said(schema: Schema) -> Schema:
     """`kubectl explain` shows a field's description and not its default."""
     result, default = dict(schema), schema.get("default")
-    if default not in (None, "", [], {}):
+    if default not in (None, "", []) and not isinstance(default, Mapping):
         result["description"] += f" Default: {json.dumps(default).strip(chr(34))}."
     if "properties" in result:
         result["properties"] = {name: _with_defaults_said(field) for name, field in result["properties"].items()}
