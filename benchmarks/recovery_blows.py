@@ -31,7 +31,7 @@ class Victims:
     @property
     def member(self) -> str:
         """Not the lead; where there is a choice nobody who joined last, whose loss would make growing wait longer."""
-        joined = self.status.get("growth", {}).get("joined", [])
+        joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
         names = [each["replica"] for each in self.status["world"]["members"] if each["replica"] != self.lead]
         return str(next((name for name in names if name not in joined), names[0]))
 
@@ -39,7 +39,7 @@ class Victims:
     def node(self) -> str:
         """Of a member; not the operator's."""
         spared = self.stage.operator_node()
-        joined = self.status.get("growth", {}).get("joined", [])
+        joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
         nodes = {each["replica"]: each["node"] for each in self.status["world"]["members"] if each["node"] != spared}
         return str(next((node for name, node in nodes.items() if name not in joined), next(iter(nodes.values()))))
 

@@ -13,6 +13,7 @@ from concertina.api.status import (
     Claim,
     Condition,
     Goodput,
+    Internal,
     JobProgress,
     JobStatus,
     Member,
@@ -38,7 +39,7 @@ STATUS = JobStatus(
     completion_time=NOW,
     replicas=3,
     selector="concertina.dev/job=demo",
-    attempts=(0, 1, 0),
+    internal=Internal(attempts=(0, 1, 0)),
     world=World(
         round=4,
         claim=Claim(round=5, claim_id="c", committed=True, at=NOW, reason="Grow", message="one more is ready"),

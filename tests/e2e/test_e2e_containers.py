@@ -46,7 +46,9 @@ def test_a_container_that_is_killed_as_a_whole_comes_back_in_place(
         victim = before["world"]["members"][1]
         at = time.time()
         e2e.on_node(victim["node"], "python3", "-c", KILL_FIRST, victim["replica"])
-        cluster.until("the container's restart", lambda status: status.get("containerRestarts"), "killed")
+        cluster.until(
+            "the container's restart", lambda status: status.get("internal", {}).get("containerRestarts"), "killed"
+        )
         after = cluster.training(2, above=before["world"]["round"], name="killed")
         drills.keep(request.config, "whole container killed", f"whole {time.time() - at:.1f}")
         assert {pod["metadata"]["uid"] for pod in cluster.pods("killed")} == uids, "a pod was replaced"

@@ -109,12 +109,12 @@ class Rivalry:
             self._beside[number] = now
             if self._first(waits[0], other, number, old):
                 self._ahead[number] = now
-        if not new.gang.since or old.gang.since or number >= self.able:
+        if not new.internal.gang.since or old.internal.gang.since or number >= self.able:
             return
         if self._beside.get(number, 0.0) < now - LAG:
-            raise Violation(f"{world.name} gives way, and nobody else can start: {new.gang.message}")
-        if not new.gang.until and self._ahead.get(number, 0.0) < now - LAG:
-            raise Violation(f"{world.name} gives way, and nobody is ahead of it: {new.gang.message}")
+            raise Violation(f"{world.name} gives way, and nobody else can start: {new.internal.gang.message}")
+        if not new.internal.gang.until and self._ahead.get(number, 0.0) < now - LAG:
+            raise Violation(f"{world.name} gives way, and nobody is ahead of it: {new.internal.gang.message}")
 
     def _first(self, competitor: Competitor, other: int, number: int, status: JobStatus) -> bool:
         """Priority, then who has trained, then age."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from concertina.api import crd
 from concertina.api.rules import RULES
-from concertina.api.status import JobStatus, Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.status import Internal, JobStatus, Restart, Restarts, rfc3339, unix_seconds
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -83,6 +83,12 @@ def test_columns_and_rules_name_fields_that_exist() -> None:
     assert [rule for rule in RULES if rule.at + (rule.field or "") not in ALL] == []
 
 
+def test_a_default_has_what_the_rules_of_its_object_ask_for() -> None:
+    """The API server refuses a CRD otherwise: it fills in the fields of a default after it has asked them."""
+    assert ALL[".spec.failurePolicy"]["default"] == {}
+    assert {"dim": 128, "heads": 4}.items() <= ALL[".spec.trainer.model"]["default"].items()
+
+
 def test_bounds_that_exclude_and_references_and_nulls() -> None:
     class Inner(BaseModel):
         share: float = 0.5
@@ -113,7 +119,7 @@ def test_the_files_are_up_to_date() -> None:
 
 def test_status_survives_a_newer_operator_and_a_round_trip() -> None:
     restart = Restart(at=rfc3339(10.5), replica="a-0-1", reason="WorkerFailed")
-    status = JobStatus(attempts=(0, 2), restarts=Restarts(total=1, recent=(restart,)))
+    status = JobStatus(internal=Internal(attempts=(0, 2)), restarts=Restarts(total=1, recent=(restart,)))
     manifest = status.manifest()
     assert manifest["restarts"]["recent"][0]["at"] == "1970-01-01T00:00:10.500000Z"
     assert "progress" not in manifest

@@ -247,7 +247,7 @@ def test_who_released_its_room_is_told_when_the_line_moves() -> None:
     known = Known()
     known.cache.on_job(job("a", 1))
     known.cache.on_pod(None, unplaced("a-0", "a"))
-    known.cache.on_job(job("b", 1, gang={"releases": 1, "since": "2026-01-01T00:00:00Z"}))
+    known.cache.on_job(job("b", 1, internal={"gang": {"releases": 1, "since": "2026-01-01T00:00:00Z"}}))
     for uid in ("a", "b"):
         known.cache.observe(uid)
     known.heard()

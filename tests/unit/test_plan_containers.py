@@ -31,13 +31,13 @@ def test_the_loss_of_the_member_turns_out_to_be_want_of_memory() -> None:
     (entry,) = made.status.restarts.recent
     assert (entry.replica, entry.reason, entry.counted) == ("demo-1-0", "OutOfMemory", True)
     assert (made.status.restarts.in_window, made.status.restarts.total) == (1, 1)
-    assert made.status.container_restarts == (0, 1)
+    assert made.status.internal.container_restarts == (0, 1)
     (event,) = [event for event in made.events if event.reason == "OutOfMemory"]
     assert "demo-1-0 on node node-1" in event.message
     assert "resources.limits.memory" in event.message
 
     again = plan(jobs.then(after, made), jobs.T0 + 52)
-    assert (again.status.restarts.total, again.status.container_restarts) == (1, (0, 1))
+    assert (again.status.restarts.total, again.status.internal.container_restarts) == (1, (0, 1))
     assert not [event for event in again.events if event.reason == "OutOfMemory"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Gang, JobStatus, World, rfc3339
+from concertina.api.status import Gang, Internal, JobStatus, World, rfc3339
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.lifecycle import admission
@@ -22,7 +22,7 @@ FIXED = jobs.spec(elastic=None)
 OLDER = Competitor("default", "older", "uid-0", 0, trained=False, created=T0 - 1, deferred=False)
 YOUNGER = Competitor("default", "younger", "uid-2", 0, trained=False, created=T0 + 1, deferred=False)
 FOREIGN = replace(YOUNGER, namespace="team")
-TURNS = JobStatus(gang=Gang(turn=rfc3339(T0)))
+TURNS = JobStatus(internal=Internal(gang=Gang(turn=rfc3339(T0))))
 """Of a job that is first in line since T0."""
 
 
@@ -75,7 +75,7 @@ def ready(made: Plan) -> tuple[str, str]:
 )
 def test_who_releases_its_room(competitors: tuple[Competitor, ...], held: int, after: float, releases: bool) -> None:
     made = plan(short(held, TURNS, competitors=competitors), T0 + after)
-    assert (made.status.gang.since is not None) == releases
+    assert (made.status.internal.gang.since is not None) == releases
     assert deleted(made) == (3 if releases else 0)
     if not releases and competitors and held:
         assert made.recheck_after is not None
@@ -110,35 +110,35 @@ def test_jobs_of_other_namespaces_are_not_named(competitor: Competitor, reason: 
 
 def test_its_turn_begins_when_it_is_first_and_ends_where_another_one_is() -> None:
     made = plan(short(competitors=(YOUNGER,)), T0 + 500)
-    assert made.status.gang == Gang(turn=rfc3339(T0 + 500))
+    assert made.status.internal.gang == Gang(turn=rfc3339(T0 + 500))
     assert made.recheck_after is not None
-    assert plan(short(status=made.status, competitors=(YOUNGER,)), T0 + 619).status.gang.since is None
-    assert plan(short(status=made.status, competitors=(YOUNGER,)), T0 + 620).status.gang.since is not None
-    assert plan(short(0, made.status, competitors=(OLDER,)), T0 + 620).status.gang == Gang()
+    assert plan(short(status=made.status, competitors=(YOUNGER,)), T0 + 619).status.internal.gang.since is None
+    assert plan(short(status=made.status, competitors=(YOUNGER,)), T0 + 620).status.internal.gang.since is not None
+    assert plan(short(0, made.status, competitors=(OLDER,)), T0 + 620).status.internal.gang == Gang()
 
 
 def test_who_is_first_and_holds_nothing_has_its_turn_and_goes_on_asking() -> None:
     """The others don't wait for it any more, but room that is found by chance is its own."""
     made = plan(short(0, TURNS, competitors=(YOUNGER,)), T0 + 120)
     assert deleted(made) == 0
-    assert (made.status.gang.since, made.status.gang.until) == (None, rfc3339(T0 + 240))
+    assert (made.status.internal.gang.since, made.status.internal.gang.until) == (None, rfc3339(T0 + 240))
     seen = short(0, made.status, competitors=(YOUNGER,))
     mine = admission.waiting(seen.job, seen.pods, False)
     assert mine is not None
     assert mine.competitor.deferred
-    assert plan(seen, T0 + 239).status.gang == made.status.gang
+    assert plan(seen, T0 + 239).status.internal.gang == made.status.internal.gang
     again = plan(seen, T0 + 240).status
-    assert again.gang == Gang(releases=1), "it stands in line again"
+    assert again.internal.gang == Gang(releases=1), "it stands in line again"
     again = plan(short(0, again, competitors=(YOUNGER,)), T0 + 240).status
     again = plan(short(0, again, competitors=(YOUNGER,)), T0 + 360).status
-    assert again.gang.until == rfc3339(T0 + 600), "twice as long"
+    assert again.internal.gang.until == rfc3339(T0 + 600), "twice as long"
 
 
 def test_who_lets_others_go_first_does_not_keep_what_it_finds_meanwhile() -> None:
-    deferred = JobStatus(gang=Gang(releases=1, until=rfc3339(T0 + 240)))
+    deferred = JobStatus(internal=Internal(gang=Gang(releases=1, until=rfc3339(T0 + 240))))
     made = plan(short(2, deferred, competitors=(YOUNGER,)), T0 + 40)
     assert deleted(made) == 3
-    assert made.status.gang.until == rfc3339(T0 + 240)
+    assert made.status.internal.gang.until == rfc3339(T0 + 240)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_more_room_would_not_complete_is_soon_released(
     hindrance: Hindrance, competitors: tuple[Competitor, ...], after: float, until: float | None
 ) -> None:
     made = plan(short(2, TURNS, competitors=competitors, hindrance=hindrance), T0 + after)
-    assert made.status.gang.until == (rfc3339(T0 + until) if until else None)
+    assert made.status.internal.gang.until == (rfc3339(T0 + until) if until else None)
     assert deleted(made) == (3 if until else 0)
     if until:
         assert f"more room would not help: {hindrance.value}" in ready(made)[1]
@@ -169,7 +169,7 @@ def test_what_more_room_would_not_complete_is_soon_released(
 @pytest.mark.parametrize("hindrance", list(Hindrance))
 def test_nothing_is_released_by_who_holds_nothing_and_can_not_start(hindrance: Hindrance) -> None:
     made = plan(short(0, TURNS, competitors=(FOREIGN,), hindrance=hindrance), T0 + 500)
-    assert made.status.gang == Gang()
+    assert made.status.internal.gang == Gang()
     assert deleted(made) == 0
 
 
@@ -177,15 +177,15 @@ def test_a_torchrun_job_has_its_turn_too() -> None:
     status = TURNS.model_copy(update={"world": World(round=1)})
     seen = short(2, status, jobs.command_spec(launcher="torchrun", elastic=None), competitors=(YOUNGER,))
     seen = replace(seen, pods=tuple(replace(pod, round=1) for pod in seen.pods))
-    assert plan(seen, T0 + 119).status.gang.since is None
+    assert plan(seen, T0 + 119).status.internal.gang.since is None
     made = plan(seen, T0 + 120)
-    assert made.status.gang.until == rfc3339(T0 + 240)
+    assert made.status.internal.gang.until == rfc3339(T0 + 240)
     assert deleted(made) == 3
 
 
 def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observed:
     status = Gang(releases=releases, since=rfc3339(T0), until=rfc3339(until) if until else None, message="because")
-    return jobs.observed(jobs.job(FIXED, JobStatus(gang=status)), **fields)
+    return jobs.observed(jobs.job(FIXED, JobStatus(internal=Internal(gang=status))), **fields)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def away(until: float | None = None, releases: int = 1, **fields: Any) -> Observ
 def test_when_it_tries_again(until: float | None, competitors: tuple[Competitor, ...], now: float, tries: bool) -> None:
     made = plan(away(until, competitors=competitors), now)
     assert any(isinstance(action, CreatePod) for action in made.actions) == tries
-    assert (made.status.gang.since is None) == tries
-    assert made.status.gang.releases == 1, "forgotten before it has started"
+    assert (made.status.internal.gang.since is None) == tries
+    assert made.status.internal.gang.releases == 1, "forgotten before it has started"
     if not tries:
         assert ready(made) == ("Waiting", "because")
 
@@ -229,13 +229,13 @@ def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, rele
     seen = replace(seen, job=replace(seen.job, spec=spec), pods=(*seen.pods[:2], pending), competitors=(OLDER,))
     seen = replace(seen, competitors=(replace(OLDER, trained=True),))
     made = plan(seen, T0 + 1000)
-    assert (made.status.gang.since is not None) == releases
+    assert (made.status.internal.gang.since is not None) == releases
     if not releases:  # but it does not go first for ever
-        first = JobStatus.model_validate({**dict(seen.job.status), "gang": Gang(turn=rfc3339(T0 + 900))})
+        first = seen.job.status.model_copy(update={"internal": Internal(gang=Gang(turn=rfc3339(T0 + 900)))})
         seen = replace(seen, job=replace(seen.job, status=first), competitors=(YOUNGER,))
-        assert plan(seen, T0 + 1019).status.gang.until is None
+        assert plan(seen, T0 + 1019).status.internal.gang.until is None
         made = plan(seen, T0 + 1020)
-        assert made.status.gang.until == rfc3339(T0 + 1140)
+        assert made.status.internal.gang.until == rfc3339(T0 + 1140)
         assert deleted(made) == 0
     if releases:
         assert made.status.world.members == ()
@@ -283,10 +283,10 @@ def step(all: list[Toy], job: Toy, now: float) -> float:
     ctx = JobContext(seen, job.view.spec, now)
     decision = admission.release(ctx)
     status = admission.next_status(ctx, decision or Decision(Phase.WAITING, "", ""))
-    if decision and decision.gang and decision.gang != job.view.status.gang:
+    if decision and decision.gang and decision.gang != job.view.status.internal.gang:
         assert competitors, "released while nobody else waits"
         job.released.append(now)
-    job.view = replace(job.view, status=job.view.status.model_copy(update={"gang": status}))
+    job.view = replace(job.view, status=job.view.status.model_copy(update={"internal": Internal(gang=status)}))
     if decision:
         job.pods.clear()
         return decision.recheck or HOURS
@@ -312,7 +312,7 @@ def run(all: list[Toy], capacity: int, random: Any) -> float:
     """Until every job that fits has ended; returns when."""
     now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity and not job.nowhere]
     while any(job.view.status.completion_time is None for job in feasible):
-        assert now < T0 + HOURS, [(job.view.name, job.view.status.gang, job.held) for job in all]
+        assert now < T0 + HOURS, [(job.view.name, job.view.status.internal.gang, job.held) for job in all]
         before = [(job.view, dict(job.pods)) for job in all]
         wait = min(_live(all, job, now) for job in all)
         schedule(all, capacity, random)

@@ -10,7 +10,7 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import rfc3339
+from concertina.api.status import Internal, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeletePod, Observed, Plan
 
@@ -159,7 +159,7 @@ def grown(seen: Observed, now: float, claim: str) -> Observed:
 
 def test_who_joined_is_remembered() -> None:
     seen = grown(two_and_a_joiner(), T0 + 20, "claim-c")
-    growth = seen.job.status.growth
+    growth = seen.job.status.internal.growth
     assert (growth.round, growth.joined, growth.failures) == (2, ("demo-2-0",), 0)
 
 
@@ -176,9 +176,9 @@ def lost_after(seconds: float, index: int = 2) -> Plan:
 def test_a_joiner_that_is_soon_lost_again_counts(seconds: float, index: int, failures: int) -> None:
     made = lost_after(seconds, index)
     assert made.status.world.claim.round == 3
-    assert made.status.growth.failures == failures
+    assert made.status.internal.growth.failures == failures
     if failures:
-        assert "replica demo-2-0, which joined in round 2, was lost" in made.status.growth.message
+        assert "replica demo-2-0, which joined in round 2, was lost" in made.status.internal.growth.message
 
 
 def test_growing_waits_after_a_failure_and_says_so() -> None:
@@ -207,17 +207,17 @@ def test_joiners_that_nobody_can_reach_are_not_tried_again_at_once() -> None:
     seen = jobs.then(seen, made, agents=agents, fresh_claim="claim-c")
     made = plan(seen, T0 + 20)
     assert len(made.status.world.members) == 2
-    assert made.status.growth.failures == 1
-    assert "could not be reached" in made.status.growth.message
+    assert made.status.internal.growth.failures == 1
+    assert "could not be reached" in made.status.internal.growth.message
 
 
 @pytest.mark.parametrize(("failures", "ago", "now_failures"), [(1, 60.0, 2), (3, 60.0, 4), (3, 10_000.0, 1)], ids=str)
 def test_failures_in_a_row_double_the_wait(failures: int, ago: float, now_failures: int) -> None:
     seen = grown(two_and_a_joiner(), T0 + 20, "claim-c")
-    growth = seen.job.status.growth.model_copy(update={"failures": failures, "at": rfc3339(T0 + 23 - ago)})
-    status = seen.job.status.model_copy(update={"growth": growth})
+    growth = seen.job.status.internal.growth.model_copy(update={"failures": failures, "at": rfc3339(T0 + 23 - ago)})
+    status = seen.job.status.model_copy(update={"internal": Internal(growth=growth)})
     seen = replace(seen, job=replace(seen.job, status=status))
-    assert plan(without(seen, 2), T0 + 23).status.growth.failures == now_failures
+    assert plan(without(seen, 2), T0 + 23).status.internal.growth.failures == now_failures
 
 
 def test_scaling_down_is_no_failure_of_growing() -> None:
@@ -226,4 +226,4 @@ def test_scaling_down_is_no_failure_of_growing() -> None:
     made = plan(seen, T0 + 22)
     made = plan(reported(jobs.then(seen, made), 2, state="drained"), T0 + 22)
     assert made.status.world.claim.reason == "Shrinking"
-    assert made.status.growth.failures == 0
+    assert made.status.internal.growth.failures == 0

@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import AvoidedNode, JobStatus, Restart, Restarts, rfc3339
+from concertina.api.status import AvoidedNode, Internal, JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan, Refusal, Refused
 
@@ -38,7 +38,7 @@ def test_the_dead_get_a_successor(pod: dict[str, Any], created: Any, deleted: An
     made = plan(jobs.observed(jobs.job(jobs.spec()), pods), T0 + 1)
     assert creates(made) == created
     assert deletes(made) == deleted
-    assert made.status.attempts == ((0, 1) if created else ())
+    assert made.status.internal.attempts == ((0, 1) if created else ())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_dead_node_does_not_block_a_successor(node: NodeView, deleting: bool, 
 
 
 def test_a_created_pod_that_is_not_seen_yet_is_created_under_the_same_name() -> None:
-    status = JobStatus(attempts=(0, 1))
+    status = JobStatus(internal=Internal(attempts=(0, 1)))
     made = plan(jobs.observed(jobs.job(jobs.spec(), status), (jobs.pod(0), jobs.pod(2))), T0 + 1)
     assert creates(made) == [(1, 1)]
 
@@ -213,7 +213,7 @@ def test_the_wait_for_a_next_pod_is_decided_when_the_end_is_seen() -> None:
     ended = jobs.pod(1, 2, phase="Failed", exit_code=128, exit_reason="StartError")
     made = plan(replace(seen, pods=(seen.pods[0], ended, seen.pods[-1])), T0 + 2)
     assert creates(made) == []
-    assert made.status.attempts == (0, 3)
+    assert made.status.internal.attempts == (0, 3)
     assert made.status.restarts.in_window == 3
     assert made.recheck_after == pytest.approx(1)
     sentence = "waits 1 s: 3 in a row ended by themselves, the last, demo-1-2, ended with exit code 128 (StartError)"
@@ -229,7 +229,9 @@ def test_one_replica_that_waits_holds_up_no_other() -> None:
 def test_a_round_that_trains_says_why_a_replica_is_missing() -> None:
     entries = tuple(Restart(at=rfc3339(T0 + i), replica=f"demo-2-{i}", reason="Error") for i in range(4))
     seen = jobs.running(jobs.spec(), 2)
-    status = seen.job.status.model_copy(update={"attempts": (0, 0, 4), "restarts": Restarts(recent=entries)})
+    status = seen.job.status.model_copy(
+        update={"internal": Internal(attempts=(0, 0, 4)), "restarts": Restarts(recent=entries)}
+    )
     made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 4)
     assert made.status.condition("Ready").reason == "Training"
     assert creates(made) == []
@@ -260,7 +262,7 @@ def test_names_that_other_pods_hold_are_passed_over() -> None:
     seen = jobs.observed(jobs.job(jobs.spec()), taken=taken)
     made = plan(seen, T0)
     assert creates(made) == [(0, 2), (1, 0), (2, 1)]
-    assert made.status.attempts == (2, 0, 1), "in the status before any of them is made"
+    assert made.status.internal.attempts == (2, 0, 1), "in the status before any of them is made"
     pods = (jobs.pod(0, 2), jobs.pod(1), jobs.pod(2, 1, phase="Failed", exit_code=1))
     made = plan(jobs.then(seen, made, pods=pods, taken=taken | {"demo-2-2"}), T0 + 1)
     assert creates(made) == [(2, 3)]

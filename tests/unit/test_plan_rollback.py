@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from builders import jobs
-from concertina.api.status import CheckpointMark, JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
+from concertina.api.status import CheckpointMark, Internal, JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.state import restore
 from concertina_protocol import Durable, Held, Prepared, SnapshotId, Storage, Undone
@@ -40,7 +40,8 @@ def test_a_state_that_was_undone_is_never_gone_on_from():
 
 def test_what_an_earlier_rollback_undid_stays_undone_though_the_last_one_went_back_to_a_later_step():
     status = JobStatus(
-        rollback=BACK.model_copy(update={"round": 5, "step": 80}), undone=(UndoneStates(round=3, step=50),)
+        rollback=BACK.model_copy(update={"round": 5, "step": 80}),
+        internal=Internal(undone=(UndoneStates(round=3, step=50),)),
     )
     found = restore.choose(holding(3, 60), [latest(3, 55)], status, jobs.UID, WITH_STORAGE)
     assert (found.source, found.step) == ("Storage", 80), "or before: the trainer looks for one that was not undone"
@@ -51,11 +52,16 @@ def test_what_an_earlier_rollback_undid_stays_undone_though_the_last_one_went_ba
 
 def test_the_status_remembers_what_each_rollback_undid():
     first = told("LossSpike").status
-    assert first.undone == (UndoneStates(round=1, step=25),)
-    earlier = {"rollback": BACK.model_copy(update={"round": 0, "step": 9}), "undone": (UndoneStates(round=0, step=9),)}
+    assert first.internal.undone == (UndoneStates(round=1, step=25),)
+    earlier = {
+        "rollback": BACK.model_copy(update={"round": 0, "step": 9}),
+        "internal": Internal(undone=(UndoneStates(round=0, step=9),)),
+    }
     both = (UndoneStates(round=0, step=9), UndoneStates(round=1, step=25))
-    assert told("LossSpike", earlier).status.undone == both
-    assert told("LossSpike", {"rollback": earlier["rollback"]}).status.undone == both, "written by an older operator"
+    assert told("LossSpike", earlier).status.internal.undone == both
+    assert told("LossSpike", {"rollback": earlier["rollback"]}).status.internal.undone == both, (
+        "written by an older operator"
+    )
 
 
 def told(reason, status=None):

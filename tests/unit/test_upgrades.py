@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.crd import job_schema
 from concertina.api.parse import SpecError, parse_spec, parse_stored
+from concertina.api.status import OLD_PLACES, JobStatus, RoundWaits
 from concertina.controller.status import dropped
+from concertina.kube.parse.views import job_view
 from concertina.plan.plan import plan
 from concertina_protocol.typed_json import ProtocolError
 
+GOLDEN = Path(__file__).with_name("golden")
 SPEC: dict[str, Any] = {
     "replicas": 2,
     "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},
@@ -128,6 +132,41 @@ def test_fields_that_are_ignored_are_told_of_once_a_generation() -> None:
 )
 def test_what_an_older_crd_prunes_is_found(wanted: Any, stored: Any, paths: tuple[str, ...]) -> None:
     assert dropped(wanted, stored) == paths
+
+
+def test_a_status_of_an_operator_before_internal_is_read_without_a_loss_and_can_be_read_by_it() -> None:
+    """Whatever the CRD prunes: an older one `internal`, and an operator that is put back knows the old places only."""
+    old = json.loads((GOLDEN / "status-before.json").read_text())
+    status = JobStatus.model_validate(old)
+    assert (status.internal.attempts, status.internal.container_restarts) == ((0, 2, 1), (1, 0, 4))
+    assert [(each.round, each.step) for each in status.internal.undone] == [(2, 40), (5, 90)]
+    assert (status.internal.gang.releases, status.internal.growth.failures) == (2, 3)
+    assert status.internal.round_waits == RoundWaits(round=6, checkpoint_seconds=1.25, stalled_seconds=2.5)
+    written = status.manifest()
+    assert {name: value for name, value in written.items() if name != "internal"} == old
+    assert JobStatus.model_validate(written) == status
+    assert dropped(written, old) == ("status.internal",), "said to whoever has an older CRD"
+
+
+def test_of_a_strange_old_status_what_can_be_read_is_kept_in_its_new_place() -> None:
+    old = json.loads((GOLDEN / "status-before.json").read_text())
+    old["gang"]["releases"] = "often"
+    metadata = {"name": "a", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    status = job_view({"metadata": metadata, "spec": SPEC, "status": old}).status
+    assert (status.internal.gang.releases, status.internal.gang.priority) == (0, 7)
+    assert (status.internal.attempts, status.world.round) == ((0, 2, 1), 6)
+
+
+def test_the_crd_has_what_is_internal_in_its_old_places_too() -> None:
+    status = job_schema()["properties"]["status"]
+    for new, old in OLD_PLACES.items():
+        found = []
+        for path in (("internal", *new), old):
+            field = status
+            for name in path:
+                field = field["properties"][name]
+            found.append({key: value for key, value in field.items() if key != "description"})
+        assert found[0] == found[1], old
 
 
 def line(message: protocol.Message, version: int, **fields: Any) -> bytes:

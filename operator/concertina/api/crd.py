@@ -17,7 +17,7 @@ import yaml
 from concertina.api import GROUP, KIND, PLURAL, VERSION
 from concertina.api.rules import RULES
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus
+from concertina.api.status import OLD_PLACES, JobStatus
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"
@@ -83,7 +83,7 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
         for name, field in properties.items():
             optional = any(choice.get("type") == "null" for choice in field.get("anyOf", ()))
             if name not in required and not optional and _all_defaults(fields[name]):
-                fields[name]["default"] = {}
+                fields[name]["default"] = _filled(fields[name])
         result["properties"] = fields
     if required:
         result["required"] = sorted(required)
@@ -101,6 +101,13 @@ def _all_defaults(field: Schema) -> bool:
     return field.get("type") == "object" and "properties" in field and "required" not in field
 
 
+def _filled(field: Schema) -> dict[str, Any]:
+    """An object's default: empty, for the API server to fill in; but its own rules, if it has any, are asked before."""
+    if "x-kubernetes-validations" not in field:
+        return {}
+    return {name: each["default"] for name, each in field["properties"].items() if "default" in each}
+
+
 def _without_defaults(schema: Schema) -> Schema:
     """The same fields, none of them filled in by the API server."""
     result = {key: value for key, value in schema.items() if key != "default"}
@@ -114,13 +121,25 @@ def _without_defaults(schema: Schema) -> Schema:
 def _with_defaults_said(schema: Schema) -> Schema:
     """`kubectl explain` shows a field's description and not its default."""
     result, default = dict(schema), schema.get("default")
-    if default not in (None, "", [], {}):
+    if default not in (None, "", []) and not isinstance(default, Mapping):
         result["description"] += f" Default: {json.dumps(default).strip(chr(34))}."
     if "properties" in result:
         result["properties"] = {name: _with_defaults_said(field) for name, field in result["properties"].items()}
     if "items" in result:
         result["items"] = _with_defaults_said(result["items"])
     return result
+
+
+def _with_old_places(status: Schema) -> Schema:
+    """What the operator remembers is written where older operators look for it, too."""
+    for new, old in OLD_PLACES.items():
+        place, field = status, status["properties"]["internal"]
+        for name in new:
+            field = field["properties"][name]
+        for name in old[:-1]:
+            place = place["properties"][name]
+        place["properties"][old[-1]] = {**field, "description": f"As internal.{'.'.join(new)}, for older operators."}
+    return status
 
 
 def job_schema() -> Schema:
@@ -137,7 +156,7 @@ def job_schema() -> Schema:
             "metadata": {"type": "object"},
             "spec": _with_defaults_said(structural(spec, spec.get("$defs", {}))) | {"description": "What to run."},
             # A status is what the operator saw: the API server shall not make one up.
-            "status": _without_defaults(structural(status, status.get("$defs", {}))),
+            "status": _with_old_places(_without_defaults(structural(status, status.get("$defs", {})))),
         },
     }
     for rule in RULES:

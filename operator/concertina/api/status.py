@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import enum
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from concertina.api.model import Observed
 
@@ -282,9 +283,6 @@ class Goodput(Observed):
     stalled_seconds: Seconds = Field(default=0.0, description="Training waited for data, or for a person to act.")
     waiting_seconds: Seconds = Field(default=0.0, description="Waiting for pods, nodes or quota.")
     at: Timestamp | None = Field(default=None, description="Counted up to this time.")
-    round: Count = Field(default=0, description="The round of the two numbers that follow.")
-    round_checkpoint_seconds: Seconds = Field(default=0.0, description="Of checkpointSeconds, those of this round.")
-    round_stalled_seconds: Seconds = Field(default=0.0, description="Of stalledSeconds, those of this round.")
 
 
 class Condition(Observed):
@@ -328,6 +326,73 @@ class Gang(Observed):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
 
 
+class RoundWaits(Observed):
+    """Of goodput's seconds, those that workers of one round have told of."""
+
+    round: Count = Field(default=0, description="The round.")
+    checkpoint_seconds: Seconds = Field(default=0.0, description="Of goodput.checkpointSeconds, those of this round.")
+    stalled_seconds: Seconds = Field(default=0.0, description="Of goodput.stalledSeconds, those of this round.")
+
+
+class Internal(Observed):
+    """The operator's own memory: what it must not forget when it is started again, and nobody else needs."""
+
+    attempts: tuple[int, ...] = Field(
+        default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
+    )
+    container_restarts: tuple[int, ...] = Field(
+        default=(),
+        max_length=10000,
+        description="How often the container of each replica index was started again in its present pod; 0 beyond the "
+        "list's end.",
+    )
+    gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")
+    growth: Growth = Field(default=Growth(), description="How joining went.")
+    undone: tuple[UndoneStates, ...] = Field(
+        default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
+    )
+    round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
+
+
+OLD_PLACES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("attempts",): ("attempts",),
+    ("containerRestarts",): ("containerRestarts",),
+    ("gang",): ("gang",),
+    ("growth",): ("growth",),
+    ("undone",): ("undone",),
+    ("roundWaits", "round"): ("goodput", "round"),
+    ("roundWaits", "checkpointSeconds"): ("goodput", "roundCheckpointSeconds"),
+    ("roundWaits", "stalledSeconds"): ("goodput", "roundStalledSeconds"),
+}
+"""Where in the status each part of `internal` stood before there was `internal`. For now it is written there as well: a
+CRD that is older than the operator (`helm upgrade` leaves CRDs alone) prunes `internal`, and an older operator that is
+put back looks in the old places only."""
+
+
+def with_internal(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A status with what is internal in its place, as any operator wrote it."""
+    if "internal" in status:
+        return status
+    internal: dict[str, Any] = {}
+    for new, old in OLD_PLACES.items():
+        value = _at(status, old)
+        if value is not None:
+            _put(internal, new, value)
+    return {**status, "internal": internal}
+
+
+def _at(manifest: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        manifest = manifest.get(name) if isinstance(manifest, Mapping) else None
+    return manifest
+
+
+def _put(manifest: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        manifest = manifest.setdefault(name, {})
+    manifest[path[-1]] = value
+
+
 class JobStatus(Observed):
     """What the operator last saw. Ready's reason is the word in the column Status of `kubectl get`."""
 
@@ -346,29 +411,15 @@ class JobStatus(Observed):
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of the job's pods (for the scale subresource)."
     )
-    attempts: tuple[int, ...] = Field(
-        default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
-    )
-    container_restarts: tuple[int, ...] = Field(
-        default=(),
-        max_length=10000,
-        description="How often the container of each replica index was started again in its present pod; 0 beyond the "
-        "list's end.",
-    )
     master_key: Annotated[str, Field(max_length=63)] = Field(
         default="", description="Id of the operator's master key that the job's certificates come from."
     )
     world: World = Field(default=World(), description="The current round and who is in it.")
     spares: Spares = Field(default=Spares(), description="Replicas that stand by.")
-    gang: Gang = Field(default=Gang(), description="Room that was released for other jobs.")
-    growth: Growth = Field(default=Growth(), description="How joining went.")
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
     rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
-    undone: tuple[UndoneStates, ...] = Field(
-        default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
-    )
     skipped: tuple[SampleRange, ...] = Field(
         default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
     )
@@ -396,6 +447,19 @@ class JobStatus(Observed):
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
     goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's start went.")
+    internal: Internal = Field(default=Internal(), description="What the operator has to remember; not for reading.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_old_places(cls, raw: Any) -> Any:
+        return with_internal(raw) if isinstance(raw, Mapping) else raw
+
+    def manifest(self) -> dict[str, Any]:
+        """With what is internal in its old places too."""
+        found = super().manifest()
+        for new, old in OLD_PLACES.items():
+            _put(found, old, _at(found["internal"], new))
+        return found
 
     def condition(self, type: str) -> Condition | None:
         """The condition of that type, None where it was never set."""

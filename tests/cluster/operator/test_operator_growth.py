@@ -81,7 +81,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
     jobs.wait("younger", lambda _: placed(jobs, "younger") == 3)
     jobs.patch("older", {"suspend": False})
     jobs.wait("older", lambda _: placed(jobs, "older") == 2)
-    job = jobs.wait("younger", lambda job: job["status"].get("gang", {}).get("since"))
+    job = jobs.wait("younger", lambda job: job["status"].get("internal", {}).get("gang", {}).get("since"))
     message = jobs.condition(job, "Ready")["message"]
     assert "only 3 of the 4 replicas needed found room" in message
     assert f"releases them for {jobs.namespace}/older, which goes first" in message
@@ -140,7 +140,7 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     pods.delete("holder", gracePeriodSeconds=0)
     done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
     assert done["status"]["rounds"] == 1
-    assert not any(status["gang"]["releases"] for status in told if status)
+    assert not any(status["internal"]["gang"]["releases"] for status in told if status)
     assert "alien" not in json.dumps(told)
     message = huge.events("alien", "GivesWay")[0]["message"]
     assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
@@ -219,4 +219,4 @@ def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, tmp_path: 
         job = jobs.wait_training("a", replicas)
     assert job["status"]["stepsReplayed"] == 0
     assert job["status"]["restarts"]["total"] == 0
-    assert job["status"]["growth"]["failures"] == 0
+    assert job["status"]["internal"]["growth"]["failures"] == 0

@@ -67,7 +67,7 @@ def test_an_agent_that_dies_with_its_container_comes_back_in_place(jobs: Jobs) -
     job = jobs.wait_training("a", 2)
     before = jobs.members(job)
     os.kill(jobs.process("a", before[1]), signal.SIGKILL)
-    job = jobs.wait("a", lambda job: job["status"].get("containerRestarts"))
+    job = jobs.wait("a", lambda job: job["status"].get("internal", {}).get("containerRestarts"))
     job = jobs.wait_training("a", 2, past=1)
     assert sorted(jobs.members(job)) == sorted(before)
     job = jobs.wait("a", lambda job: job["status"]["restarts"]["inWindow"] == 1)

@@ -102,7 +102,7 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     finally:
         operator.process.send_signal(signal.SIGCONT)
     told.wait("2 a-0-1")
-    assert jobs.get("a")["status"]["attempts"] == [1]
+    assert jobs.get("a")["status"]["internal"]["attempts"] == [1]
     assert "was deleted" in jobs.events("a", "ReplicaReplaced")[0]["message"]
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from concertina.api import CHECKPOINT_NOW, KIND, TRAINER
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus, unix_seconds
+from concertina.api.status import JobStatus, unix_seconds, with_internal
 from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND
 from concertina.kube.manifests.pod import END_POD
@@ -31,7 +31,7 @@ _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
 """Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
 _NUMBER = re.compile("[0-9]{1,9}")
 MOST_INDEXES = 11_000
-"""More than a job can have replicas and spares; as many as status.attempts holds."""
+"""More than a job can have replicas and spares; as many as status.internal.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _ZONE = "topology.kubernetes.io/zone"
 
@@ -140,7 +140,7 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
 def _status(raw: Raw) -> JobStatus:
     """What can be read of a status: one word of a newer version must not make a Complete job run again, or a world be
     forgotten. What can't is left out, with what is nothing without it."""
-    kept = raw
+    kept: Any = with_internal(raw)
     while True:
         try:
             return JobStatus.model_validate(kept)

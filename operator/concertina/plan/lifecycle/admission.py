@@ -6,7 +6,7 @@ room in vain and isn't first releases it after PATIENCE, and stays away until no
 line keeps what it has; only if it can't start within TURN_TIMEOUT it lets the others go first for a set time, twice as
 long at each time that follows: so every job that fits has its turn, whatever is ahead of it. (Who holds nothing, or
 must not release it, goes on asking for room meanwhile; just nobody waits for it.) Nobody releases anything while nobody
-else waits. What was released, and how often, stands in status.gang.
+else waits. What was released, and how often, stands in status.internal.gang.
 
 Nobody waits for a job that room would not help (`room`): it stands in no line, or, where a quota is used up, only in
 that of its namespace. What it holds in vain it releases to those that it is in no line with, for a set time."""
@@ -57,7 +57,7 @@ class Waiting:
 
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
     """None where it does not wait for room; `refused`: whether the API server takes no more pods of it (a quota)."""
-    spec, gang = job.spec, job.status.gang
+    spec, gang = job.spec, job.status.internal.gang
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
     alive = [pod for pod in pods if not pod.deleting and pod.phase in ("Pending", "Running")]
@@ -89,8 +89,8 @@ def release(ctx: JobContext) -> Decision | None:
     mine = _mine(ctx)
     if mine is None:
         return None
-    if ctx.status.gang.since is not None:
-        return _away(ctx, ctx.status.gang) if _stays_away(ctx, mine) else None
+    if ctx.status.internal.gang.since is not None:
+        return _away(ctx, ctx.status.internal.gang) if _stays_away(ctx, mine) else None
     if not _may_release(ctx, mine) or not _is_due(ctx, mine):
         return None
     made = _made(ctx, mine).model_copy(update={"since": rfc3339(round(ctx.now, 3))})
@@ -103,21 +103,21 @@ def release(ctx: JobContext) -> Decision | None:
 
 def seconds_left(ctx: JobContext) -> float:
     """Seconds until the job may have to let others go first, or may try again; 0 where time alone changes neither."""
-    mine, until = _mine(ctx), ctx.status.gang.until
+    mine, until = _mine(ctx), ctx.status.internal.gang.until
     if mine is None:
         return 0.0
     ends = [unix_seconds(until)] if until else []
-    due = _due(ctx, mine) if ctx.status.gang.since is None else None
+    due = _due(ctx, mine) if ctx.status.internal.gang.since is None else None
     return max(0.0, min(ends if due is None else [*ends, due], default=ctx.now) - ctx.now)
 
 
 def next_status(ctx: JobContext, decision: Decision) -> Gang:
-    """status.gang after this pass: a round that was committed ends the count."""
+    """status.internal.gang after this pass: a round that was committed ends the count."""
     if decision.gang:
         return decision.gang
     if decision.world and decision.world.round > ctx.world.round:
         return Gang()
-    old, mine = ctx.status.gang, _mine(ctx)
+    old, mine = ctx.status.internal.gang, _mine(ctx)
     if old.since or (old.until and unix_seconds(old.until) <= ctx.now):
         return Gang(releases=old.releases, priority=old.priority)
     if mine is None or not _is_first(ctx, mine):
@@ -152,7 +152,7 @@ def _is_first(ctx: JobContext, mine: Waiting) -> bool:
 
 
 def _stays_away(ctx: JobContext, mine: Waiting) -> bool:
-    until = ctx.status.gang.until
+    until = ctx.status.internal.gang.until
     if until is None:
         return _ahead(ctx, mine) is not None
     return ctx.now < unix_seconds(until) and not all(competitor.deferred for competitor in ctx.observed.competitors)
@@ -165,10 +165,10 @@ def _due(ctx: JobContext, mine: Waiting) -> float | None:
         return None
     due, releases = [], _may_release(ctx, mine)
     if _is_first(ctx, mine):
-        turn = ctx.status.gang.turn
+        turn = ctx.status.internal.gang.turn
         due.append((unix_seconds(turn) if turn else ctx.now) + TURN_TIMEOUT)
     elif releases and _ahead(ctx, mine):
-        due.append(mine.since + PATIENCE * 2.0 ** min(ctx.status.gang.releases, 3))
+        due.append(mine.since + PATIENCE * 2.0 ** min(ctx.status.internal.gang.releases, 3))
     if releases and not all(mine.needs_room_in(competitor.namespace) for competitor in others):
         # Who has trained may have lost a node that comes back: that is worth a while.
         due.append(mine.since + (TURN_TIMEOUT if mine.competitor.trained else PATIENCE))
@@ -191,7 +191,7 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
 
 def _made(ctx: JobContext, mine: Waiting) -> Gang:
     """From now on, others go first."""
-    gang, first = ctx.status.gang, _ahead(ctx, mine)
+    gang, first = ctx.status.internal.gang, _ahead(ctx, mine)
     until = gang.until
     if not until and not first:
         until = rfc3339(round(ctx.now + min(LONGEST, TURN_TIMEOUT * 2.0 ** min(gang.releases, 10)), 3))

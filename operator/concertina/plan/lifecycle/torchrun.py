@@ -91,10 +91,10 @@ def plan_pods(ctx: JobContext) -> pods.PodPlan:
     store = _store(ctx)
     if store is None:
         creates, wait = _allowed(ctx, (CreateRendezvous(round),))
-        return pods.PodPlan((*deletes, *creates), ctx.status.attempts, recheck=wait, missing=True)
+        return pods.PodPlan((*deletes, *creates), ctx.status.internal.attempts, recheck=wait, missing=True)
     wanted = range(sizes.most(ctx.spec))
     ending = any(pod.phase == "Succeeded" for pod in _members(ctx))
-    attempts = dict(enumerate(ctx.status.attempts))
+    attempts = dict(enumerate(ctx.status.internal.attempts))
     replaced: list[PodView] = []
     for pod in ctx.observed.pods:
         if pod.index not in wanted:

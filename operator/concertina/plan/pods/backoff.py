@@ -61,7 +61,7 @@ class Held:
 def next_pods(ctx: JobContext) -> Mapping[int, Held]:
     """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
     empty = ctx.replicas.wanted_indexes - {
-        pod.index for pod in ctx.replicas.live.values() if pod.attempt >= at(ctx.status.attempts, pod.index)
+        pod.index for pod in ctx.replicas.live.values() if pod.attempt >= at(ctx.status.internal.attempts, pod.index)
     }
     if not empty:
         return {}
@@ -89,7 +89,7 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
     """It will be in status.restarts after this pass: its index is still on this attempt."""
-    return ended_by_itself(pod) and pod.attempt == at(ctx.status.attempts, pod.index)
+    return ended_by_itself(pod) and pod.attempt == at(ctx.status.internal.attempts, pod.index)
 
 
 def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:

@@ -17,7 +17,7 @@ from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, En
 class PodPlan:
     actions: tuple[Action, ...] = ()
     attempts: tuple[int, ...] = ()
-    """As status.attempts: written before the pods are created, so that no name is used for two pods."""
+    """As status.internal.attempts: written before the pods are created, so that no name is used for two pods."""
     replaced: tuple[PodView, ...] = ()
     """The dead pods that get a successor in this pass."""
     events: tuple[Event, ...] = ()
@@ -39,7 +39,7 @@ def _wanted(ctx: JobContext) -> PodPlan:
     missing = [
         index for index in sorted(wanted) if (index, at(attempts, index)) not in current and not _filled(ctx, index)
     ]
-    before = ctx.status.attempts
+    before = ctx.status.internal.attempts
     dead = [pod for pod in ctx.observed.pods if _goes(ctx, pod) and pod.attempt == at(before, pod.index)]
     replaced = tuple(pod for pod in dead if at(attempts, pod.index) > pod.attempt)
     creates, recheck = _creates(ctx, missing, attempts)
@@ -74,7 +74,7 @@ def _filled(ctx: JobContext, index: int) -> bool:
 
 def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
     """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
-    attempts = dict(enumerate(ctx.status.attempts))
+    attempts = dict(enumerate(ctx.status.internal.attempts))
     for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: its name isn't used again
         known = parsed(name)
         if known and known.index in wanted:
@@ -156,7 +156,7 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
 def _none(ctx: JobContext) -> PodPlan:
     """Deletes all; the attempts go on, so that a resumed job's pods have names of their own."""
     actions = [action for pod in ctx.observed.pods for action in delete(ctx, pod, "is not wanted now")]
-    attempts = dict(enumerate(ctx.status.attempts))
+    attempts = dict(enumerate(ctx.status.internal.attempts))
     for pod in ctx.observed.pods:
         attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
     return PodPlan(tuple(actions), packed(attempts))
@@ -180,7 +180,7 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
         waits.append(left)
         if ends and not pod.ending:
             actions.append(EndPod(pod.name, pod.uid, f"replica {pod.name} has failed with its job"))
-    return PodPlan(tuple(actions), ctx.status.attempts, recheck=min(waits, default=None))
+    return PodPlan(tuple(actions), ctx.status.internal.attempts, recheck=min(waits, default=None))
 
 
 def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
@@ -190,7 +190,7 @@ def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
 
 
 def _kept(ctx: JobContext) -> PodPlan:
-    return PodPlan((), ctx.status.attempts)
+    return PodPlan((), ctx.status.internal.attempts)
 
 
 POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.KEPT: _kept}

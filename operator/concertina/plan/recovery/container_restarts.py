@@ -17,7 +17,7 @@ UNKNOWN_EXIT = 255
 
 def restarted(ctx: JobContext) -> tuple[PodView, ...]:
     """Pods whose container was started again since the last pass."""
-    known, attempts = ctx.status.container_restarts, ctx.status.attempts
+    known, attempts = ctx.status.internal.container_restarts, ctx.status.internal.attempts
     return tuple(
         pod
         for pod in ctx.observed.pods
@@ -26,7 +26,7 @@ def restarted(ctx: JobContext) -> tuple[PodView, ...]:
 
 
 def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
-    """status.containerRestarts: by replica index, of the pod of its present attempt."""
+    """status.internal.containerRestarts: by replica index, of the pod of its present attempt."""
     counts = {pod.index: pod.restarts for pod in ctx.observed.pods if pod.attempt == at(attempts, pod.index)}
     return packed(counts)
 

@@ -1,5 +1,6 @@
 """Growing: replicas that are ready join the running round together, after a quiet time; where those who joined are soon
-lost again, less and less often. What went wrong stands in status.growth, so a new operator waits as long as the old."""
+lost again, less and less often. What went wrong stands in status.internal.growth, so a new operator waits as long as
+the old."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def seconds_left(ctx: JobContext) -> float:
 
 def sentence(ctx: JobContext) -> str:
     """Why a world that is too small does not grow though it could; the same as long as it waits, empty otherwise."""
-    growth = ctx.status.growth
+    growth = ctx.status.internal.growth
     if _held(ctx) <= 0 or len(ctx.round.members) >= sizes.most(ctx.spec):
         return ""
     often = f" ({growth.failures} times in a row)" if growth.failures > 1 else ""
@@ -60,8 +61,8 @@ def sentence(ctx: JobContext) -> str:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> Growth:
-    """status.growth after this pass."""
-    old, world = ctx.status.growth, decision.world
+    """status.internal.growth after this pass."""
+    old, world = ctx.status.internal.growth, decision.world
     if world is None or world.claim is None:
         return old
     if world.round > ctx.world.round:
@@ -76,12 +77,12 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
     if len(members) <= len(ctx.round.members):
         return _failed(ctx, "the replicas that were ready could not be reached by the members")
     joined = tuple(member.replica for member in members if member.replica not in ctx.round.members)
-    return ctx.status.growth.model_copy(update={"round": decision.world.round, "joined": joined[:100]})
+    return ctx.status.internal.growth.model_copy(update={"round": decision.world.round, "joined": joined[:100]})
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
     """How the round that some joined in ended because of them, as far as one can tell; empty where it did not."""
-    growth, since = ctx.status.growth, ctx.world.since
+    growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):
         return ""
@@ -95,7 +96,7 @@ def _lost(ctx: JobContext, decision: Decision) -> str:
 
 
 def _failed(ctx: JobContext, why: str) -> Growth:
-    old = ctx.status.growth
+    old = ctx.status.internal.growth
     close = old.at is not None and ctx.now - unix_seconds(old.at) <= _delay(ctx, old.failures) + 2 * _settled(ctx)
     return Growth(failures=old.failures + 1 if close else 1, at=rfc3339(ctx.now), message=why[:1000])
 
@@ -115,7 +116,7 @@ def _quiet(ctx: JobContext) -> float:
 
 def _held(ctx: JobContext) -> float:
     """Seconds to wait because of earlier failures."""
-    growth = ctx.status.growth
+    growth = ctx.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0
     return unix_seconds(growth.at) + _delay(ctx, growth.failures) - ctx.now

@@ -28,10 +28,10 @@ def seen(ctx: JobContext) -> Rollback | None:
 
 
 def voided(ctx: JobContext) -> tuple[UndoneStates, ...]:
-    """For status.undone: by all rollbacks, the one that the report asks for included."""
+    """For status.internal.undone: by all rollbacks, the one that the report asks for included."""
     old, back = ctx.status, seen(ctx)
-    if back is None or (old.undone and back is old.rollback):
-        return old.undone
+    if back is None or (old.internal.undone and back is old.rollback):
+        return old.internal.undone
     together = joined(undone(old), Undone(back.round, back.step))
     return tuple(UndoneStates(round=some.round, step=some.step) for some in together)
 
@@ -63,9 +63,9 @@ def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 def undone(status: JobStatus) -> tuple[Undone, ...]:
     """What rollbacks have made void, the last one's at the end. Of two the later alone would not do: where it went back
     to a later step, it says nothing of what the earlier one undid."""
-    if status.rollback is None and not status.undone:
+    if status.rollback is None and not status.internal.undone:
         return ()
-    known, back = tuple(Undone(some.round, some.step) for some in status.undone), status.rollback
+    known, back = tuple(Undone(some.round, some.step) for some in status.internal.undone), status.rollback
     return joined(known, Undone(back.round, back.step)) if back else known
 
 

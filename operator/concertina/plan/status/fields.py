@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from concertina.api.status import CheckpointMark, JobStatus, Restarts, Spares, rfc3339
+from concertina.api.status import CheckpointMark, Internal, JobStatus, Restarts, Spares, rfc3339
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -61,14 +61,10 @@ PODS: Mapping[str, Row] = {
     "spares": lambda p: Spares(
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares
     ),
-    "attempts": lambda p: p.pods.attempts,
-    "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
-    "gang": lambda p: admission.next_status(p.ctx, p.decision),
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
-    "growth": lambda p: growth.next_status(p.ctx, p.decision),
 }
 RECOVERY: Mapping[str, Row] = {
     "restarts": lambda p: p.restarts,
@@ -77,13 +73,20 @@ RECOVERY: Mapping[str, Row] = {
     "stragglers": lambda p: stragglers.marks(p.ctx),
     "steps_replayed": lambda p: p.old.steps_replayed + p.decision.replayed + progress.replayed(p.ctx),
     "rollback": lambda p: rollback.seen(p.ctx),
-    "undone": lambda p: rollback.voided(p.ctx),
     "skipped": lambda p: rollback.skipped(p.ctx),
 }
 CHECKPOINTS: Mapping[str, Row] = {
     "last_checkpoint": lambda p: p.last_checkpoint,
     "checkpoint_request": lambda p: checkpoint_requests.request(p.ctx, p.decision, p.last_checkpoint),
 }
+INTERNAL: Mapping[str, Row] = {
+    "attempts": lambda p: p.pods.attempts,
+    "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
+    "gang": lambda p: admission.next_status(p.ctx, p.decision),
+    "growth": lambda p: growth.next_status(p.ctx, p.decision),
+    "undone": lambda p: rollback.voided(p.ctx),
+}
+"""Of status.internal."""
 PROGRESS: Mapping[str, Row] = {
     "progress": lambda p: progress.progress(p.ctx),
     "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
@@ -94,7 +97,10 @@ PROGRESS: Mapping[str, Row] = {
 CLOCK: Mapping[str, Row] = {
     "goodput": lambda p: progress.goodput(p.ctx, p.decision),
 }
-"""It changes with time alone, so it is written only along with something else."""
+INTERNAL_CLOCK: Mapping[str, Row] = {
+    "round_waits": lambda p: progress.round_waits(p.ctx),
+}
+"""They change with time alone, so they are written only along with something else."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
 FIELDS: Mapping[str, Row] = {**AT_ONCE, **PROGRESS, **CLOCK}
 
@@ -103,17 +109,20 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> JobStatu
     """The very same object where there is nothing to write."""
     this, old = Pass(ctx, decision, pods), ctx.status
     values = {name: row(this) for name, row in AT_ONCE.items()}
-    changed = _differ(old, values)
+    internal = {name: row(this) for name, row in INTERNAL.items()}
+    changed = _differ(old, values) or _differ(old.internal, internal)
     if not changed and not progress.due(ctx):
         return old
     numbers = {name: row(this) for name, row in PROGRESS.items()}
     if not changed and not _differ(old, numbers):
         return old
     clock = {name: row(this) for name, row in CLOCK.items()}
-    return old.model_copy(update={**values, **numbers, **clock})
+    internal |= {name: row(this) for name, row in INTERNAL_CLOCK.items()}
+    remembered = old.internal.model_copy(update=internal)
+    return old.model_copy(update={**values, **numbers, **clock, "internal": remembered})
 
 
-def _differ(old: JobStatus, values: Mapping[str, object]) -> bool:
+def _differ(old: JobStatus | Internal, values: Mapping[str, object]) -> bool:
     for name, value in values.items():
         known = getattr(old, name)
         if known is not value and known != value:  # most are the very same object; pydantic compares field by field

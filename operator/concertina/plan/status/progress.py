@@ -12,6 +12,7 @@ from concertina.api.status import (
     EvaluationMark,
     Goodput,
     JobProgress,
+    RoundWaits,
     ShareMark,
     SnapshotMark,
     rfc3339,
@@ -97,7 +98,11 @@ def replayed(ctx: JobContext) -> int:
     told, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
     if ctx.spec.bundled or told is None or ctx.round.report is None or told.restored_step < 0 or old.progress is None:
         return 0
-    return max(0, old.progress.step - told.restored_step) if old.goodput.round != ctx.round.report.round else 0
+    return (
+        max(0, old.progress.step - told.restored_step)
+        if old.internal.round_waits.round != ctx.round.report.round
+        else 0
+    )
 
 
 def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
@@ -141,14 +146,14 @@ def goodput(ctx: JobContext, decision: Decision) -> Goodput:
     if bucket := BUCKETS.get(phase):
         spent[bucket] += elapsed - late
         spent["recovery_seconds"] += late
-    waits = _round_waits(ctx, old, spent)
+    _count_waits(ctx, spent)
     _replayed(ctx, decision, spent)
     total = sum(spent.values())
     return Goodput.model_validate(
         {
             "percent": round(100 * spent["productive_seconds"] / total, 2) if total else 0.0,
             "at": rfc3339(round(ctx.now, 3)),
-            **{name: round(value, 3) for name, value in (spent | waits).items()},
+            **{name: round(value, 3) for name, value in spent.items()},
         }
     )
 
@@ -169,18 +174,26 @@ def _failed_at(ctx: JobContext) -> float:
     return min((failure.at for failure in failures if failure.at), default=ctx.now)
 
 
-def _round_waits(ctx: JobContext, old: Goodput, spent: dict[str, float]) -> dict[str, float]:
-    """Moves what the workers of this round say they waited for from productive to its own buckets."""
-    told = ctx.round.report.progress if ctx.round.report else None
-    if told is None or ctx.round.report is None:
-        return {name: getattr(old, name) for name in ("round", "round_checkpoint_seconds", "round_stalled_seconds")}
-    waits = {"checkpoint_seconds": told.checkpoint_seconds, "stalled_seconds": told.stalled_seconds}
-    for bucket, seconds in waits.items():
-        before = getattr(old, f"round_{bucket}") if old.round == ctx.round.report.round else 0.0
-        moved = min(max(0.0, seconds - before), spent["productive_seconds"])
+def round_waits(ctx: JobContext) -> RoundWaits:
+    """What the workers of this round say they waited for."""
+    told, old = ctx.round.report.progress if ctx.round.report else None, ctx.status.internal.round_waits
+    if ctx.status.start_time is None or told is None or ctx.round.report is None:
+        return old
+    return RoundWaits(
+        round=ctx.round.report.round,
+        checkpoint_seconds=round(told.checkpoint_seconds, 3),
+        stalled_seconds=round(told.stalled_seconds, 3),
+    )
+
+
+def _count_waits(ctx: JobContext, spent: dict[str, float]) -> None:
+    """Moves what is new of them from productive to their own buckets."""
+    old, new = ctx.status.internal.round_waits, round_waits(ctx)
+    for bucket in ("checkpoint_seconds", "stalled_seconds"):
+        before = getattr(old, bucket) if old.round == new.round else 0.0
+        moved = min(max(0.0, getattr(new, bucket) - before), spent["productive_seconds"])
         spent["productive_seconds"] -= moved
         spent[bucket] += moved
-    return {"round": ctx.round.report.round, **{f"round_{bucket}": seconds for bucket, seconds in waits.items()}}
 
 
 def _replayed(ctx: JobContext, decision: Decision, spent: dict[str, float]) -> None:
