@@ -138,10 +138,11 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     doubt, all."""
     if decision.pods is not Pods.WANTED:
         return {}
+    replicas = ctx.replicas
     return {
-        name: ctx.replicas.address(name)
-        for name, pod in ctx.replicas.pods.items()
-        if (name in ctx.replicas.live or name == ctx.replicas.leading)
+        name: replicas.address(name)
+        for name, pod in replicas.pods.items()
+        if (name in replicas.live or name == replicas.leading)
         and pod.ip
         and pod.phase == "Running"
         and (decision.watch_all or name not in ctx.round.members or name == ctx.round.lead.replica)

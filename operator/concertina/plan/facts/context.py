@@ -10,7 +10,7 @@ from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
-from concertina.plan.types import AgentView, NodeView, Observed, PodView
+from concertina.plan.types import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, NodeView, Observed, PodView
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class JobContext:
         return Replicas(self.observed, self.spec, self.now, self.round, self.health, self.recent, self.avoided)
 
     def node(self, pod: PodView) -> NodeView:
-        return self.observed.node(pod)
+        return self.observed.nodes.get(pod.node, UNKNOWN_NODE)
 
     def agent(self, replica: str) -> AgentView:
-        return self.observed.agent(replica)
+        return self.observed.agents.get(replica, UNKNOWN_AGENT)
 
     @cached
     def avoided(self) -> frozenset[str]:

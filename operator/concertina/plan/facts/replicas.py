@@ -70,22 +70,18 @@ class Replicas:
     @cached
     def notices(self) -> Mapping[str, notices.Notice]:
         """Replicas that will go, by pod name, while they are still there."""
-        found = {
-            pod.name: notices.of(notices.NoticeInput(pod, self.observed.node(pod), self._grace(pod.name), self.now))
-            for pod in self.observed.pods
-        }
-        return {name: notice for name, notice in found.items() if notice}
-
-    def _grace(self, name: str) -> float:
-        """What a replica's agent was given, as it says itself or its lead does (also of a round that a claim is about
-        to replace: who has left stays noticed until its pod is seen to have ended); 0 without one."""
-        own = self.observed.agent(name).report
-        if own and own.notice:
-            return own.notice
-        world = self.round.world
-        report = self.observed.agent(self.round.lead.replica).report if name in self.round.members else None
-        known = report.members.get(name) if report and report.round == world.round else None
-        return known.notice if known else 0.0
+        observed, members, found = self.observed, self.round.members, {}
+        # What the lead says of its members, also of a round that a claim is about to replace: who has left stays
+        # noticed until its pod is seen to have ended.
+        report = observed.agent(self.round.lead.replica).report if members else None
+        told = report.members if report and report.round == self.round.world.round else {}
+        for pod in observed.pods:
+            own = observed.agent(pod.name).report
+            known = told.get(pod.name) if pod.name in members else None
+            grace = (own.notice if own else 0.0) or (known.notice if known else 0.0)
+            if notice := notices.of(notices.NoticeInput(pod, observed.node(pod), grace, self.now)):
+                found[pod.name] = notice
+        return found
 
     def leaves(self, name: str) -> bool:
         """Whether the replica should leave at once."""

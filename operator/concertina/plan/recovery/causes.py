@@ -123,10 +123,11 @@ def first_failure(report: protocol.Report) -> protocol.Failure | None:
 
 
 def _member_gone(ctx: JobContext) -> Cause | None:
+    pods, told = ctx.replicas.pods, ctx.round.report.members if ctx.round.report else {}
     for member in ctx.world.members:
-        pod = ctx.replicas.pods.get(member.replica)
-        if _has_left(ctx, member.replica):
-            continue
+        pod, known = pods.get(member.replica), told.get(member.replica)
+        if known is not None and known.state == "drained":
+            continue  # its part in the round was over: it may go before the others are through
         if pod is None or pod.uid != member.uid:
             return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
         if pod.ended:
@@ -134,12 +135,6 @@ def _member_gone(ctx: JobContext) -> Cause | None:
         if ctx.node(pod).out_of_service:
             return Cause("NodeLost", f"replica {pod.name} {ctx.replicas.dead.get(pod.name, 'lost its node')}", pod.name)
     return None
-
-
-def _has_left(ctx: JobContext, replica: str) -> bool:
-    """Whether its part in the round was over, after a drain: it may go before the others are through."""
-    told = ctx.round.report.members.get(replica) if ctx.round.report else None
-    return told is not None and told.state == "drained"
 
 
 def _lead_lost(ctx: JobContext) -> Cause | None:

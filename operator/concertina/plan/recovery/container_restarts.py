@@ -21,13 +21,14 @@ def restarted(ctx: JobContext) -> tuple[PodView, ...]:
     return tuple(
         pod
         for pod in ctx.observed.pods
-        if pod.attempt == at(attempts, pod.index) and pod.restarts > at(known, pod.index)
+        if pod.restarts and pod.attempt == at(attempts, pod.index) and pod.restarts > at(known, pod.index)
     )
 
 
 def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
     """status.internal.containerRestarts: by replica index, of the pod of its present attempt."""
-    counts = {pod.index: pod.restarts for pod in ctx.observed.pods if pod.attempt == at(attempts, pod.index)}
+    pods = ctx.observed.pods
+    counts = {pod.index: pod.restarts for pod in pods if pod.restarts and pod.attempt == at(attempts, pod.index)}
     return packed(counts)
 
 
