@@ -45,7 +45,7 @@ def _case(item: pytest.Item) -> suite.Case:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tests that have become slow, and the figures of the drills that were played: seconds from the blow on."""
+    """Tests that have become slow, and the figures that tests have kept."""
     passed = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
     took = {report.nodeid: report.duration for report in passed}
     if os.environ.get("CONCERTINA_TIMES") == "write":
@@ -55,7 +55,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if breaches := config.stash.get(BREACHES, []):
         _section(terminalreporter, "long-only cases without their law in the gate", breaches)
     if lines := config.stash.get(FIGURES, []):
-        _section(terminalreporter, "figures: of drills, seconds from the blow on", lines)
+        _section(terminalreporter, "figures: of drills, seconds from the blow on; of the simulation, the seeds", lines)
 
 
 def _section(terminalreporter: pytest.TerminalReporter, title: str, lines: list[str]) -> None:

@@ -19,7 +19,11 @@ from concertina.local.cluster import LocalCluster
 
 Object = dict[str, Any]
 GIVE_UP = 90.0
-FAULTS = Path(__file__).resolve().parents[1] / "train/faults"
+TRAIN = Path(__file__).resolve().parents[1] / "train"
+FAULTS, STAND_IN = TRAIN / "faults", TRAIN / "stand_in"
+ENDLESS = 1_000_000
+"""Steps of a job that trains until its test is over, at a pace that leaves the processors to others."""
+PACE = {"PACE": "0.03", "TINY_PAUSE": "0.05"}
 NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
 """As in a container: the user that the operator runs as has no name."""
 JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
@@ -37,14 +41,26 @@ def until(condition: Callable[[], Any], why: Callable[[], object] = lambda: "") 
 def bundled(data: Path, fault: Path) -> Object:
     """For `Jobs.create`: a small model that trains for long on that data, under the faults that tests/train/faults
     plays as the file `fault` says."""
-    container = {
-        "name": "trainer",
-        "image": "concertina/trainer:test",
-        "env": [{"name": "PYTHONPATH", "value": str(FAULTS)}, {"name": "FAULT", "value": str(fault)}],
-    }
+    return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=FAULTS, FAULT=fault)]}}
+
+
+def endless(data: Path, **more: Any) -> Object:
+    """`trainer` of a small model that trains for long on that data."""
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
-    return {"trainer": trainer, "pod": {"containers": [container]}}
+    return {"steps": ENDLESS, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4, **more}
+
+
+def paced(**environment: object) -> Object:
+    """A container `trainer` whose steps take a while; with PYTHONPATH=STAND_IN those of tests/train/tiny, which
+    does without torch, where what the training computes is not the test's subject."""
+    variables = {"PYTHONPATH": FAULTS, **PACE, **environment}
+    env = [{"name": name, "value": str(value)} for name, value in variables.items()]
+    return {"name": "trainer", "image": "concertina/trainer:test", "env": env}
+
+
+def standing_in(data: Path, **more: Any) -> Object:
+    """For `Jobs.create`: `endless` without torch. `data` is not read."""
+    return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=STAND_IN)], **more}}
 
 
 class Operator:

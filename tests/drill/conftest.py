@@ -13,7 +13,7 @@ import pytest
 
 from builders import drills
 from builders.drills import JOB, verdict
-from builders.operator import Object, until
+from builders.operator import Object, paced, until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 from concertina.local import lifetime
@@ -39,7 +39,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 def manifest() -> Object:
     """One replica a node: each node has one GPU."""
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "50m"}}
-    container = {"name": "trainer", "image": "concertina/trainer:test", "resources": resources}
+    container = {**paced(), "resources": resources}
     checkpoint = {"uri": f"s3://{stages.BUCKET}/{JOB}", "everySeconds": 3}
     return drills.manifest({"spec": {"containers": [container]}}, DATA, checkpoint)
 
