@@ -13,7 +13,8 @@ import pytest
 
 from builders import drills
 from builders.drills import JOB, verdict
-from builders.operator import Object, paced, until
+from builders.operator import Object, paced
+from builders.until import until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 from concertina.local import lifetime
@@ -53,7 +54,7 @@ def job(stage: Stage) -> str:
         status = stage.job(JOB).get("status", {})
         return status.get("world", {}).get("size") == "3/3" and status.get("lastCheckpoint") is not None
 
-    until(training, lambda: json.dumps(stage.job(JOB).get("status"), indent=1))
+    until(training, "a job of three with a checkpoint", lambda: json.dumps(stage.job(JOB).get("status"), indent=1))
     return JOB
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import STAND_IN, Jobs, Operator, endless, paced, until
+from builders.operator import STAND_IN, Jobs, Operator, endless, paced
+from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
@@ -168,8 +169,12 @@ def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: O
     operator.end()
     try:
         jobs.cluster.kubectl("delete", "pod", leaver, "-n", jobs.namespace, "--wait=false")
-        until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver))
-        until(lambda: rounds_ended(jobs, lead) == ended + 1, lambda: jobs.logs(lead)[-3000:])
+        until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver), "the end of the agent that leaves")
+        until(
+            lambda: rounds_ended(jobs, lead) == ended + 1,
+            "the end of the lead's worker",
+            lambda: jobs.logs(lead)[-3000:],
+        )
     finally:
         operator.start()
     unharmed(trains_without(jobs, 3, leaver, past=1))
