@@ -6,8 +6,9 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
-# Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so.
-SIDE_BY_SIDE ?= 2
+# Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so. Two cores have time for three:
+# tests of the control plane wait more than they compute.
+SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/meminfo)
 # Whole files, the longest first (tests/conftest.py sorts them): what a file's tests share is made once.
 PYTEST = $(BIN)/python -m pytest -rs -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
 BENCHMARKS ?= local_cluster neighbours recovery checkpoint determinism data
