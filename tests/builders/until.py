@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-GIVE_UP = 90.0
+GIVE_UP = 150.0
 """Seconds; only a limit, no expectation."""
 
 
