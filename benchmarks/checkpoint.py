@@ -35,18 +35,18 @@ from concertina_agent.files import shards
 from concertina_protocol import Durable, SnapshotId
 from concertina_trainer.checkpoints import checkpoint, retention
 from concertina_trainer.checkpoints.manifest import Code
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.format.shardfile import Facts
+from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.restore import LocalShard
 from concertina_trainer.state.snapshot import Snapshots, Taken
-from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.state.train_state import ShardReader, TrainState
 from concertina_trainer.training.loop import forward_backward
 
 UID = "bench"
@@ -56,19 +56,19 @@ DEMO = {"layers": 4, "dim": 128}
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[parallel.World]:
+def alone() -> Iterator[parallel.DistContext]:
     """A world of one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
-    yield parallel.World(0, 1, device, mesh, Waits(device))
+    yield parallel.DistContext(0, 1, device, mesh, Waits(device))
     dist.destroy_process_group()
 
 
 class Subject:
     """A model of about so many MiB of state, and its snapshots."""
 
-    def __init__(self, mebibytes: float, world: parallel.World, memory: Path) -> None:
+    def __init__(self, mebibytes: float, world: parallel.DistContext, memory: Path) -> None:
         self.config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": _model(mebibytes)})
         self.model = parallel.sharded_model(self.config.model, Precision.float32, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
@@ -88,13 +88,16 @@ class Subject:
         self.step += 1
         self.snapshots.complete = self.snapshots.count - 2
         id = SnapshotId(1, self.step, self.state.digest, 1)
-        return self.snapshots.begin(Facts(id, 0, self.step, "", ""))
+        return self.snapshots.begin(ShardMetadata(id, 0, self.step, "", ""))
 
     def take(self) -> Taken:
         """Committed."""
         taken = self.begin()
         self.snapshots.finish()
         return taken
+
+    def load(self, shard: ShardReader) -> None:
+        self.state.load(self.state.plan({0: shard.header}), {0: shard}, shard.header.metadata.id.step)
 
     def train_step(self) -> None:
         """One step of a whole global batch, without reading and without other ranks."""
@@ -108,7 +111,7 @@ class Subject:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As torch's own functions want them."""
-        return {piece.chunk.name: piece.tensor for piece in self.state.pieces}
+        return {local_chunk.chunk.name: local_chunk.tensor for local_chunk in self.state.chunks}
 
 
 def _model(mebibytes: float) -> dict[str, int]:
@@ -182,9 +185,9 @@ def durables(subject: Subject, runs: int, uris: dict[str, str]) -> tuple[dict[st
     """From the start of a save until LATEST names it."""
     rows, newest = {}, {}
     for name, uri in uris.items():
-        folder = Folder(uri, create=True)
+        folder = ObjectPrefix(uri, create=True)
 
-        def save(folder: Folder = folder, name: str = name) -> None:
+        def save(folder: ObjectPrefix = folder, name: str = name) -> None:
             taken = subject.take()
             checkpoint.ship(folder, UID, taken.id, 0, taken.path)
             newest[name] = checkpoint.publish(folder, RUN, taken.id, False)
@@ -202,7 +205,7 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
     with checkpoint_peer.holder(memory, subject.volume, taken.id) as holder:
 
         def from_a_peer() -> None:
-            subject.state.load({0: LocalShard(holder.pull(), taken.id)}, taken.id.step)
+            subject.load(LocalShard(holder.pull(), taken.id))
 
         rows["concertina: a peer, pull alone"] = timed(runs, holder.pull, holder.forget)
         rows["concertina: a peer"] = timed(runs, from_a_peer, holder.forget)
@@ -212,18 +215,18 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
 def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]) -> dict[str, list[float]]:
     """From the order to restore until every tensor is filled and checked."""
     taken = subject.take()
-    mark = shards.marked(taken.path.with_suffix(".json"))
-    assert mark is not None
+    shard = shards.committed_shard(taken.path)
+    assert shard is not None
 
     def load_from_memory() -> None:
-        subject.state.load({0: LocalShard(taken.path, taken.id)}, taken.id.step)
+        subject.load(LocalShard(taken.path, taken.id))
 
     def from_memory() -> None:
-        mark.verify()
+        shard.verify()
         load_from_memory()
 
     def from_storage(durable: Durable) -> None:
-        subject.state.load({0: StoredCheckpoint(durable.uri).parts[0]}, durable.step)
+        subject.load(StoredCheckpoint(durable.uri).shards[0])
 
     rows = {
         "concertina: memory": timed(runs, load_from_memory),

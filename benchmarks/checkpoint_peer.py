@@ -15,9 +15,11 @@ from pathlib import Path
 
 import concertina_protocol as p
 from concertina.agents.authority import Authority
+from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.net import tls
 from concertina_agent.net.wire import Dialer
+from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 
 UID, HOLDER, ME = "bench", "holder", "me"
@@ -40,8 +42,8 @@ class Pulling:
 
     async def _pull(self) -> Path:
         dialer = Dialer(tls.client_context(self._identity), UID)
-        peers = Peers(UID, dialer, Snapshots(self._volume), lambda event: None)
-        peers.begin(self._assign, ME)
+        peers = Peers(UID, ME, dialer, Snapshots(self._volume), lambda event: None, Nursery())
+        peers.begin(e.StartRound(self._assign, 1))
         return await peers.fetch(self._id, 0)
 
     def forget(self) -> None:

@@ -41,7 +41,7 @@ from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.manifest import FORMAT, NAME, Manifest, TokenizerFacts
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
@@ -118,7 +118,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
 def write(uri: str, mebibytes: int) -> None:
     """Random tokens in documents of about 1000, as `data build` lays them out."""
     generator = np.random.default_rng(0)
-    folder, shards = Folder(uri, create=True), []
+    folder, shards = ObjectPrefix(uri, create=True), []
     for index in range(max(1, mebibytes * 2**20 // SHARD_BYTES)):
         tokens = generator.integers(1, 50_000, SHARD_BYTES // 2, dtype=np.uint16)
         draft = Draft()
@@ -153,7 +153,7 @@ def speed(batches: Iterable[Any]) -> float:
 
 def read(uri: str) -> Iterator[Any]:
     """An epoch through the reader."""
-    reader = Reader(DataConfig(uri=uri, fetch_threads=THREADS), LENGTH, seed=1)
+    reader = Reader(DataConfig(uri=uri), LENGTH, seed=1, threads=THREADS)
     for position in range(0, reader.epoch_size // BATCH * BATCH, BATCH):
         yield reader.read(position, position + BATCH)
 
@@ -182,7 +182,7 @@ def gather(made: Path) -> Iterator[Any]:
 
 def raw(uri: str) -> float:
     """All shards by plain GETs. Mtok/s."""
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     names = [key for key in folder.list("") if key.endswith(".bin")]
     started = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:

@@ -24,7 +24,7 @@ from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.training.agreement import Said, agree
+from concertina_trainer.training.agreement import StepFlags, agree
 from concertina_trainer.training.loop import forward_backward
 
 CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
@@ -33,7 +33,7 @@ CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
 class Kind:
     """One way to train, with a model of its own."""
 
-    def __init__(self, bitwise: bool, world: parallel.World) -> None:
+    def __init__(self, bitwise: bool, world: parallel.DistContext) -> None:
         self.world = world
         self.model = parallel.sharded_model(CONFIG.model, Precision.float32, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
@@ -53,7 +53,7 @@ class Kind:
         started = time.perf_counter()
         losses = forward_backward(self.model, self.optimizer, self.sums, batches)
         nothing = torch.empty(0, dtype=torch.float64)
-        agree(self.world, self.sums, losses, self.optimizer.gradients(), Said(), nothing)
+        agree(self.world, self.sums, losses, self.optimizer.gradients(), StepFlags(), nothing)
         self.optimizer.update(1e-6, 1.0)
         return time.perf_counter() - started
 
@@ -64,7 +64,7 @@ def rank(number: int, size: int, steps: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=number, world_size=size)
     device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
-    world = parallel.World(number, size, device, mesh, Waits(device))
+    world = parallel.DistContext(number, size, device, mesh, Waits(device))
     kinds = {name: Kind(name == "bitwise", world) for name in ("order", "bitwise")}
     seconds = {name: [kind.step() for _ in range(2)] for name, kind in kinds.items()}  # warm
     for name in seconds:

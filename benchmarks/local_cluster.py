@@ -15,10 +15,13 @@ from pathlib import Path
 
 import report
 
-from concertina.local import binaries, cluster, lifetime, processes
+from concertina.local import cluster
+from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
+from concertina.local.host import processes
 from concertina.local.node.client import Client
-from concertina.local.state import Options
+from concertina.local.state import lifetime
+from concertina.local.state.record import Options
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -72,7 +75,7 @@ def memory(running: LocalCluster) -> dict[str, float]:
 
 def measure(runs: int, pods: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Seconds by row, and the memory of the last run's cluster."""
-    binaries.control_plane(print)  # their build, if any, is no part of this
+    programs.control_plane(print)  # their build, if any, is no part of this
     ready, one, burst = (
         "up: 3 nodes ready (reach 5)",
         "pod start, one after another (reach 0.05)",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.demo.stage import SYSTEM, Stage
-from concertina.local import processes
+from concertina.local.host import processes
 
 
 @dataclass

@@ -73,7 +73,6 @@ def bundled() -> dict[str, Any]:
         "data": {"uri": f"s3://{stages.BUCKET}/data"},
         "globalBatchSize": 12,
         "microBatchSize": 6,
-        "logEverySteps": 1,
     }
     checkpoint = {"uri": f"s3://{stages.BUCKET}/recovery", "everySteps": 500, "secretName": "s3"}
     return job("bundled", {}, trainer=trainer, checkpoint=checkpoint)

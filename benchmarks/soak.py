@@ -28,9 +28,9 @@ from soak_watch import Logs, Memory, left_behind
 
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage, until
-from concertina.drill.play import play
+from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
-from concertina.drill.site import Site
+from concertina.drill.target import DrillTarget
 from concertina.drill.watch import Late
 from concertina.kube.errors import ApiError
 from concertina.local import cluster
@@ -69,7 +69,7 @@ async def drill_on(target: Target, name: str, options: argparse.Namespace, over:
     """Drills against one job until the time is up."""
     chance, due = random.Random(f"{options.seed} {name}"), time.time()
     async with target.connect() as (client, namespace):
-        site = Site(client, namespace, name, cluster.serving(client.access.server))
+        target = DrillTarget(client, namespace, name, cluster.serving(client.access.server))
         while True:
             due = due + options.every if options.regular else time.time() + chance.expovariate(1 / options.every)
             await asyncio.sleep(max(0.0, due - time.time()))
@@ -77,20 +77,20 @@ async def drill_on(target: Target, name: str, options: argparse.Namespace, over:
             if time.time() > over:
                 return
             async with shared if scenario in SHARED else nullcontext():
-                result = await one(site, scenario)
+                result = await one(target, scenario)
             played.append(result)
             CONSOLE.log(f"{name}, {scenario}: {'PASS' if result.passed else 'FAIL'} {result.words}")
 
 
-async def one(site: Site, scenario: str) -> Played:
+async def one(target: DrillTarget, scenario: str) -> Played:
     """One drill. With several jobs drilled at once its own promises need not hold; what counts is judged at the end."""
     at, found = time.time(), SCENARIOS[scenario]
     try:
-        verdict = await play(site, scenario, found, found.fault(site), lambda _: None)
+        verdict = await run(target, scenario, found, found.fault(target), lambda _: None)
     except (Late, Complaint, ApiError, LocalClusterError) as error:
-        return Played(at, site.name, scenario, False, None, str(error)[:300])
+        return Played(at, target.name, scenario, False, None, str(error)[:300])
     words = verdict.done if verdict.passed else "; ".join(verdict.reasons)
-    return Played(at, site.name, scenario, verdict.passed, verdict.seen.seconds.first_step, words[:300])
+    return Played(at, target.name, scenario, verdict.passed, verdict.seen.seconds.first_step, words[:300])
 
 
 def manifest(name: str, replicas: int) -> dict[str, Any]:

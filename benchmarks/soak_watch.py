@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from concertina.demo.stage import SYSTEM, Stage
-from concertina.local import processes
+from concertina.local.host import processes
 
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # MiB
 LOOK_EVERY = 2.0

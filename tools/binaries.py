@@ -1,4 +1,4 @@
-"""The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path."""
+"""The programs that set-up provides: `python tools/programs.py` finds or builds all, with NAME it prints one's path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from concertina.local import binaries
+from concertina.local.binaries import programs
 from concertina.local.errors import LocalClusterError
 
 QUIET_SECONDS = 15.0
@@ -43,9 +43,9 @@ def main() -> int:
         with telling(console) as say:
             found: dict[str, Path] = {}
             if wanted != ["helm"]:
-                found |= binaries.control_plane(say)
+                found |= programs.control_plane(say)
             if not wanted or "helm" in wanted:
-                found["helm"] = binaries.helm(say)
+                found["helm"] = programs.helm(say)
     except LocalClusterError as error:
         console.print(f"{error}", soft_wrap=True, markup=False)
         return 1

@@ -1,10 +1,11 @@
-"""One AgentCore and a clock, for tests of its rules."""
+"""One agent and a clock, for tests of its rules."""
 
 from __future__ import annotations
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
 
 UID = "u"
@@ -36,11 +37,11 @@ class Driver:
     """One core and a clock."""
 
     def __init__(self, name: str = "a", *, bundled: bool = True, **known) -> None:
-        self.core = AgentCore(name, UID, f"{name}-1", 1, bundled=bundled, **known)
+        self.core = AgentState(name, UID, f"{name}-1", 1, bundled=bundled, **known)
         self.now, self._requests = 100.0, 0
 
     def tell(self, event: e.Event) -> list[e.Effect]:
-        return self.core.handle(event, self.now, 1000.0)
+        return machine.step(self.core, event, self.now, 1000.0)
 
     def wait(self, seconds: float) -> list[e.Effect]:
         """With a tick every now and then, as an agent that runs has them; the effects of the last one, which comes when
@@ -54,7 +55,7 @@ class Driver:
 
     def ask(self, message: e.Request) -> list[e.Effect]:
         self._requests += 1
-        return self.tell(e.Asked(self._requests, message))
+        return self.tell(e.RequestReceived(self._requests, message))
 
     def answer(self, message: e.Request) -> object:
         """The immediate reply, if there is one."""
@@ -73,13 +74,13 @@ class Driver:
         return self.ask(assignment(*names, round=round, restore=restore))
 
     def say(self, message: w.Message, rank: int = 0, round: int = 1) -> list[e.Effect]:
-        return self.tell(e.WorkerSaid(round, rank, message))
+        return self.tell(e.WorkerMessage(round, rank, message))
 
     def ended(self, code: int, *lines: str, rank: int = 0, round: int = 1) -> list[e.Effect]:
         return self.tell(e.WorkerExited(round, rank, code, lines))
 
     def member_says(self, name: str, state: str, round: int = 1, **more) -> list[e.Effect]:
-        return self.tell(e.MemberSaid(p.MemberState(name, f"{name}-1", round, f"claim-{round}", state, **more)))
+        return self.tell(e.MemberMessage(p.MemberState(name, f"{name}-1", round, f"claim-{round}", state, **more)))
 
     @property
     def report(self) -> p.Report:

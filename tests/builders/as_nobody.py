@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from concertina.local import namespaces
+from concertina.local.host import namespaces
 
 NOBODY = 65534
 

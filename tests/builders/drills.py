@@ -24,7 +24,6 @@ TRAINER: Object = {
     "steps": 1_000_000,
     "model": {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 64},
     "globalBatchSize": 12,
-    "logEverySteps": 1,
 }
 
 

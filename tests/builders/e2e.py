@@ -19,7 +19,7 @@ import yaml
 from builders import drills
 from builders.drills import JOB
 from builders.until import until
-from concertina.local import binaries
+from concertina.local.binaries import programs
 
 Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def chart() -> list[Object]:
     settings = [f"watchNamespaces={{{NAMESPACE}}}", f"image.repository={IMAGE}", f"agentImage.repository={AGENT_IMAGE}"]
     texts = [f"image.tag={TAG}", f"agentImage.tag={TAG}"]
     options = [*(f"--set={each}" for each in settings), *(f"--set-string={each}" for each in texts)]
-    command = [str(binaries.helm(lambda _: None)), "template", "concertina", str(ROOT / "charts/concertina")]
+    command = [str(programs.helm(lambda _: None)), "template", "concertina", str(ROOT / "charts/concertina")]
     done = subprocess.run([*command, "--namespace", NAMESPACE, *options], capture_output=True, text=True, check=True)
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
@@ -124,7 +124,7 @@ class Cluster:
     """The cluster of a kubeconfig, as the tests' namespace is seen."""
 
     kubeconfig: str
-    kubectl_path: str = field(default_factory=lambda: str(binaries.control_plane(lambda _: None)["kubectl"]))
+    kubectl_path: str = field(default_factory=lambda: str(programs.control_plane(lambda _: None)["kubectl"]))
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         command = [self.kubectl_path, f"--kubeconfig={self.kubeconfig}", "-n", NAMESPACE, *arguments]

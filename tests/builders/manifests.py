@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from concertina.kube.manifests.pod import Images, pod_manifest
+from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
 from concertina.plan.types import CreatePod

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from concertina.local import certificates
 from concertina.local.cluster import LocalCluster
+from concertina.local.control_plane import certificates
 
 GROUP = "external.metrics.k8s.io"
 VERSION = f"{GROUP}/v1beta1"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from builders.until import GIVE_UP, until
-from concertina.local import namespaces
 from concertina.local.cluster import LocalCluster
+from concertina.local.host import namespaces
 
 Object = dict[str, Any]
 TRAIN = Path(__file__).resolve().parents[1] / "train"

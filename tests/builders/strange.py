@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from concertina_protocol import Undone
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.manifest import VALIDATION
@@ -45,7 +45,7 @@ def strange(folder: Path) -> Strange:
         "steps": STEPS, "seed": seed, "data": {"uri": str(folder / "data")},
         "globalBatchSize": BATCH, "microBatchSize": 2,
         "model": {"layers": 1, "dim": 32, "heads": 2, "sequenceLength": LENGTH},
-        "optimizer": {"learningRate": 0.01, "warmupSteps": 4}, "logEverySteps": 100,
+        "optimizer": {"learningRate": 0.01, "warmupSteps": 4},
     }  # fmt: skip
     return Strange(trainer, found[0] // BATCH)
 

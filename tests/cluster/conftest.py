@@ -8,9 +8,9 @@ import pytest
 
 from builders.pods import Pods
 from concertina.local import cluster as local
-from concertina.local import lifetime
 from concertina.local.cluster import LocalCluster
-from concertina.local.state import Options
+from concertina.local.state import lifetime
+from concertina.local.state.record import Options
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import yaml
 
 from builders.until import until
 from concertina.controller.master_keys import key_id
-from concertina.local import binaries
+from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ class Release:
 @pytest.fixture(scope="module")
 def release(cluster: LocalCluster) -> Iterator[Release]:
     name = f"chart-{uuid.uuid4().hex[:6]}"
-    made = Release(cluster, binaries.helm(print), name, f"{name}-jobs")
+    made = Release(cluster, programs.helm(print), name, f"{name}-jobs")
     cluster.kubectl("create", "namespace", made.jobs)
     cluster.create_namespace(name)
     cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")

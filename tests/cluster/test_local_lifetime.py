@@ -11,16 +11,19 @@ import pytest
 
 from builders.until import until
 from concertina.local import cluster as local
-from concertina.local import lifetime, processes, state
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
-from concertina.local.state import Options
+from concertina.local.host import processes
+from concertina.local.state import lifetime
+from concertina.local.state import record as state
+from concertina.local.state.record import Options
 
 ONE_NODE = Options(nodes=1)
 OWNER = """
 import sys, time
-from concertina.local import cluster, state
-with cluster.owned(sys.argv[1], state.Options(nodes=1, s3=True)) as up:
+from concertina.local import cluster
+from concertina.local.state.record import Options
+with cluster.owned(sys.argv[1], Options(nodes=1, s3=True)) as up:
     up.kubectl("run", "a", "--image=concertina/agent", "--command", "--", "sh", "-c", "setsid sleep 6543 & sleep 6543")
     up.kubectl("wait", "pod/a", "--for=condition=Ready", "--timeout=60s")
     print("up", flush=True)

@@ -11,9 +11,9 @@ import pytest
 
 from builders.pods import Pods, condition, state, status_of
 from builders.until import until
-from concertina.local import processes
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
+from concertina.local.host import processes
 
 SLEEP = "import time; time.sleep(600)"
 # A grandchild in a session of its own, as a daemon that wants to outlive its parent.

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from builders import as_nobody
-from concertina.local import binaries, namespaces
+from concertina.local.binaries import programs
+from concertina.local.host import namespaces
 
 CLUSTER = """
 import json, sys
 from pathlib import Path
-from concertina.local import cluster, state
-with cluster.owned("rootless", state.Options(nodes=1)) as up:
+from concertina.local import cluster
+from concertina.local.state.record import Options
+with cluster.owned("rootless", Options(nodes=1)) as up:
     node = up.running()["node-1"]
     assert node
     up.kubectl("apply", "-f", "-", stdin=json.dumps(json.load(sys.stdin)))
@@ -40,7 +42,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     folder = Path("/tmp") / f"concertina-rootless-{os.getpid()}"
     (folder / "cache").mkdir(parents=True)
     (folder / "bin").mkdir()
-    for name, path in binaries.control_plane(print).items():
+    for name, path in programs.control_plane(print).items():
         try:
             os.link(path.resolve(), folder / "bin" / name)
         except OSError:
@@ -96,16 +98,17 @@ def test_a_cluster_without_root(home: Path) -> None:
 LIMITED = """
 import os, sys
 from pathlib import Path
-from concertina.local import namespaces
+from concertina.local.host import namespaces
 user, group = os.geteuid(), os.getegid()
 namespaces.unshare(namespaces.CLONE_NEWUSER)
 Path("/proc/self/setgroups").write_text("deny")
 Path("/proc/self/uid_map").write_text(f"1000 {user} 1")
 Path("/proc/self/gid_map").write_text(f"1000 {group} 1")
 Path("/proc/sys/user/max_user_namespaces").write_text("0")
-from concertina.local import cluster, errors, state
+from concertina.local import cluster, errors
+from concertina.local.state.record import Options
 try:
-    cluster.up("rootless", state.Options(nodes=1))
+    cluster.up("rootless", Options(nodes=1))
 except errors.LocalClusterError as error:
     print(error)
 """

@@ -17,7 +17,7 @@ from builders.operator import Object, paced
 from builders.until import until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
-from concertina.local import lifetime
+from concertina.local.state import lifetime
 
 DATA = f"s3://{stages.BUCKET}/data"
 

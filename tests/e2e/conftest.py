@@ -10,7 +10,7 @@ import pytest
 
 from builders import drills, e2e
 from builders.e2e import Cluster
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def operator(cluster: Cluster) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def data(cluster: Cluster) -> None:
     """Token shards of a short text, in storage; those of an earlier session give way."""
-    before = Folder(e2e.DATA)
+    before = ObjectPrefix(e2e.DATA)
     before.delete(list(before.list("")))
     drills.build_data(e2e.DATA, {})
 

@@ -57,9 +57,9 @@ def cut(node: str, own: str, others: list[str]) -> Iterator[float]:
 
 def latest() -> Object:
     """What `LATEST` in storage names."""
-    from concertina_trainer.objects.folder import Folder
+    from concertina_trainer.objects.prefix import ObjectPrefix
 
-    value = Folder(e2e.job()["spec"]["checkpoint"]["uri"]).get("LATEST")
+    value = ObjectPrefix(e2e.job()["spec"]["checkpoint"]["uri"]).get("LATEST")
     assert value is not None
     return dict(json.loads(value))
 

@@ -15,7 +15,7 @@ import yaml
 from builders import e2e
 from builders.e2e import Cluster, Object
 from builders.strange import check_went_back, rolling_back, strange
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 SMALL: Object = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
@@ -33,7 +33,7 @@ def concertina(*arguments: str) -> str:
 
 
 def contents(uri: str) -> dict[str, bytes | None]:
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     return {key: folder.get(key) for key in folder.list("")}
 
 
@@ -47,7 +47,7 @@ def in_pods_of_ours(job: Object) -> Object:
 
 def test_the_pods_of_a_job_build_the_bytes_that_one_machine_builds(cluster: Cluster) -> None:
     """By its manifest, as GitOps would."""
-    folder = Folder(SOURCES)
+    folder = ObjectPrefix(SOURCES)
     for path in sorted(Path(e2e.ROOT, "docs").glob("*.md")):
         folder.put(path.name, path.read_bytes())
     what = ["--shard-mebibytes", "0.01", "--validation", "0.2", SOURCES]
@@ -97,7 +97,7 @@ def test_a_loss_that_jumps_is_undone_and_what_led_there_left_out(cluster: Cluste
     job["spec"]["trainer"]["data"] = {"uri": uri}
     shards = Path(bad.trainer["data"]["uri"])
     for path in filter(Path.is_file, shards.rglob("*")):
-        Folder(uri).put(str(path.relative_to(shards)), path.read_bytes())
+        ObjectPrefix(uri).put(str(path.relative_to(shards)), path.read_bytes())
     with cluster.running(job):
         status = cluster.until("its end", lambda status: e2e.reason(status) == "Complete", name)
         log = cluster.log(status["world"]["members"][0]["replica"])

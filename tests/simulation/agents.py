@@ -1,4 +1,4 @@
-"""One agent's process: the real AgentCore, and a shell that carries out its effects on the simulated world."""
+"""One agent's process: the real core, and a shell that carries out its effects on the simulated world."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import concertina_protocol as p
 from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
 from simulation.collective import Collective
 
@@ -26,7 +27,7 @@ class AgentProcess:
         self.replica, self.host = pod.name, pod.node
         pod.starts += 1
         self.instance = f"{pod.name}#{pod.uid}#{pod.starts}"
-        self.core = AgentCore(
+        self.core = AgentState(
             self.replica,
             world.uid,
             self.instance,
@@ -64,7 +65,7 @@ class AgentProcess:
         if self.clock.stands(self):
             self.clock.after(0.0, self.handle, event)
             return
-        for effect in self.core.handle(event, self.clock.now - self._booted, self.clock.now + self.ahead):
+        for effect in machine.step(self.core, event, self.clock.now - self._booted, self.clock.now + self.ahead):
             if self.alive:
                 EFFECTS[type(effect)](self, effect)
 
@@ -77,7 +78,7 @@ class AgentProcess:
             return
         self._count += 1
         self._requests[self._count] = answered
-        self.handle(e.Asked(self._count, message))
+        self.handle(e.RequestReceived(self._count, message))
 
     def _reply(self, effect: e.Reply) -> None:
         if answered := self._requests.pop(effect.request, None):
@@ -98,9 +99,9 @@ class AgentProcess:
         if self._members:
             state = self.core.beat()
             for member in self._members.values():
-                self._say(member, e.LeadSaid(state.round, state.claim, state), 0.002)
+                self._say(member, e.LeadMessage(state.round, state.claim, state), 0.002)
         if self._lead is not None:
-            self._say(self._lead, e.MemberSaid(self.core.state()), 0.002)
+            self._say(self._lead, e.MemberMessage(self.core.member_state()), 0.002)
 
     def hears(self, other: AgentProcess) -> bool:
         """Whether the other answers when this one calls."""
@@ -151,7 +152,7 @@ class AgentProcess:
     def _bind(self, effect: e.BindStore) -> None:
         self.clock.after(0.001, self.handle, e.StoreBound(effect.round, effect.claim, f"{self.replica}:store"))
 
-    def _reach_out(self, effect: e.ReachOut) -> None:
+    def _reach_out(self, effect: e.PingPeers) -> None:
         self.clock.after(self.clock.between(0.002, 0.02), self._reached, effect.prepare)
 
     def _reached(self, prepare: p.Prepare) -> None:
@@ -186,7 +187,7 @@ class AgentProcess:
             if isinstance(reply, p.Accepted) and self.alive and self.collective and self.collective.assign is assign:
                 self._lead, other._members[self.replica] = other, self
                 self.handle(e.LeadJoined(assign.round, assign.claim))
-                self._say(other, e.MemberSaid(self.core.state()), 0.002)
+                self._say(other, e.MemberMessage(self.core.member_state()), 0.002)
 
         other.ask(join, answered)
 
@@ -198,7 +199,7 @@ class AgentProcess:
         for key in [key for key in self.pod.volume if key[0] in effect.ids]:
             del self.pod.volume[key]
 
-    def _to_worker(self, effect: e.ToWorker) -> None:
+    def _to_worker(self, effect: e.SendToWorker) -> None:
         if self.collective is None:
             return
         if isinstance(effect.message, w.DrainRequest):
@@ -209,10 +210,10 @@ class AgentProcess:
     def _signal(self, effect: e.SignalWorkers) -> None:
         self._end_round()
 
-    def _to_members(self, effect: e.ToMembers) -> None:
+    def _to_members(self, effect: e.Broadcast) -> None:
         for name, member in self._members.items():
             if effect.only in ("", name):
-                self._say(member, e.LeadSaid(*self.core.seen, effect.message), self.world.network.delay())
+                self._say(member, e.LeadMessage(*self.core.seen, effect.message), self.world.network.delay())
 
     def _stacks(self, effect: e.CollectStacks) -> None:
         stacks = self.collective.stacks(self) if self.collective is not None else {}
@@ -220,7 +221,7 @@ class AgentProcess:
 
     def _changed(self, effect: e.ReportChanged) -> None:
         if self._lead is not None:
-            self._say(self._lead, e.MemberSaid(self.core.state()), 0.002)
+            self._say(self._lead, e.MemberMessage(self.core.member_state()), 0.002)
         for operator in list(self.watchers):
             self.tell_operator(operator)
 
@@ -252,7 +253,7 @@ class AgentProcess:
             self.handle(e.StorageSeen(p.Storage("Error", None, "the bucket can't be reached")))
             self.clock.after(1.0, self._probe)
 
-    def _look_again(self, effect: e.LookAtStorage) -> None:
+    def _look_again(self, effect: e.ProbeStorage) -> None:
         self.clock.after(self.clock.between(0.005, 0.1), self._probe)
 
     def _storage_near(self, id: p.SnapshotId) -> bool | None:
@@ -333,18 +334,18 @@ EFFECTS: dict[type, Callable[[AgentProcess, Any], None]] = {
     e.PersistSeen: AgentProcess._persist,
     e.KillWorkers: AgentProcess._kill,
     e.BindStore: AgentProcess._bind,
-    e.ReachOut: AgentProcess._reach_out,
+    e.PingPeers: AgentProcess._reach_out,
     e.Reply: AgentProcess._reply,
     e.StartRound: AgentProcess._start,
     e.CopyFrom: AgentProcess._copy_from,
     e.DropSnapshots: AgentProcess._drop,
-    e.ToWorker: AgentProcess._to_worker,
+    e.SendToWorker: AgentProcess._to_worker,
     e.SignalWorkers: AgentProcess._signal,
-    e.ToMembers: AgentProcess._to_members,
+    e.Broadcast: AgentProcess._to_members,
     e.Ship: AgentProcess._ship,
     e.Publish: AgentProcess._publish,
     e.Undo: AgentProcess._undo,
-    e.LookAtStorage: AgentProcess._look_again,
+    e.ProbeStorage: AgentProcess._look_again,
     e.CollectStacks: AgentProcess._stacks,
     e.ReportChanged: AgentProcess._changed,
     e.Exit: AgentProcess._exit,

@@ -278,7 +278,7 @@ class Cluster:
         if process is None or not process.alive:
             self._gone(hosted.name, hosted.uid)
             return
-        process.handle(e.Noticed(grace))
+        process.handle(e.TerminationNotice(grace))
         self.clock.after(grace + 0.5, self._kill_when_heard, process)
 
     def _kill_when_heard(self, process: AgentProcess) -> None:
@@ -345,7 +345,7 @@ class Cluster:
         self.ending.add(node)
         self._set_ready(node, False)
         for process in self._processes_on(node):
-            process.handle(e.Noticed(grace))
+            process.handle(e.TerminationNotice(grace))
         self.clock.after(grace, self._switch_off, node)
 
     def _switch_off(self, node: str) -> None:

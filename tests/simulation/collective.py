@@ -65,7 +65,7 @@ class Collective:
             return
         ranks = process.ranks
         for rank in ranks:
-            process.handle(e.WorkerSaid(self.round, rank, w.Hello(rank, 1)))
+            process.handle(e.WorkerMessage(self.round, rank, w.Hello(rank, 1)))
         lineage = self._restored(process)
         if lineage is None:
             self._fail(process, w.Fault("RestoreFailed", "the state to go on from can't be had"))
@@ -209,9 +209,9 @@ class Collective:
         for process in list(self.here.values()):
             for rank in process.ranks:
                 process.pod.keep(id, rank, self.lineage or FRESH)
-                process.handle(e.WorkerSaid(self.round, rank, w.Committed(id, rank, "")))
+                process.handle(e.WorkerMessage(self.round, rank, w.Committed(id, rank, "")))
                 if durable:
-                    process.handle(e.WorkerSaid(self.round, rank, w.WantDurable(id, rank, "", complete)))
+                    process.handle(e.WorkerMessage(self.round, rank, w.WantDurable(id, rank, "", complete)))
             if copier := self.copiers.get(process.replica):
                 self.clock.after(self.clock.between(0.005, 0.05), self._copy, process, copier, id)
 
@@ -239,28 +239,29 @@ class Collective:
         for process in list(self.here.values()):
             for rank in process.ranks:
                 said = progress if rank == 0 else w.Beat(rank, step, "training")
-                process.handle(e.WorkerSaid(self.round, rank, said))
+                process.handle(e.WorkerMessage(self.round, rank, said))
 
     def _stop(self, outcome: str) -> None:
         self.over = True
         step = steps_of(self.lineage or FRESH)
         for process in list(self.here.values()):
             for rank in process.ranks:
-                process.handle(e.WorkerSaid(self.round, rank, w.Done(outcome, step)))
+                process.handle(e.WorkerMessage(self.round, rank, w.Done(outcome, step)))
                 self.clock.after(self.clock.between(0.001, 0.05), self._exited, process, rank, 0, ())
 
     # --- what is seen of workers
 
-    def pulses(self, process: AgentProcess) -> tuple[p.Pulse, ...]:
+    def pulses(self, process: AgentProcess) -> tuple[p.Heartbeat, ...]:
         if self.over or self.broken or process.replica not in self.here:
             return ()
         step, busy = steps_of(self.lineage or FRESH), self._busy.get(process.replica, 0.0)
         still = self.clock.now - max(self.moved_at, self.begun)
         waits = still > self._work(process) or self._behind(process)
         phase = "starting" if not self.first_step_at and not self.stepping else "reducing" if waits else "computing"
-        pulses = (p.Pulse(rank, step, phase, still, busy) for rank in process.ranks)
+        pulses = (p.Heartbeat(rank, step, phase, still, busy) for rank in process.ranks)
         return tuple(
-            changed(pulse, phase="computing") if self._hangs(process, pulse.rank) else pulse for pulse in pulses
+            changed(heartbeat, phase="computing") if self._hangs(process, heartbeat.rank) else heartbeat
+            for heartbeat in pulses
         )
 
     def _behind(self, process: AgentProcess) -> bool:
@@ -331,7 +332,7 @@ class Collective:
         if process.collective is not self or not process.alive:
             return
         for rank in process.ranks:
-            process.handle(e.WorkerSaid(self.round, rank, fault))
+            process.handle(e.WorkerMessage(self.round, rank, fault))
             self._exited(process, rank, code, ())
 
     def _exited(self, process: AgentProcess, rank: int, code: int, lines: tuple[str, ...]) -> None:

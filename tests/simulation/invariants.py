@@ -78,10 +78,7 @@ class Invariants:
                 raise Violation(f"{entry.replica} is said to be corrupted, and is not")
             if entry.reason == "SilentCorruption" and entry.node not in {bad.node for bad in new.avoided_nodes}:
                 raise Violation(f"new pods don't keep off {entry.node}, where bits have flipped")
-            if (
-                entry.reason in ("Hang", "Standstill")
-                and self.world.cluster.spec.failure_policy.hang_action == "Report"
-            ):
+            if entry.reason in ("Hang", "Standstill") and self.world.cluster.spec.failure_policy.on_hang == "Report":
                 raise Violation(f"a hang is acted on that was only to be reported: {entry}")
         for mark in new.stragglers:
             if mark not in old.stragglers and self.slow_until.get(mark.node, 0.0) < self.world.clock.now:

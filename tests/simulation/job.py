@@ -47,8 +47,8 @@ def _trainer(steps: int, random: Random) -> dict[str, Any]:
 
 
 def _policy(random: Any) -> dict[str, Any]:
-    policy: dict[str, Any] = {"maxRestarts": 1000, "hangAction": random.choice(("Replace", "Replace", "Report"))}
-    policy["straggler"] = {"factor": 2, "action": random.choice(("Report", "Replace"))}
+    policy: dict[str, Any] = {"maxRestarts": 1000, "onHang": random.choice(("Replace", "Replace", "Report"))}
+    policy["onStraggler"] = random.choice(("Report", "Replace"))
     if random.random() < 0.7:
         policy["hangTimeoutSeconds"] = random.choice((8, 15))
     return policy

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from concertina.plan.facts import membership
-from concertina.plan.pods import backoff, nodes
-from concertina.plan.recovery import budget, rounds
+from concertina.plan.facts import quorum
+from concertina.plan.pods import backoff, bad_nodes
+from concertina.plan.recovery import budget, causes
 from concertina.plan.rounds import claims, commits, growth
 from concertina.plan.state import restore, rollback
-from concertina_agent.core import stragglers, watchdog
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round import stragglers, watchdog
+from concertina_agent.core.steps import storage
 from concertina_protocol import Restore
 from simulation.cluster import Cluster
 from simulation.schedule import Strike
@@ -31,7 +32,7 @@ Patch = pytest.MonkeyPatch
 
 
 def agent_accepts_lower_rounds(patch: Patch) -> None:
-    patch.setattr(AgentCore, "_is_current_or_higher", lambda self, round, claim: True)
+    patch.setattr(AgentState, "is_current_or_higher", lambda self, round, claim: True)
 
 
 def plan_mixes_snapshot_ids(patch: Patch) -> None:
@@ -57,9 +58,9 @@ def plan_mixes_snapshot_ids(patch: Patch) -> None:
 def plan_assigns_before_the_commit(patch: Patch) -> None:
     commit = claims.commit
 
-    def early(look: Any, *known: Any) -> Any:
-        decision = commit(look, *known)
-        return dataclasses.replace(decision, world=None) if decision.world and look.now % 1 < 0.5 else decision
+    def early(ctx: Any, *known: Any) -> Any:
+        decision = commit(ctx, *known)
+        return dataclasses.replace(decision, world=None) if decision.world and ctx.now % 1 < 0.5 else decision
 
     patch.setattr(claims, "commit", early)
 
@@ -79,15 +80,15 @@ def crash_loops_are_not_slowed_down(patch: Patch) -> None:
 
 def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
     """Whether they can reach each other or not."""
-    patch.setattr(membership, "_mutually_reachable", lambda seniority, replies: tuple(seniority))
+    patch.setattr(quorum, "_mutually_reachable", lambda seniority, replies: tuple(seniority))
 
 
 def growing_is_tried_at_once_again(patch: Patch) -> None:
-    patch.setattr(growth, "_delay", lambda look, failures: 0.0)
+    patch.setattr(growth, "_delay", lambda ctx, failures: 0.0)
 
 
 def reaching_one_way_is_enough(patch: Patch) -> None:
-    whole = membership.connected
+    whole = quorum.connected
 
     def either_way(replies: Any, members: Any) -> Any:
         def near(a: str, b: str) -> bool:
@@ -99,7 +100,7 @@ def reaching_one_way_is_enough(patch: Patch) -> None:
         }
         return whole(mutual, members)
 
-    patch.setattr(membership, "connected", either_way)
+    patch.setattr(quorum, "connected", either_way)
 
 
 def hangs_are_not_looked_for(patch: Patch) -> None:
@@ -107,7 +108,7 @@ def hangs_are_not_looked_for(patch: Patch) -> None:
 
 
 def hangs_are_the_first_ranks_fault(patch: Patch) -> None:
-    patch.setattr(watchdog, "suspects", lambda pulses: sorted(pulses, key=lambda pulse: pulse.rank)[:1])
+    patch.setattr(watchdog, "suspects", lambda pulses: sorted(pulses, key=lambda heartbeat: heartbeat.rank)[:1])
 
 
 def somebody_is_always_a_straggler(patch: Patch) -> None:
@@ -126,7 +127,7 @@ def the_last_rollback_alone_counts(patch: Patch) -> None:
 
 
 def samples_are_not_left_out(patch: Patch) -> None:
-    patch.setattr(rollback, "skipped", lambda look: look.status.skipped)
+    patch.setattr(rollback, "skipped", lambda ctx: ctx.status.skipped)
 
 
 def samples_left_out_are_trained_on_later(patch: Patch) -> None:
@@ -143,22 +144,22 @@ def samples_left_out_are_trained_on_later(patch: Patch) -> None:
 def a_rollback_is_forgotten(patch: Patch) -> None:
     """When the round that asked for it is over."""
     seen = rollback.seen
-    patch.setattr(rollback, "seen", lambda look: seen(look) if look.report else None)
+    patch.setattr(rollback, "seen", lambda ctx: seen(ctx) if ctx.round.report else None)
 
 
 def bits_flip_where_the_lead_is(patch: Patch) -> None:
     restart = budget.restart
 
-    def blames(look: Any, cause: Any) -> Any:
-        entry = restart(look, cause)
+    def blames(ctx: Any, cause: Any) -> Any:
+        entry = restart(ctx, cause)
         corrupted = entry is not None and entry.reason == "SilentCorruption"
-        return entry.model_copy(update={"replica": look.lead.replica}) if corrupted else entry
+        return entry.model_copy(update={"replica": ctx.round.lead.replica}) if corrupted else entry
 
     patch.setattr(budget, "restart", blames)
 
 
 def latest_is_not_told_what_was_undone(patch: Patch) -> None:
-    patch.setattr(AgentCore, "_undo", lambda self, undone: None)
+    patch.setattr(storage, "undo", lambda agent, undone: [])
 
 
 def latest_takes_what_it_says_was_undone(patch: Patch) -> None:
@@ -166,11 +167,11 @@ def latest_takes_what_it_says_was_undone(patch: Patch) -> None:
 
 
 def losses_are_somebodys_fault(patch: Patch) -> None:
-    patch.setattr(rounds, "NOBODYS", frozenset())
+    patch.setattr(causes, "NOBODYS", frozenset())
 
 
 def nodes_where_bits_flip_are_used_again(patch: Patch) -> None:
-    patch.delitem(nodes.VERDICTS, "SilentCorruption")  # type: ignore[arg-type]
+    patch.delitem(bad_nodes.VERDICTS, "SilentCorruption")  # type: ignore[arg-type]
 
 
 class Planted(NamedTuple):

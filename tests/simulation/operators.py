@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
-from concertina.agents.absence import TICK_SECONDS, Absence, discounted
+from concertina.agents.stall import TICK_SECONDS, StallDetector, without_stall
 from concertina.plan.plan import plan
 from concertina.plan.types import (
     Action,
@@ -58,7 +58,7 @@ class OperatorProcess:
         self.pods: dict[str, PodView] = dict(cluster.pods)
         self.nodes: dict[str, NodeView] = dict(cluster.nodes)
         self.contacts: dict[str, Contact] = {}
-        self.absence = Absence(self.now)
+        self.stalls = StallDetector(self.now)
         self.writes: list[Action] = []
         """Under way beside the passes."""
         self.secret_made = False
@@ -145,13 +145,13 @@ class OperatorProcess:
         else:
             self.clock.after(self.clock.between(0.002, 0.01), self._write, observed, made)
 
-    def _discount_absence(self) -> None:
-        if seconds := self.absence.seconds(self.now):
+    def _take_out_stall(self) -> None:
+        if seconds := self.stalls.seconds(self.now):
             for contact in self.contacts.values():
-                contact.view = discounted(contact.view, seconds)
+                contact.view = without_stall(contact.view, seconds)
 
     def _observed(self) -> Observed:
-        self._discount_absence()
+        self._take_out_stall()
         self.world.claims += 1
         rivalry = self.world.rivalry
         rivals = rivalry.seen_by(self) if rivalry else ()
@@ -367,7 +367,7 @@ class OperatorProcess:
         """Beats stop coming where the other end can't be reached."""
         if not self.alive:
             return
-        self._discount_absence()
+        self._take_out_stall()
         for name, contact in list(self.contacts.items()):
             if contact.process is None:
                 continue

@@ -9,7 +9,7 @@ from concertina.api.status import JobStatus
 from concertina.kube.parse.room import fits_quota
 from concertina.plan.facts import sizes
 from concertina.plan.lifecycle import room
-from concertina.plan.lifecycle.gang import Waiting, by_quota, waiting
+from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.types import Hindrance, Rival
 from simulation.clock import Clock, Violation
 from simulation.network import Network
@@ -72,7 +72,7 @@ class Rivalry:
     # --- the line
 
     def seen_by(self, operator: OperatorProcess) -> tuple[Rival, ...]:
-        """As the shell finds them, in `concertina.controller.world`: who waits is told as soon as the line changes."""
+        """As the shell finds them, in `concertina.controller.cache`: who waits is told as soon as the line changes."""
         mine = self.worlds.index(operator.world)
         line = {number: self._wait(world.operators[-1]) for number, world in enumerate(self.worlds) if world.operators}
         line[mine] = self._wait(operator)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from concertina.plan.lifecycle import gang, room
+from concertina.plan.lifecycle import admission, room
 from concertina.plan.types import Rival
 from simulation.clock import Violation
 from simulation.rivals import Rivalry
@@ -51,7 +51,7 @@ def test_jobs_that_need_the_same_nodes_all_complete(seeds: range) -> None:
 @pytest.mark.parametrize(
     ("where", "name", "says", "seed"),
     [
-        (gang, "_may_release", lambda look, mine: False, 0),
+        (admission, "_may_release", lambda ctx, mine: False, 0),
         (Rival, "place", property(lambda rival: (rival.priority, rival.trained, -rival.created, "")), 0),
         (room, "_excluded", lambda alive: False, 5),
         (room, "_could_hold", lambda least, alive, nodes: True, 9),

@@ -26,7 +26,7 @@ def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
     replaced = reported = 0
     for world in runs("hang_worker", range(40)):
         verdicts = [entry for entry in world.status.restarts.recent if entry.reason == "Hang"]
-        if world.cluster.spec.failure_policy.hang_action == "Report":
+        if world.cluster.spec.failure_policy.on_hang == "Report":
             assert not world.status.restarts.total, world.story()
             reported += bool(told(world, ": Hang: "))
         elif told(world, "hangs"):
@@ -46,7 +46,7 @@ def test_a_straggler_is_found_and_replaced_where_that_is_wanted() -> None:
         deleted = told(world, "is a straggler")
         replaced += any(" deletes " in text for text in deleted)
         assert not world.status.steps_replayed, world.story()
-        assert world.cluster.spec.failure_policy.straggler.action == "Replace" or not world.cluster.deletes
+        assert world.cluster.spec.failure_policy.on_straggler == "Replace" or not world.cluster.deletes
     assert found >= 10
     assert replaced >= 5
 

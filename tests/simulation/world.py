@@ -105,7 +105,7 @@ class World:
         self.invariants.slow_until = dict.fromkeys(self.cluster.nodes, self.clock.now + 20.0)
         for collective in self.collectives.values():
             collective.stopped.clear()
-            if self.cluster.spec.failure_policy.hang_action == "Report":
+            if self.cluster.spec.failure_policy.on_hang == "Report":
                 collective.hung.clear()
 
     def tell(self, text: str) -> None:

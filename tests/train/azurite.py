@@ -14,7 +14,9 @@ from pathlib import Path
 
 from patient import answer
 
-from concertina.local import lifetime, paths, processes, state
+from concertina.local.host import paths, processes
+from concertina.local.state import lifetime
+from concertina.local.state import record as state
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -74,7 +74,6 @@ def trainer(data):
         "microBatchSize": 2,
         "model": {"layers": 2, "dim": 32, "heads": 2, "kvHeads": 1, "sequenceLength": 32},
         "optimizer": {"learningRate": 0.01, "warmupSteps": 4},
-        "logEverySteps": 1,
     }
 
 

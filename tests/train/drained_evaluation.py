@@ -9,7 +9,7 @@ from concertina_trainer.training.saving import Saving
 
 
 def main():
-    parts, say = Evaluation._parts, Saving.say
+    parts, local_flags = Evaluation._parts, Saving.local_flags
     evaluating = False
 
     def begun(self, batch):
@@ -18,12 +18,12 @@ def main():
         return parts(self, batch)
 
     def asked(self):
-        said = say(self)
-        while evaluating and not said.drain:
+        flags = local_flags(self)
+        while evaluating and not flags.drain:
             time.sleep(0.01)
-            said = say(self)
-        return said
+            flags = local_flags(self)
+        return flags
 
     if os.environ["RANK"] == "0":
-        Evaluation._parts, Saving.say = begun, asked
+        Evaluation._parts, Saving.local_flags = begun, asked
     worker.main()

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from concertina_protocol import SnapshotId
-from concertina_trainer.format.shardfile import Chunk, Facts, Layout
+from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_trainer.state.snapshot import Snapshots
 
 
@@ -21,7 +21,7 @@ class State:
     def at(self, step):
         for tensor in self.tensors:
             tensor.fill_(step)
-        return Facts(SnapshotId(1, step, "layout", 1), 0, step, "", "")
+        return ShardMetadata(SnapshotId(1, step, "layout", 1), 0, step, "", "")
 
 
 def main() -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from patient import answer
 
-from concertina.local import lifetime, processes, state
+from concertina.local.host import processes
+from concertina.local.state import lifetime
+from concertina.local.state import record as state
 
 VARIABLE = "CONCERTINA_GCS_TESTBENCH"
 

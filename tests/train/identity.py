@@ -16,7 +16,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from concertina.local import certificates, processes, s3
+from concertina.local import s3
+from concertina.local.control_plane import certificates
+from concertina.local.host import processes
 
 AUDIENCE = "sts.amazonaws.com"
 ROLE = "arn:aws:iam::role/Trainer"

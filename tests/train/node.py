@@ -18,9 +18,10 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from concertina_protocol import MAX_LINE, Durable, Progress, Restore, SnapshotId
+from concertina_protocol import Durable, Progress, Restore, SnapshotId
 from concertina_protocol import worker_channel as channel
-from concertina_protocol.typed_json import from_json
+from concertina_protocol.sidecar import COPY_SLOTS, read_sidecar, remove_sidecar, sidecar_path
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 from concertina_trainer.format.shardfile import header_length
 
 GIVE_UP = 120
@@ -117,37 +118,31 @@ class Job:
     def newest(self) -> Restore:
         """The newest snapshot of which every shard is held somewhere, as the operator would choose it."""
         held: dict[SnapshotId, set[int]] = {}
-        for mark in self.folder.glob("node-*/*/round-*/shard-*/*.json"):
-            id, shard = read_mark(mark)
-            if id is not None:
-                held.setdefault(id, set()).add(shard)
+        for path in self.folder.glob("node-*/*/round-*/shard-*/*.json"):
+            if found := held_in(path.with_suffix("")):
+                held.setdefault(found[0], set()).add(found[1])
         whole = [id for id, shards in held.items() if len(shards) == id.shards]
         newest = max(whole, key=lambda id: (id.round, id.step))
         return Restore("Memory", newest.step, newest)
 
     def find(self, id: SnapshotId, shard: int) -> Path | None:
-        for mark in sorted(self.folder.glob(f"node-*/*/round-{id.round}/shard-{shard}/*.json")):
-            if read_mark(mark) == (id, shard):
-                return mark.with_suffix("")
-        return None
+        found = sorted(self.folder.glob(f"node-*/*/round-{id.round}/shard-{shard}/*.json"))
+        return next((path.with_suffix("") for path in found if held_in(path.with_suffix("")) == (id, shard)), None)
 
 
-def read_mark(mark: Path) -> tuple[SnapshotId | None, int]:
-    """What a slot holds; None where its bytes are not what the mark says."""
-    said = json.loads(mark.read_text())
-    content = mark.with_suffix("").read_bytes()
-    if (len(content), zlib.crc32(content)) != (said["size"], said["crc32"]):
-        return None, -1
-    return from_json(SnapshotId, said["id"]), said["shard"]
+def held_in(path: Path) -> tuple[SnapshotId, int] | None:
+    """What a slot holds; None where its bytes are not what its sidecar says."""
+    said = read_sidecar(path)
+    return (said.id, said.shard) if said and zlib.crc32(path.read_bytes()) == said.crc32 else None
 
 
 class _Round:
     def __init__(self, job: Job, world: int, restore: Restore, script: Script) -> None:
         self.job, self.world, self.restore, self.script = job, world, restore, script
         self.outcome = Outcome()
-        self.ends: dict[int, channel.AgentEnd] = {}
+        self.ends: dict[int, AgentEnd] = {}
         self.pids: dict[int, int] = {}
-        self.uploader: asyncio.Future[channel.AgentEnd] = asyncio.get_running_loop().create_future()
+        self.uploader: asyncio.Future[AgentEnd] = asyncio.get_running_loop().create_future()
         self.wanted: dict[SnapshotId, int] = {}
         self.over = asyncio.Event()
         self.gone: set[int] = set()
@@ -157,7 +152,12 @@ class _Round:
         self.outcome.t0 = time.time()
         path = self.job.folder / "agent.sock"
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._serve, str(path), limit=MAX_LINE)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+        listening.listen(256)
+        listening.setblocking(False)
+        accepting = asyncio.ensure_future(self._accept(listening))
+        accepting.add_done_callback(lambda _: self.over.set())
         log = (self.job.folder / f"round-{self.job.number}.log").open("w+b")
         listener = socket.create_server(("127.0.0.1", 0))
         store = self.job.parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
@@ -188,7 +188,10 @@ class _Round:
             async with self.uploads:
                 pass
         finally:
-            server.close()
+            accepting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await accepting
+            listening.close()
             stuck = (pid for rank, pid in self.pids.items() if rank not in self.gone)
             for pid in (*stuck, *others):
                 with contextlib.suppress(ProcessLookupError):
@@ -201,8 +204,13 @@ class _Round:
             log.close()
         return self.outcome
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        end = channel.AgentEnd(reader, writer)
+    async def _accept(self, listening: socket.socket) -> None:
+        async with asyncio.TaskGroup() as connections:
+            while True:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+                connections.create_task(self._serve(AgentEnd(connection)))
+
+    async def _serve(self, end: AgentEnd) -> None:
         hello = await end.receive()
         if isinstance(hello, channel.UploaderHello):
             self.uploader.set_result(end)
@@ -211,12 +219,13 @@ class _Round:
         end.send(channel.Start(self.restore, self.world, self.job.uid, self.job.durable))
         while (message := await end.receive()) is not None:
             await self._hear(hello.rank, end, message)
+        end.release()
         # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.
         self.gone.add(hello.rank)
         if len(self.gone) == self.world or hello.rank not in self.outcome.done:
             self.over.set()
 
-    async def _hear(self, rank: int, end: channel.AgentEnd, message: channel.Message) -> None:
+    async def _hear(self, rank: int, end: AgentEnd, message: channel.Message) -> None:
         match message:
             case Progress():
                 self.outcome.progress.append(message)
@@ -252,12 +261,11 @@ class _Round:
     def _copy(self, node: int, id: SnapshotId, shard: int, path: Path) -> None:
         folder = self.job.folder / f"node-{node}" / "copies" / f"round-{id.round}" / f"shard-{shard}"
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"slot-{id.step % 2}"
-        mark = target.with_suffix(".json")
-        mark.unlink(missing_ok=True)
+        target = folder / f"slot-{id.step % COPY_SLOTS}"
+        remove_sidecar(target)
         shutil.copyfile(path, target)
-        shutil.copyfile(path.with_suffix(".json"), mark)
-        assert read_mark(mark) == (id, shard), "a slot was written while it was copied"
+        shutil.copyfile(sidecar_path(path), sidecar_path(target))
+        assert held_in(target) == (id, shard), "a slot was written while it was copied"
 
     async def _make_durable(self, id: SnapshotId, shard: int, path: str, complete: bool) -> None:
         uploader = await self.uploader

@@ -7,7 +7,7 @@ from pathlib import Path
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Published, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.format.shardfile import Chunk, Continued, Facts, Layout
+from concertina_trainer.format.shardfile import Chunk, Continued, Layout, ShardMetadata
 from concertina_trainer.uploader import answer
 
 
@@ -15,7 +15,7 @@ def shard_file(folder: Path, id: SnapshotId, shard: int, continued: Continued | 
     """A small real shard of one tensor of 2 rows a shard."""
     layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))])
     path = folder / f"{id.round}-{id.step}-{shard}"
-    facts = Facts(id, shard, 7 * id.step, "config", "data", continued)
+    facts = ShardMetadata(id, shard, 7 * id.step, "config", "data", continued)
     path.write_bytes(layout.header(facts) + bytes(24))
     return path
 

@@ -23,6 +23,8 @@ GIVE_UP = 120.0
 """Only a limit: nothing takes this long."""
 UID = "7d1f3f0e-job"
 HERE = Path(__file__).parent
+SEARCH_PATH = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""Where agents and workers find their code: that of this checkout, where PYTHONPATH says so, whatever is installed."""
 
 
 def write_identity(folder: Path, authority: Authority) -> Path:
@@ -103,7 +105,7 @@ class Job:
     ) -> None:
         (folder / name).mkdir()
         environment = {
-            "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(HERE),
+            "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": SEARCH_PATH,
             "CONCERTINA_JOB": "test/job", "CONCERTINA_UID": UID, "CONCERTINA_REPLICA": name, "CONCERTINA_POD_IP": ip,
             "CONCERTINA_NODE": f"node-{name}", "CONCERTINA_PORT": "29400", "CONCERTINA_WORKERS": str(workers),
             "CONCERTINA_TRAINER": "{}", "CONCERTINA_CHECKPOINT": "null",

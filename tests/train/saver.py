@@ -15,7 +15,7 @@ import torch
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.format.shardfile import Chunk, Facts, Layout
+from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_trainer.state.snapshot import Snapshots
 from concertina_trainer.uploader import answer
 
@@ -43,7 +43,7 @@ def main():
         for rank, (state, snapshots) in enumerate(zip(states, memory, strict=True)):
             state.tensors[0].fill_(step)
             snapshots.complete = snapshots.count - 2
-            taken = snapshots.take(Facts(id, rank, step, "", ""))
+            taken = snapshots.take(ShardMetadata(id, rank, step, "", ""))
             until_done(Ship(id, rank, str(snapshots.link_for_shipping(taken))), config)
         until_done(Publish(id), config)
         os.write(said, f"{step}\n".encode())

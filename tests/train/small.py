@@ -5,7 +5,7 @@ from pathlib import Path
 from concertina_protocol import Durable, SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.format.shardfile import Chunk, Facts, Layout
+from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_trainer.uploader import answer
 
 DIM = 16
@@ -15,7 +15,7 @@ def publish(uri: str, folder: Path, data: str = "data") -> Durable:
     """Step 1 of round 1; `data`: the digest of the run's data."""
     id = SnapshotId(1, 1, "layout", 1)
     layout = Layout([Chunk("model.norm.weight", "F32", (0,), (DIM,), (DIM,))])
-    (folder / "shard").write_bytes(layout.header(Facts(id, 0, 1, "config", data)) + bytes(4 * DIM))
+    (folder / "shard").write_bytes(layout.header(ShardMetadata(id, 0, 1, "config", data)) + bytes(4 * DIM))
     config = CheckpointConfig(uri=uri)
     shipped = answer(Ship(id, 0, str(folder / "shard")), config, "u1")
     published = answer(Publish(id), config, "u1")

@@ -14,17 +14,17 @@ def shards(job):
     for shard in range(id.shards):
         content = bytearray(job.find(id, shard).read_bytes())
         begin = header_length(content[:8])
-        yield bytes(content[8:begin]), begin, content
+        yield bytes(content[8:begin]), content
 
 
 def whole(job):
     """Whole tensors by name."""
     found = {}
-    for header, begin, content in shards(job):
-        for name, placed in parse_header(header, begin).chunks.items():
-            chunk = placed.chunk
+    for header, content in shards(job):
+        for name, stored in parse_header(header).chunks.items():
+            chunk = stored.chunk
             dtype = DTYPES[chunk.dtype]
-            value = torch.frombuffer(content, dtype=dtype, offset=placed.begin, count=chunk.size // dtype.itemsize)
+            value = torch.frombuffer(content, dtype=dtype, offset=stored.begin, count=chunk.size // dtype.itemsize)
             target = found.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
             target[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.shape, strict=True))] = value.view(
                 chunk.shape
@@ -36,7 +36,7 @@ def replicated(job):
     """What each rank has written of the state that all of them hold, as text: of the shard's own number it says
     nothing. There must be one such text."""
     texts = set()
-    for header, _, _ in shards(job):
+    for header, _ in shards(job):
         metadata = json.loads(header)["__metadata__"]
         facts = json.loads(metadata["concertina"])
         del facts["shard"], facts["global_shapes"]

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from replicas import GIVE_UP, HERE, UID, Job, gone, newest_complete, running, trained
+from replicas import GIVE_UP, HERE, SEARCH_PATH, UID, Job, gone, newest_complete, running, trained
 
 import concertina_protocol as p
 
@@ -242,7 +242,7 @@ def test_members_whose_clocks_are_off_by_minutes_train_and_recover(folder):
         job = Job(folder, 3, TINY, TINY_STEPS="100000")
         try:
             for replica, off in zip(job.replicas.values(), ("0", "600", "-600"), strict=True):
-                replica.environment |= {"PYTHONPATH": f"{HERE}:{faults}", "CLOCK_OFF_BY": off}
+                replica.environment |= {"PYTHONPATH": f"{SEARCH_PATH}:{faults}", "CLOCK_OFF_BY": off}
                 replica.start()
             await job.ready()
             message = job.assignment(await job.prepare(1, job[0], job[1], job[2]))

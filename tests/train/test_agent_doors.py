@@ -287,7 +287,7 @@ def test_the_zipapp_runs_a_command_with_the_oldest_python_at_hand(folder):
     assert built.stat().st_mode & 0o111
     assert not list((folder / "volume").glob("tmp*"))
     with zipfile.ZipFile(built) as archive:
-        assert "concertina_agent/core/rounds.py" in archive.namelist()
+        assert "concertina_agent/core/machine.py" in archive.namelist()
     again = subprocess.run([sys.executable, built, "install", folder / "copy"], capture_output=True, timeout=60)
     assert again.returncode == 0, again.stderr
     with zipfile.ZipFile(folder / "copy" / "agent.pyz") as copy, zipfile.ZipFile(built) as archive:

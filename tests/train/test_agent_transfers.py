@@ -16,13 +16,15 @@ from replicas import GIVE_UP, UID, write_identity
 import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
-from concertina_agent.files.shards import Damaged, commit, fill
+from concertina_agent.files.shards import commit, fill
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.net import tls
 from concertina_agent.net.server import Server
 from concertina_agent.net.shard_wire import PREFACE
 from concertina_agent.net.wire import Dialer
+from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
+from concertina_protocol.sidecar import Damaged
 from concertina_trainer.state import snapshot
 
 ID = p.SnapshotId(1, 5, "digest", 1)
@@ -36,10 +38,12 @@ class Holder:
     def __init__(self, volume, identity):
         self.snapshots, self.volume = Snapshots(volume), volume
         self.heard: list[e.Event] = []
-        self.peers = Peers(UID, Dialer(tls.client_context(identity), UID), self.snapshots, self.heard.append)
+        self.peers = Peers(
+            UID, "holder", Dialer(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
+        )
         self.watch = self.join = self.index = self.answer = None
         self.pull = self.peers.answer_pull
-        self.server = Server(UID, tls.server_context(identity), self)
+        self.server = Server(UID, tls.server_context(identity), self, Nursery())
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
@@ -98,7 +102,8 @@ def assign(*addresses: str, round: int = 2) -> p.Assign:
 
 def mine(folder, identity) -> tuple[Peers, Snapshots, list[e.Event]]:
     snapshots, heard = Snapshots(folder / "mine"), []
-    return Peers(UID, Dialer(tls.client_context(identity), UID), snapshots, heard.append), snapshots, heard
+    peers = Peers(UID, "me", Dialer(tls.client_context(identity), UID), snapshots, heard.append, Nursery())
+    return peers, snapshots, heard
 
 
 def run(body) -> None:
@@ -110,7 +115,7 @@ def test_what_one_holder_sends_badly_another_one_is_asked_for(tmp_path, identity
     async def body():
         bad, holder = Liar(identity, WAYS[way][0]), Holder(tmp_path / "holder", identity)
         peers, snapshots, _ = mine(tmp_path, identity)
-        peers.begin(assign(bad.address, holder.address), "me")
+        peers.begin(e.StartRound(assign(bad.address, holder.address), 1))
         path = await peers.fetch(ID, 0)
         assert path.read_bytes() == DATA
         assert bad.sent.is_set()
@@ -124,7 +129,7 @@ def test_what_one_holder_sends_badly_another_one_is_asked_for(tmp_path, identity
 def test_what_no_holder_has_whole_is_named_with_what_each_of_them_did(tmp_path, identity):
     async def body():
         peers, snapshots, _ = mine(tmp_path, identity)
-        peers.begin(assign(*(Liar(identity, words).address for words, _ in WAYS.values())), "me")
+        peers.begin(e.StartRound(assign(*(Liar(identity, words).address for words, _ in WAYS.values())), 1))
         with pytest.raises(Damaged) as found:
             await peers.fetch(ID, 0)
         assert "Shard 0 of the snapshot of round 1, step 5 can't be had" in str(found.value)
@@ -140,7 +145,7 @@ def test_a_holder_whose_shard_is_damaged_sees_it_too_and_offers_it_no_more(tmp_p
         holder = Holder(tmp_path / "holder", identity)
         holder.path.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
         peers, _, _ = mine(tmp_path, identity)
-        peers.begin(assign(holder.address), "me")
+        peers.begin(e.StartRound(assign(holder.address), 1))
         with pytest.raises(Damaged, match="did not arrive whole"):
             await peers.fetch(ID, 0)
         assert holder.snapshots.find(ID, 0) is None
@@ -184,7 +189,7 @@ def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(t
         while e.PeerCopied(taken[3].id, 0) not in holder.heard:
             await asyncio.sleep(0.01)
         copies.find(taken[3].id, 0).verify()
-        peers.stop()
+        peers.stop(e.KillWorkers(2))
         await holder.server.close()
 
     run(body)
@@ -204,7 +209,7 @@ def test_each_commit_is_copied_and_told_to_both_ends(tmp_path, identity):
                 await asyncio.sleep(0.01)
             assert heard[-1] == e.CopyHeld(id, 0)
             assert snapshots.find(id, 0).path.read_bytes() == DATA
-        peers.stop()
+        peers.stop(e.KillWorkers(2))
         await holder.server.close()
 
     run(body)
@@ -218,7 +223,7 @@ def test_a_round_that_ends_while_a_shard_is_awaited_leaves_no_connection_and_no_
         peers.copy_from(e.CopyFrom(1, p.Member("liar", "i", liar.address, 0, 1), (0,)))
         while not liar.sent.is_set():
             await asyncio.sleep(0.01)
-        peers.stop()
+        peers.stop(e.KillWorkers(2))
         while not liar.left.is_set():  # the connection has gone, and so whoever read from it
             await asyncio.sleep(0.01)
         assert heard == []

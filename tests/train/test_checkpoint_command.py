@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from concertina.cli.checkpoint import app
 from concertina_trainer.checkpoints import catalogue
 from concertina_trainer.checkpoints.checkpoint import read_latest
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 
 def command(*arguments: str, code: int = 0) -> str:
@@ -43,7 +43,7 @@ def uri(job):
 
 
 def test_list_and_show(uri, job):
-    latest = read_latest(Folder(uri))
+    latest = read_latest(ObjectPrefix(uri))
     lines = command("list", uri).splitlines()
     assert len([line for line in lines if "u1/round-1/step-" in line]) == len(lines) - 1 >= 2
     assert [line.split()[0] for line in lines if "LATEST, complete" in line] == ["12"]
@@ -57,7 +57,7 @@ def test_list_and_show(uri, job):
 
 def test_all_ranks_say_the_same_of_the_state(uri):
     """Position, data, config, what was skipped: byte for byte, but for the shard's own number."""
-    facts = [dataclasses.replace(part.header.facts, shard=0) for part in catalogue.opened(uri).parts]
+    facts = [dataclasses.replace(part.header.metadata, shard=0) for part in catalogue.opened(uri).shards]
     assert len(facts) == 3
     assert len({json.dumps(dataclasses.asdict(each)) for each in facts}) == 1
 
@@ -98,12 +98,12 @@ def test_list_shows_what_is_whole_and_says_what_is_not(uri, tmp_path):
 def test_a_copy_is_gone_on_from(uri, job, folder, parent, trainer, tmp_path):
     """From S3 to files: LATEST is made, and a run takes it up."""
     assert "is a verified copy of" in command("copy", uri, f"{tmp_path}/copy")
-    latest = read_latest(Folder(f"file://{tmp_path}/copy"))
+    latest = read_latest(ObjectPrefix(f"file://{tmp_path}/copy"))
     assert (latest.step, latest.complete) == (12, True)
     options = {"uri": f"file://{tmp_path}/next", "resumeFrom": f"file://{tmp_path}/copy"}
     assert list(node.Job(folder, parent, {**trainer, "steps": 13}, options).run(1).losses) == [13]
     assert "is a verified copy of" in command("copy", f"file://{tmp_path}/copy", f"{uri}-back")
-    assert StoredCheckpoint(read_latest(Folder(f"{uri}-back")).uri).manifest.id.step == 12
+    assert StoredCheckpoint(read_latest(ObjectPrefix(f"{uri}-back")).uri).manifest.id.step == 12
 
 
 def test_an_export_is_the_same_model_in_transformers(uri, folder, parent, trainer, tmp_path):
@@ -139,4 +139,4 @@ def test_prune_shows_first_and_deletes_when_told(uri, tmp_path):
 
 
 def _finished(uri):
-    return catalogue.finished(Folder(uri))[0]
+    return catalogue.finished(ObjectPrefix(uri))[0]

@@ -94,13 +94,13 @@ def test_every_document_of_every_format_is_there_once_and_in_order(tmp_path, for
 
 
 def test_sources_in_a_store(s3, tmp_path):
-    from concertina_trainer.objects.folder import Folder
+    from concertina_trainer.objects.prefix import ObjectPrefix
 
     as_parquet(tmp_path)
     json_lines(tmp_path / "b.jsonl", ["one", "two"])
     uri = f"s3://train/{tmp_path.name}"
     for name in ("a.parquet", "b.jsonl"):
-        Folder(uri).put(name, tmp_path / name)
+        ObjectPrefix(uri).put(name, tmp_path / name)
     assert [source.location for source in find([uri])] == [f"{uri}/a.parquet", f"{uri}/b.jsonl"]
     list(build(find([uri]), str(tmp_path / "out"), 3_000))
     assert documents(tmp_path / "out") == [*TEXTS, "one", "two"]
@@ -118,9 +118,9 @@ def test_names_are_taken_as_they_stand(s3, tmp_path):
         assert cli.main(["data", "build", "--processes", "1", "--out", out, str(source)]) == 0
         assert cli.main(["data", "verify", out]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {source.name, name, f"{name}-uri"}
-    from concertina_trainer.objects.folder import Folder
+    from concertina_trainer.objects.prefix import ObjectPrefix
 
-    assert {key.split("/")[0] for key in Folder(f"s3://train/{tmp_path.name}").list("")} == {name}
+    assert {key.split("/")[0] for key in ObjectPrefix(f"s3://train/{tmp_path.name}").list("")} == {name}
 
 
 def command(out, source, *options):

@@ -89,12 +89,12 @@ def test_what_datasets_writes_is_read_and_what_is_not_to_train_on_is_left_out(tm
 
 
 def test_splits_in_a_store_and_a_choice_of_them(s3, tmp_path):
-    from concertina_trainer.objects.folder import Folder
+    from concertina_trainer.objects.prefix import ObjectPrefix
 
     saved_splits(tmp_path / "in", train=table(), validation=table(["kept aside"]))
     uri = f"s3://train/{tmp_path.name}"
     for file in (tmp_path / "in").rglob("*.*"):
-        Folder(uri).put(str(file.relative_to(tmp_path / "in")), file)
+        ObjectPrefix(uri).put(str(file.relative_to(tmp_path / "in")), file)
     list(build(find([uri]), str(tmp_path / "out")))
     assert documents(tmp_path / "out") == TEXTS
     list(build(find([uri], "validation/*.arrow"), str(tmp_path / "aside")))

@@ -23,7 +23,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Folder, StorageError
+from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 
@@ -65,7 +65,7 @@ def held(folder):
 
 @pytest.mark.parametrize("threads", [1, 7])
 def test_threads_and_the_cache_change_nothing(stored, expected, threads):
-    reader = Reader(DataConfig(uri=stored, fetch_threads=threads), LENGTH, seed=1)
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, threads=threads)
     assert (reader.read(0, 600) == expected).all()
     pieces = [reader.read(start, min(600, start + 37)) for start in range(0, 600, 37)]
     assert (np.concatenate(pieces) == expected).all()
@@ -75,7 +75,7 @@ def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, dat
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1)
     assert (reader.read(0, 600) == expected).all()
     assert len(held(data_cache)) == 20
-    Folder(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
+    ObjectPrefix(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all(), "from the cache"
 
 
@@ -136,7 +136,7 @@ def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, data_ca
 
 def test_a_full_disk_is_named_and_leaves_nothing_behind(stored, expected, data_cache):
     (data_cache / "0123.draft").write_bytes(b"left by who was killed")
-    reader = Reader(DataConfig(uri=stored, fetch_threads=1), LENGTH, seed=1)
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, threads=1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
     try:
@@ -235,7 +235,7 @@ def test_what_stays_wrong_is_named(stored, between):
 
 
 def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
-    reader = Reader(DataConfig(uri=stored, patience_seconds=600, fetch_threads=20), LENGTH, seed=1)
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=600, threads=20)
     lost = threading.Event()
     lost.set()
     between.spoil = lambda name, nth: "refuse" if lost.is_set() else None
@@ -251,7 +251,7 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
     assert (found[0] == expected).all()
     assert not reader.waiting_for
 
-    impatient = Reader(DataConfig(uri=stored, patience_seconds=1), LENGTH, seed=1)
+    impatient = Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=1)
     for path in os.scandir(os.environ["CONCERTINA_CACHE"]):
         os.unlink(path)
     lost.set()
@@ -269,12 +269,12 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
     ],
 )
 def test_what_a_store_refuses_is_no_reason_to_wait(s3, monkeypatch, change, uri, sentence, hasty):
-    """Not for `patience_seconds`, which outlast this test."""
+    """Not for `patience`, which outlasts this test."""
     for name, value in change.items():
         monkeypatch.setenv(name, value)
     told = []
     with pytest.raises(BadInput, match=sentence):
-        Reader(DataConfig(uri=uri, patience_seconds=86400), LENGTH, seed=1, told=lambda *each: told.append(each))
+        Reader(DataConfig(uri=uri), LENGTH, seed=1, patience=86400, told=lambda *each: told.append(each))
     assert len(told) <= 2
 
 
@@ -288,7 +288,7 @@ def test_a_token_being_exchanged_or_an_object_not_visible_yet_is_no_refusal(stor
 def test_a_shard_that_is_not_there_is_named(stored, between, hasty):
     between.spoil = lambda name, nth: "hide" if name == "shard-000003.bin" else None
     with pytest.raises(BadInput, match=r"shard-000003\.bin is missing though the manifest names it"):
-        Reader(DataConfig(uri=stored, patience_seconds=86400), LENGTH, seed=1).read(0, 600)
+        Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=86400).read(0, 600)
     assert between.asked["shard-000003.bin"] == 3
 
 
@@ -296,7 +296,7 @@ def test_a_shard_that_is_not_there_is_named(stored, between, hasty):
 def test_a_refusal_of_what_was_given_before_is_waited_for(stored, expected, between, begun, hasty):
     """A token that has expired, rights that were taken away: in the middle of a run that is as a store that is away."""
     if not begun:
-        reader = Reader(DataConfig(uri=stored, fetch_threads=1), LENGTH, seed=1)
+        reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, threads=1)
     between.spoil = lambda name, nth: "deny"
     denied = between.asked.copy()
 
@@ -327,7 +327,7 @@ def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected
     assert 0 < told[0][1] < told[1][1]
     between.spoil = lambda name, nth: "refuse"
     with pytest.raises(StorageError, match="It was tried for 1 s"):
-        Reader(DataConfig(uri=stored, patience_seconds=1), LENGTH, seed=1)
+        Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=1)
 
 
 def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
@@ -354,7 +354,7 @@ def test_prefetching_and_threads_never_change_the_order(stored, expected, betwee
     between.spoil = lambda name, nth: time.sleep(0.02 * (zlib.crc32(name.encode()) % 4))
     plan, ranks = plan_batch(20, 4, 2), []
     for rank in range(2):
-        reader = Reader(DataConfig(uri=stored, fetch_threads=threads), LENGTH, seed=1)
+        reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, threads=threads)
         ranks.append(Batches(reader, plan, rank, 0, torch.device("cpu")))
     for at in range(0, 600, 20):
         parts = [part for rank in ranks for part in rank.next(lambda *_: None)]
@@ -364,7 +364,7 @@ def test_prefetching_and_threads_never_change_the_order(stored, expected, betwee
 
 
 def test_killing_the_store_in_the_middle_of_reading(s3, stored, expected):
-    reader = Reader(DataConfig(uri=stored, fetch_threads=1), LENGTH, seed=1)
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, threads=1)
     with contextlib.ExitStack() as stack:
         restarting = threading.Thread(target=s3.restart)
         restarting.start()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from replicas import Job, running, trained
+from replicas import SEARCH_PATH, Job, running, trained
 
 import concertina_protocol as p
 
@@ -24,7 +24,7 @@ def environment(trainer, **more: str) -> dict[str, str]:
     return {
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 100_000}),
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
-        "PYTHONPATH": f"{HERE}:{HERE / 'faults'}",
+        "PYTHONPATH": f"{SEARCH_PATH}:{HERE / 'faults'}",
         **more,
     }
 

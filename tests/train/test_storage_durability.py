@@ -11,7 +11,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Ship
 from concertina_trainer.checkpoints import catalogue
 from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.uploader import answer
 
 CACHESTAT = 451
@@ -44,13 +44,13 @@ def in_memory_only(folder):
 
 
 def test_whatever_latest_names_was_on_the_disk_before(run, tmp_path, monkeypatch):
-    put_if, seen = Folder.put_if, []
+    put_if, seen = ObjectPrefix.put_if, []
 
     def looking(self, key, value, version):
         seen.append(in_memory_only(run))
         put_if(self, key, value, version)
 
-    monkeypatch.setattr(Folder, "put_if", looking)
+    monkeypatch.setattr(ObjectPrefix, "put_if", looking)
     for step in (1, 2):
         assert publish(f"file://{run}", tmp_path, 1, step).durable.step == step
         assert in_memory_only(run) == [], "LATEST itself"
@@ -67,6 +67,6 @@ def test_a_part_that_was_said_to_be_shipped_is_on_the_disk(run, tmp_path):
 
 def test_a_copy_is_on_the_disk_when_it_is_said_to_be_one(run, tmp_path):
     source = catalogue.opened(publish(f"file://{tmp_path}/from", tmp_path, 1, 1).durable.uri)
-    catalogue.copy(source, Folder(f"file://{run}", create=True), lambda count: None)
+    catalogue.copy(source, ObjectPrefix(f"file://{run}", create=True), lambda count: None)
     assert (run / "LATEST").exists()
     assert in_memory_only(run) == []

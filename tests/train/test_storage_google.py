@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from concertina.cli.checkpoint import app
 from concertina_trainer import cli
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.objects.folder import PIECE, Changed, Folder, StorageError
+from concertina_trainer.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
 
 CONTENT = random.Random(1).randbytes(PIECE + 12345)
 
@@ -34,7 +34,7 @@ def spoilt(url, method, *faults):
 
 @pytest.fixture
 def folder(google, tmp_path):
-    return Folder(f"gs://train/{tmp_path.name}")
+    return ObjectPrefix(f"gs://train/{tmp_path.name}")
 
 
 @pytest.mark.parametrize("fault", ["return-503", "return-429", "return-reset-connection", "return-broken-stream"])
@@ -123,7 +123,7 @@ def test_data_are_built_read_and_verified(google, tmp_path, data_cache):
     expected = Reader(DataConfig(uri=local), 50, seed=1).read(0, 300)
     with spoilt(google, "get", "return-503", "return-broken-stream", "return-reset-connection"):
         assert (Reader(DataConfig(uri=uri), 50, seed=1).read(0, 300) == expected).all()
-    Folder(uri).delete(["shard-000001.bin"])
+    ObjectPrefix(uri).delete(["shard-000001.bin"])
     assert cli.main(["data", "verify", uri]) == 1
 
 
@@ -133,4 +133,4 @@ def test_a_key_that_can_not_be_used(google, monkeypatch):
     key = {"type": "service_account", "client_email": "a@b", "private_key": base64.b64encode(b"no").decode()}
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps({**key, "private_key_id": "1"}))
     with pytest.raises(StorageError, match="Correct GOOGLE_SERVICE_ACCOUNT_KEY"):
-        Folder("gs://train/x")
+        ObjectPrefix("gs://train/x")

@@ -7,7 +7,7 @@ from pathlib import Path
 import identity
 import pytest
 
-from concertina_trainer.objects.folder import Folder, StorageError
+from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 SHORT = timedelta(seconds=2)
 
@@ -31,18 +31,18 @@ def pod(service, monkeypatch):
 
 
 def test_a_token_gives_access_to_what_its_role_may_use(pod):
-    folder = Folder("s3://train/run", SHORT)
+    folder = ObjectPrefix("s3://train/run", SHORT)
     folder.put("key", b"content")
     _, version = folder.get_version("key")
     folder.put_if("key", b"more", version)
     assert folder.get("key") == b"more"
     with pytest.raises(StorageError, match=rf"refused the credentials for s3://other/x .*let the role {identity.ROLE}"):
-        Folder("s3://other/x", SHORT).get("key")
+        ObjectPrefix("s3://other/x", SHORT).get("key")
 
 
 def test_a_token_that_is_renewed_is_read_again(pod, service):
     pod.write_text(service.issuer.token(-60))
-    folder = Folder("s3://train/renewed", SHORT)
+    folder = ObjectPrefix("s3://train/renewed", SHORT)
     with pytest.raises(StorageError, match="token has expired"):
         folder.put("key", b"")
     pod.write_text(service.issuer.token())
@@ -62,7 +62,7 @@ def test_a_token_that_is_renewed_is_read_again(pod, service):
 def test_an_identity_that_is_refused(pod, service, monkeypatch, spoil, sentence):
     spoil(service, pod, monkeypatch.setenv)
     with pytest.raises(StorageError) as refused:
-        Folder("s3://train/x", SHORT).get("key")
+        ObjectPrefix("s3://train/x", SHORT).get("key")
     said = str(refused.value)
     assert said.startswith("The identity of this process was refused for s3://train/x (read key): ")
     assert sentence in said
@@ -79,4 +79,4 @@ def test_an_identity_that_is_refused(pod, service, monkeypatch, spoil, sentence)
 def test_a_token_service_that_is_away_or_not_trusted(pod, monkeypatch, name, value, sentence):
     monkeypatch.setenv(name, value)
     with pytest.raises(StorageError, match=sentence):
-        Folder("s3://train/x", SHORT).get("key")
+        ObjectPrefix("s3://train/x", SHORT).get("key")

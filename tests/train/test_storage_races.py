@@ -9,10 +9,10 @@ import threading
 from published import publish
 
 from concertina_trainer.checkpoints.checkpoint import read_latest
-from concertina_trainer.checkpoints.manifest import NAME, Place
+from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import lease, remove
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
-from concertina_trainer.objects.folder import Changed, Folder, StorageError
+from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
 
 GIVE_UP = 60.0
 REQUESTS = ("get", "put", "delete", "entries", "read_range")
@@ -27,7 +27,7 @@ class Turns:
     def __init__(self, monkeypatch):
         self._turns, self._waits = threading.local(), {}
         for name in REQUESTS:
-            monkeypatch.setattr(Folder, name, self._in_turn(getattr(Folder, name)))
+            monkeypatch.setattr(ObjectPrefix, name, self._in_turn(getattr(ObjectPrefix, name)))
 
     def _in_turn(self, request):
         def when_it_is_its_turn(folder, *arguments):
@@ -80,24 +80,24 @@ class Turns:
 def read(uri):
     """As whoever reads a checkpoint does: a lease first, then the manifest, then its part."""
     try:
-        with lease(Folder(uri)):
+        with lease(ObjectPrefix(uri)):
             try:
                 checkpoint = StoredCheckpoint(uri)
             except StorageError:
                 return "gone"
-            part = checkpoint.part(1)
-            return bytes(part.read([(0, part.part.size)])[0])
+            part = checkpoint.shards[1]
+            return bytes(part.read([(0, part.file.size)])[0])
     except StorageError as error:
         return error
 
 
 def test_in_every_order_of_their_requests_a_reader_has_it_whole_or_is_told_that_it_is_gone(tmp_path, monkeypatch):
     published = publish(f"file://{tmp_path}/published", tmp_path, 1, 1).durable.uri
-    whole, outcomes, place = read(published), set(), Place("u1", 1, 1)
+    whole, outcomes, place = read(published), set(), CheckpointKey("u1", 1, 1)
     turns = Turns(monkeypatch)
     for number, mine in enumerate(itertools.combinations(range(READER + DELETER), READER)):
         shutil.copytree(tmp_path / "published", tmp_path / str(number))
-        folder, uri = Folder(f"file://{tmp_path}/{number}"), f"file://{tmp_path}/{number}/{place.folder}"
+        folder, uri = ObjectPrefix(f"file://{tmp_path}/{number}"), f"file://{tmp_path}/{number}/{place.folder}"
         now = max(entry.at for entry in folder.entries().values())
         order = ["reader" if at in mine else "deleter" for at in range(READER + DELETER)]
         found = turns.play(order, reader=lambda u=uri: read(u), deleter=lambda f=folder, n=now: remove(f, place, n))
@@ -123,7 +123,7 @@ def test_latest_never_goes_back_while_two_publish_at_the_same_time(storage_uri, 
             if durable is not None:
                 taken.append(step)
                 least = max(taken)
-                latest = read_latest(Folder(storage_uri))
+                latest = read_latest(ObjectPrefix(storage_uri))
                 if latest.step < least:
                     wrong.append((latest.step, least))
 
@@ -133,13 +133,13 @@ def test_latest_never_goes_back_while_two_publish_at_the_same_time(storage_uri, 
     for thread in threads:
         thread.join(GIVE_UP)
     assert not wrong
-    assert read_latest(Folder(storage_uri)).step == max(taken) >= 22
-    assert StoredCheckpoint(read_latest(Folder(storage_uri)).uri).manifest.id.step == max(taken)
+    assert read_latest(ObjectPrefix(storage_uri)).step == max(taken) >= 22
+    assert StoredCheckpoint(read_latest(ObjectPrefix(storage_uri)).uri).manifest.id.step == max(taken)
 
 
 def test_no_conditional_write_is_lost(storage_uri):
     """Four who count up together, each from what it has read, lose no count; files have no such write but ours."""
-    folder, begin = Folder(storage_uri, create=True), threading.Barrier(4)
+    folder, begin = ObjectPrefix(storage_uri, create=True), threading.Barrier(4)
     most = 50 if storage_uri.startswith("file") else 8
     folder.put_if("LATEST", b"0", None)
 

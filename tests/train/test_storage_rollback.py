@@ -6,11 +6,11 @@ from published import publish
 from concertina_protocol import Undone
 from concertina_protocol.worker_channel import Probe, Undo
 from concertina_trainer.checkpoints import catalogue, checkpoint, rollback
+from concertina_trainer.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_trainer.checkpoints.retention import found, lease
-from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.uploader import answer
 
 
@@ -36,7 +36,9 @@ def test_latest_goes_back_and_what_was_undone_is_not_taken_any_more(storage_uri,
 
     since = publish(storage_uri, tmp_path, 4, 48).durable
     assert StoredCheckpoint(since.uri).manifest.undone == (Undone(3, 50),)
-    assert [place.step for place in sorted(found(Folder(storage_uri).entries())[0], key=str)] == [45, 48], "55 is gone"
+    assert [place.step for place in sorted(found(ObjectPrefix(storage_uri).entries())[0], key=str)] == [45, 48], (
+        "55 is gone"
+    )
     assert undo(storage_uri, 3, 50).step == 48, "LATEST is past it"
     assert publish(storage_uri, tmp_path, 3, 60).refused
 
@@ -46,8 +48,8 @@ def test_a_second_rollback_passes_over_what_the_first_one_undid(storage_uri, tmp
     lost = publish(storage_uri, tmp_path, 1, 55).durable
     undo(storage_uri, 1, 50)
     manifest = StoredCheckpoint(lost.uri).manifest
-    assert catalogue.undone(Folder(storage_uri), [manifest]) == {manifest.place}, "it is there, and void"
-    with lease(Folder(lost.uri)):
+    assert catalogue.undone(ObjectPrefix(storage_uri), [manifest]) == {manifest.place}, "it is there, and void"
+    with lease(ObjectPrefix(lost.uri)):
         publish(storage_uri, tmp_path, 2, 70)
     assert StoredCheckpoint(lost.uri).manifest == manifest, "somebody read it, so it has stayed"
     assert undo(storage_uri, 2, 60).step == 40
@@ -82,14 +84,14 @@ def test_a_rollback_before_the_first_checkpoint_refuses_one_that_comes_late(stor
 def test_a_publication_that_is_under_way_meanwhile_is_refused(storage_uri, tmp_path, monkeypatch):
     """Of the old round's uploader: it has looked at LATEST before the rollback, and writes after it."""
     publish(storage_uri, tmp_path, 1, 40)
-    write = Folder.put_if
+    write = ObjectPrefix.put_if
 
     def put_if(self, key, value, version):
-        monkeypatch.setattr(Folder, "put_if", write)
-        rollback.undo(Folder(storage_uri), "u1", Undone(1, 50))
+        monkeypatch.setattr(ObjectPrefix, "put_if", write)
+        rollback.undo(ObjectPrefix(storage_uri), "u1", Undone(1, 50))
         write(self, key, value, version)
 
-    monkeypatch.setattr(Folder, "put_if", put_if)
+    monkeypatch.setattr(ObjectPrefix, "put_if", put_if)
     assert publish(storage_uri, tmp_path, 1, 55).refused
     assert named(storage_uri) == (1, 40)
-    assert checkpoint.read_all_of_latest(Folder(storage_uri)).undone == (Undone(1, 50),)
+    assert checkpoint.read_all_of_latest(ObjectPrefix(storage_uri)).undone == (Undone(1, 50),)

@@ -19,7 +19,7 @@ from concertina_trainer.checkpoints.checkpoint import read_all_of_latest, read_l
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.uploader import answer
 
 
@@ -33,9 +33,9 @@ def policy(strange, **anomalies):
     return {**trainer, "anomalies": {"spikeDeviations": 2, **anomalies}}, step
 
 
-def last_facts(job):
+def last_metadata(job):
     content = job.find(job.newest().id, 0).read_bytes()
-    return parse_header(content[8 : header_length(content[:8])]).facts
+    return parse_header(content[8 : header_length(content[:8])]).metadata
 
 
 def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, parent, strange):
@@ -48,8 +48,8 @@ def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, paren
     assert first.progress[-1].skipped == ((step * BATCH, step * BATCH + BATCH),)
     second = job.run(1, job.newest())
     assert second.codes == {0: 0}, second.output
-    assert last_facts(job).skipped == ((step * BATCH, step * BATCH + BATCH),)
-    assert (last_facts(job).position, last_facts(job).id.step) == (STEPS * BATCH, STEPS)
+    assert last_metadata(job).skipped == ((step * BATCH, step * BATCH + BATCH),)
+    assert (last_metadata(job).position, last_metadata(job).id.step) == (STEPS * BATCH, STEPS)
     whole = node.Job(folder / "b", parent, trainer)
     expected = whole.run(1).losses
     assert {**first.losses, **second.losses} == pytest.approx(expected, rel=1e-2, abs=1e-4)
@@ -68,13 +68,13 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     assert latest.step > fault.step, "the newest checkpoint is of after what has to be undone"
     undone = Undone(1, fault.step)
     answer(Undo(undone), CheckpointConfig.model_validate(job.checkpoint), job.uid)
-    assert read_latest(Folder(job.checkpoint["uri"])).step == fault.step // 10 * 10
+    assert read_latest(ObjectPrefix(job.checkpoint["uri"])).step == fault.step // 10 * 10
     second = job.run(2, Restore("Storage", fault.step, durable=latest, skipped=fault.skipped, undone=undone))
     assert set(second.codes.values()) == {0}, second.output
     assert second.progress[-1].restored_step == fault.step // 10 * 10
     assert second.durable[0].round == 2
     assert second.durable[0].step < latest.step, "LATEST goes back"
-    assert (last_facts(job).skipped, last_facts(job).id.step) == (fault.skipped, STEPS)
+    assert (last_metadata(job).skipped, last_metadata(job).id.step) == (fault.skipped, STEPS)
     said = CliRunner().invoke(app, ["show", job.checkpoint["uri"]]).output
     [(begin, end)] = fault.skipped
     assert f"samples {begin} to {end - 1}" in said
@@ -100,7 +100,7 @@ def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_rou
             assert report.failures[0].rollback.step == step - 12
             gone_back = lambda r: r.storage.latest and r.storage.latest.step <= step - 12  # noqa: E731
             report = await job.until(job[0], gone_back, "LATEST names what was undone")
-            latest = read_all_of_latest(Folder(uri))
+            latest = read_all_of_latest(ObjectPrefix(uri))
             assert latest.durable == report.storage.latest
             assert latest.undone == (Undone(1, step - 12),)
 

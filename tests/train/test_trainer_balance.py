@@ -12,7 +12,7 @@ STEPS, BATCH, MICRO = 20, 12, 4
 
 @pytest.fixture
 def longer(trainer):
-    return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": MICRO, "logEverySteps": 100}
+    return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": MICRO}
 
 
 FILE = "tests/cluster/operator/test_operator_balance.py"

@@ -18,7 +18,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput

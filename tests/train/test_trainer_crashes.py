@@ -14,10 +14,10 @@ from saver import ELEMENTS, RANKS, UID
 
 from builders.until import until
 from concertina_trainer.checkpoints.checkpoint import read_latest
-from concertina_trainer.checkpoints.manifest import Place
+from concertina_trainer.checkpoints.manifest import CheckpointKey
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import found
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 CRASHES = int(os.environ.get("CONCERTINA_CRASHES", "16"))
 KEEP = 2
@@ -28,10 +28,10 @@ LONGEST = 0.12
 def read(checkpoint):
     """(round, step) of a checkpoint, every byte of it read and checked."""
     id = checkpoint.manifest.id
-    assert len(checkpoint.parts) == RANKS
-    for rank, part in enumerate(checkpoint.parts):
+    assert len(checkpoint.shards) == RANKS
+    for rank, part in enumerate(checkpoint.shards):
         header = part.header
-        assert (header.facts.id, header.facts.shard) == (id, rank)
+        assert (header.metadata.id, header.metadata.shard) == (id, rank)
         begin = header.chunks["x"].begin
         [data] = part.read([(begin, begin + 4 * ELEMENTS)])
         assert (torch.frombuffer(bytearray(data), dtype=torch.float32) == id.step).all()
@@ -41,7 +41,7 @@ def read(checkpoint):
 def left(uri, before):
     """What a crash left: the (round, step) that LATEST names, and the places of unfinished checkpoints, none of which
     had been there `before`. Whatever has a manifest loads, and there is no more of that than is kept."""
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     latest = read_latest(folder)
     assert read(StoredCheckpoint(latest.uri)) == (latest.round, latest.step)
     places, finished = found(folder.entries())
@@ -100,6 +100,6 @@ def test_what_latest_names_always_loads(folder, parent, storage_uri, request):
         latest, leftovers = left(storage_uri, leftovers)
         assert latest >= (number, before[1] + published()), "what was said to be durable is gone"
         assert latest[0] == number
-        before, unfinished = latest, unfinished + (Place(UID, number, latest[1] + 1) in leftovers)
+        before, unfinished = latest, unfinished + (CheckpointKey(UID, number, latest[1] + 1) in leftovers)
     assert unfinished, "no kill fell into a save"
     print(f"{CRASHES // 2} crashes, {unfinished} in the middle of a save")

@@ -43,7 +43,7 @@ def interrupted(folder, parent, trainer, bound=0.0):
 
 @pytest.fixture
 def longer(trainer):
-    return {**trainer, "steps": STEPS, "globalBatchSize": 15, "logEverySteps": 100}
+    return {**trainer, "steps": STEPS, "globalBatchSize": 15}
 
 
 def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer):

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from concertina_protocol import SnapshotId
 from concertina_trainer.errors import RestoreFailed
-from concertina_trainer.format.shardfile import Chunk, Facts, Layout
+from concertina_trainer.format.read_plan import reads
+from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_trainer.state.restore import LocalShard
-from concertina_trainer.state.train_state import Piece, _fill
+from concertina_trainer.state.train_state import LocalChunk, execute
 
 SHAPE = (7, 5)
 
@@ -37,8 +38,14 @@ def saved(folder, whole, grid):
         layout = Layout([Chunk("w", "F32", offsets, shape, SHAPE)])
         rows, columns = (slice(o, o + s) for o, s in zip(offsets, shape, strict=True))
         path = folder / f"shard-{number}"
-        path.write_bytes(layout.header(Facts(id, number, 0, "", "")) + whole[rows, columns].numpy().tobytes())
+        path.write_bytes(layout.header(ShardMetadata(id, number, 0, "", "")) + whole[rows, columns].numpy().tobytes())
         yield LocalShard(path, id)
+
+
+def fill(local_chunk, shards):
+    plan = reads({number: shard.header for number, shard in enumerate(shards)}, [local_chunk.chunk])
+    assert not plan.lacking
+    execute(plan, dict(enumerate(shards)), {"w": local_chunk.tensor})
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,10 +54,10 @@ def test_any_cut_from_any_other(tmp_path_factory, before, after):
     whole = torch.arange(35, dtype=torch.float32).view(SHAPE)
     shards = list(saved(tmp_path_factory.mktemp("shards"), whole, before))
     for offsets, shape in boxes(*after):
-        piece = Piece(Chunk("w", "F32", offsets, shape, SHAPE), torch.full(shape, -1.0))
-        _fill([piece], shards, "the saved state")
+        local_chunk = LocalChunk(Chunk("w", "F32", offsets, shape, SHAPE), torch.full(shape, -1.0))
+        fill(local_chunk, shards)
         rows, columns = (slice(o, o + s) for o, s in zip(offsets, shape, strict=True))
-        assert torch.equal(piece.tensor, whole[rows, columns])
+        assert torch.equal(local_chunk.tensor, whole[rows, columns])
 
 
 def test_a_file_that_became_shorter_is_said(tmp_path):
@@ -59,6 +66,6 @@ def test_a_file_that_became_shorter_is_said(tmp_path):
     file = tmp_path / "shard-0"
     with file.open("r+b") as opened:
         opened.truncate(file.stat().st_size - 8)
-    piece = Piece(Chunk("w", "F32", (0, 0), SHAPE, SHAPE), torch.zeros(SHAPE))
+    local_chunk = LocalChunk(Chunk("w", "F32", (0, 0), SHAPE, SHAPE), torch.zeros(SHAPE))
     with pytest.raises(RestoreFailed, match="ends 8 bytes early"):
-        _fill([piece], [shard], "the saved state")
+        fill(local_chunk, [shard])

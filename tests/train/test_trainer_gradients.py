@@ -17,7 +17,7 @@ from concertina_trainer.data.manifest import parse
 from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder, initial_weight
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 
 def whole_gradient(parent, trainer, world, tmp_path, shares=()):
@@ -85,7 +85,7 @@ def packed_data(tmp_path_factory):
     for i in range(200):
         (folder / f"{i:03}.txt").write_text(" ".join(words[i : i + (100 if i == 7 else i % 9 + 1)]))
     list(build(sorted(folder.glob("*.txt")), str(folder / "data"), shard_bytes=1500))
-    out = Folder(str(folder / "data"))
+    out = ObjectPrefix(str(folder / "data"))
     list(pack(out, parse(out.get("manifest.json"), ""), 32, 2))
     return str(folder / "data")
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.state.snapshot import Slot, Snapshots
+from concertina_trainer.state.snapshot import MappedShard, Snapshots
 
 
 def held(path):
@@ -27,7 +27,7 @@ def held(path):
     content = path.read_bytes()
     assert (mark["size"], mark["crc32"]) == (len(content), zlib.crc32(content))
     begin = header_length(content[:8])
-    step = parse_header(content[8:begin]).facts.id.step
+    step = parse_header(content[8:begin]).metadata.id.step
     assert step == mark["id"]["step"]
     assert (torch.frombuffer(bytearray(content[begin:]), dtype=torch.float32) == step).all()
     return step
@@ -49,7 +49,7 @@ def test_the_newest_complete_and_the_newest_committed_are_never_overwritten(lags
             snapshots.complete = max(snapshots.complete, snapshots.count - 1 - lag)
         complete, newest = snapshots.step_of(snapshots.complete), snapshots.step_of(snapshots.count - 1)
         snapshots.take(state.at(step))
-        assert {step, newest, complete} - {-1} <= steps_in(folder)
+        assert {step, newest, complete} - {None} <= steps_in(folder)
 
 
 def test_the_slots_go_round_and_keep_up_means_the_last_but_one_is_complete(tmp_path):
@@ -79,7 +79,7 @@ def resident(path):
 
 def test_a_slot_has_all_its_pages_before_the_first_snapshot_is_copied(folder):
     state = State(500_000)
-    slot = Slot(folder / "slot-0", state)
+    slot = MappedShard(folder / "slot-0", state)
     assert slot.path.stat().st_blocks * 512 >= state.layout.size, "allocated"
     assert resident(slot.path) >= state.layout.size, "and mapped: the copy takes no page faults"
 

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from concertina_protocol import Durable, Restore, SnapshotId
 from concertina_protocol.worker_channel import Probe, Publish, Ship
 from concertina_trainer.checkpoints import checkpoint as checkpoints
+from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import found, lease
-from concertina_trainer.checkpoints.stored import StoredCheckpoint
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.format.shardfile import Continued, header_length
-from concertina_trainer.objects.folder import PIECE, Changed, Folder, StorageError
+from concertina_trainer.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
 from concertina_trainer.uploader import answer
 
 
@@ -34,7 +34,7 @@ def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer,
     assert steps[0] == 4, "and then from 8 on, when the parts of 4 have been shipped"
     for lost in range(3):
         job.lose(lost)
-    latest = checkpoints.read_latest(Folder(storage_uri))
+    latest = checkpoints.read_latest(ObjectPrefix(storage_uri))
     assert latest == first.durable[-1]
 
     second = job.run(2, Restore("Storage", latest.step, durable=latest))
@@ -122,7 +122,7 @@ def test_a_late_publication_whose_parts_have_been_collected_is_refused_not_tried
     for shard in range(2):
         assert answer(Ship(id, shard, str(shard_file(tmp_path, id, shard))), config, "u1").error == ""
     publish(storage_uri, tmp_path, 2, 3)
-    assert not [key for key in Folder(storage_uri).list("u1") if "step-4" in key]
+    assert not [key for key in ObjectPrefix(storage_uri).list("u1") if "step-4" in key]
     late = answer(Publish(id), config, "u1")
     assert (late.refused, "LATEST is already at round 2" in late.error) == (True, True)
 
@@ -134,7 +134,7 @@ def test_the_newest_are_kept_and_unfinished_ones_swept(storage_uri, tmp_path):
     answer(Ship(unfinished, 0, str(shard_file(tmp_path, unfinished, 0))), CheckpointConfig(uri=storage_uri), "u1")
 
     def steps() -> set[str]:
-        return {key.split("/")[2] for key in Folder(storage_uri).list("u1")}
+        return {key.split("/")[2] for key in ObjectPrefix(storage_uri).list("u1")}
 
     assert steps() == {"step-2", "step-3", "step-4"}, "4 may still be finished: LATEST has not passed it"
     publish(storage_uri, tmp_path, 1, 5)
@@ -155,7 +155,7 @@ def test_another_job_is_refused_unless_it_goes_on_from_exactly_this(storage_uri,
 
 
 def test_only_one_of_two_conditional_writes_wins(storage_uri):
-    folder = Folder(storage_uri, create=True)
+    folder = ObjectPrefix(storage_uri, create=True)
     folder.put_if("LATEST", b"first", None)
     with pytest.raises(Changed):
         folder.put_if("LATEST", b"second", None)
@@ -170,7 +170,7 @@ def test_a_large_object_goes_in_pieces_and_comes_back(storage_uri, tmp_path):
     size = 2 * PIECE + 12345
     content = random.Random(1).randbytes(size)
     (tmp_path / "file").write_bytes(content)
-    folder = Folder(storage_uri, create=True)
+    folder = ObjectPrefix(storage_uri, create=True)
     folder.put("whole", tmp_path / "file")
     folder.put_pieces("pieces", (memoryview(content)[at : at + PIECE // 3] for at in range(0, size, PIECE // 3)), size)
     assert folder.list("") == {"whole": size, "pieces": size}
@@ -183,7 +183,7 @@ def test_a_missing_part_is_not_published(storage_uri, tmp_path):
     config = CheckpointConfig(uri=storage_uri)
     answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), config, "u1")
     assert "Part 1 of step 5 is not in storage yet" in answer(Publish(id), config, "u1").error
-    assert checkpoints.read_latest(Folder(storage_uri)) is None
+    assert checkpoints.read_latest(ObjectPrefix(storage_uri)) is None
 
 
 def test_a_torn_shard_is_not_shipped(storage_uri, tmp_path):
@@ -224,14 +224,14 @@ def test_s3_restarted_during_a_checkpoint_is_waited_for(s3, tmp_path):
     path = shard_file(tmp_path, id, 0)
     config = CheckpointConfig(uri=uri)
     with pytest.raises(StorageError, match="can't be reached"):
-        Folder(uri, timedelta(seconds=1)).get("LATEST")
+        ObjectPrefix(uri, timedelta(seconds=1)).get("LATEST")
     s3.start()
     assert answer(Ship(id, 0, str(path)), config, "u1").error == ""
     assert answer(Publish(id), config, "u1").durable.step == 6
 
 
 def test_the_manifest_of_a_damaged_latest_is_told(storage_uri):
-    Folder(storage_uri, create=True).put("LATEST", b"nonsense")
+    ObjectPrefix(storage_uri, create=True).put("LATEST", b"nonsense")
     state = answer(Probe(), CheckpointConfig(uri=storage_uri), "u1").storage
     assert "LATEST is damaged" in state.message
 
@@ -241,13 +241,13 @@ def test_the_manifest_of_a_damaged_latest_is_told(storage_uri):
 
 def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tmp_path):
     durable = publish(storage_uri, tmp_path, 1, 1).durable
-    with lease(Folder(durable.uri)):
+    with lease(ObjectPrefix(durable.uri)):
         for step in (2, 3, 4):
             publish(storage_uri, tmp_path, 1, step)
         held = StoredCheckpoint(durable.uri)
-        assert len(held.part(1).read([(0, held.part(1).part.size)])[0]) == held.part(1).part.size
+        assert len(held.shards[1].read([(0, held.shards[1].file.size)])[0]) == held.shards[1].file.size
     publish(storage_uri, tmp_path, 1, 5)
-    assert [place.step for place in found(Folder(storage_uri).entries())[0]] in ([4, 5], [5, 4])
+    assert [place.step for place in found(ObjectPrefix(storage_uri).entries())[0]] in ([4, 5], [5, 4])
     with pytest.raises(StorageError, match=r"has been deleted|does not exist"):
         StoredCheckpoint(durable.uri)
 
@@ -255,14 +255,14 @@ def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tm
 def test_a_reader_that_comes_in_the_middle_of_a_deletion(storage_uri, tmp_path, monkeypatch):
     """Its lease is put after the first look for leases, and before the manifest goes: the manifest comes back."""
     durable = publish(storage_uri, tmp_path, 1, 1).durable
-    whole = Folder.delete
+    whole = ObjectPrefix.delete
 
     def delete(self, keys):
         if keys and keys[0].endswith("step-1/manifest.json"):
-            Folder(durable.uri).put("readers/late", b"{}")
+            ObjectPrefix(durable.uri).put("readers/late", b"{}")
         whole(self, keys)
 
-    monkeypatch.setattr(Folder, "delete", delete)
+    monkeypatch.setattr(ObjectPrefix, "delete", delete)
     for step in (2, 3):
         publish(storage_uri, tmp_path, 1, step)
     assert StoredCheckpoint(durable.uri).manifest.id.step == 1
@@ -274,7 +274,7 @@ def test_what_the_job_before_left_is_collected_too(storage_uri, tmp_path):
     continued = Continued("old", 1, 10)
     for step in (11, 12):
         publish(storage_uri, tmp_path, 1, step, uid="new", continued=continued)
-    assert {place.uid for place in found(Folder(storage_uri).entries())[0]} == {"new"}
+    assert {place.uid for place in found(ObjectPrefix(storage_uri).entries())[0]} == {"new"}
 
 
 def test_a_manifest_says_what_made_it(storage_uri, tmp_path, monkeypatch, trainer):

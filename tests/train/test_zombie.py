@@ -8,7 +8,7 @@ from replicas import running, trained
 
 import concertina_protocol as p
 from concertina_trainer.checkpoints.checkpoint import read_latest
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 
 def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_published(folder, trainer, s3, tmp_path):
@@ -21,7 +21,7 @@ def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_pub
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
         **s3.environment(),
     }
-    latest = lambda: read_latest(Folder(uri))  # noqa: E731
+    latest = lambda: read_latest(ObjectPrefix(uri))  # noqa: E731
 
     async def body():
         async with running(folder, 2, ["--bundled"], **environment) as job:

@@ -6,16 +6,16 @@ import socket
 
 import pytest
 
-from concertina_agent.channel import SocketEnd
 from concertina_protocol import MAX_LINE
 from concertina_protocol import worker_channel as w
 from concertina_protocol.typed_json import ProtocolError
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 
 def run(body) -> None:
     async def both():
         ours, theirs = socket.socketpair()
-        end = SocketEnd(ours)
+        end = AgentEnd(ours)
         try:
             await asyncio.wait_for(body(end, theirs), 30)
         finally:

@@ -18,20 +18,20 @@ def test_a_bundled_drain_goes_to_rank_0_and_to_members_who_join_later():
     effects = driver.ask(drain())
     assert effects[:3] == [
         e.Reply(3, p.Accepted(1, "claim-1")),
-        e.ToMembers(drain()),
-        e.ToWorker(0, w.DrainRequest(False)),
+        e.Broadcast(drain()),
+        e.SendToWorker(0, w.DrainRequest(False)),
     ]
     assert driver.report.state == "draining"
     assert kinds(driver.ask(drain())) == ["Reply"]
-    assert e.ToMembers(drain(), only="b") in driver.ask(join("b"))
-    assert e.ToWorker(0, w.DrainRequest(True)) in driver.ask(drain(durable=True)), "durable is asked for later"
+    assert e.Broadcast(drain(), only="b") in driver.ask(join("b"))
+    assert e.SendToWorker(0, w.DrainRequest(True)) in driver.ask(drain(durable=True)), "durable is asked for later"
 
 
 def test_a_checkpoint_now_goes_to_rank_0_of_the_lead():
     driver = Driver()
     driver.begun("a", "b")
     effects = driver.ask(p.Save(UID, 1, "claim-1", "r1"))
-    assert effects == [e.Reply(effects[0].request, p.Accepted(1, "claim-1")), e.ToWorker(0, w.SaveNow())]
+    assert effects == [e.Reply(effects[0].request, p.Accepted(1, "claim-1")), e.SendToWorker(0, w.SaveNow())]
     assert kinds(driver.ask(p.Save(UID, 1, "claim-0", "r1"))) == ["Reply"]
     member = Driver("b")
     member.begun("a", "b")
@@ -43,18 +43,18 @@ def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
         driver = Driver("b")
         driver.begun("a", "b")
         driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
-        driver.tell(e.LeadSaid(1, "claim-1", drain()))
+        driver.tell(e.LeadMessage(1, "claim-1", drain()))
         driver.say(w.Done("drained", 6), rank=1)
         driver.ended(0, rank=1)
-        assert driver.core.state().state == "draining"
+        assert driver.core.member_state().state == "draining"
         if late:
             driver.now += 2.5
-            driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining")))
+            driver.tell(e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining")))
             driver.now += 2.5
             driver.tell(e.Tick())
         else:
             driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))
-        assert driver.core.state().state == "drained"
+        assert driver.core.member_state().state == "drained"
 
 
 def test_a_command_gets_sigterm_then_sigkill_and_may_end_as_it_likes():
@@ -95,9 +95,9 @@ def test_the_end_is_said_when_the_checkpoint_is_published(outcome, complete, sta
     assert driver.report.state in ("running", "draining")
     durable = p.Durable(UID, 1, 6, "uri", complete)
     effects = driver.tell(e.PublishDone(id, durable))
-    assert effects[0] == e.ToMembers(p.DurableMoved(durable))
+    assert effects[0] == e.Broadcast(p.DurableMoved(durable))
     assert (driver.report.state, driver.report.storage) == (state, p.Storage("Ready", durable, round=1))
-    assert driver.core.state().durable_parts == ()
+    assert driver.core.member_state().durable_parts == ()
     assert not any(isinstance(effect, e.Publish) for effect in driver.member_says("b", state, step=6))
 
 

@@ -1,11 +1,11 @@
-"""The rules of `concertina_agent.core.rounds` about ends: how workers end, and when a round has succeeded."""
+"""The rules of `concertina_agent.core.machine` about ends: how workers end, and when a round has succeeded."""
 
 import pytest
 
 import concertina_protocol as p
 from builders.agent import Driver, exits, prepare
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import LINGER_SECONDS
+from concertina_agent.core.machine import LINGER_SECONDS
 from concertina_protocol import worker_channel as w
 
 DONE = w.Done("complete", 9)
@@ -64,8 +64,8 @@ def through_quietly(driver: Driver, rank: int = 0) -> None:
     driver.ended(0, rank=rank)
 
 
-def lead_beats(state: str) -> e.LeadSaid:
-    return e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", state))
+def lead_beats(state: str) -> e.LeadMessage:
+    return e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", state))
 
 
 def test_a_lead_leaves_with_0_once_the_whole_round_has_succeeded_and_was_told():

@@ -7,7 +7,7 @@ from concertina_protocol import worker_channel as w
 
 
 def ticked(
-    driver: Driver, seconds: float, *pulses: p.Pulse, stopped: tuple[tuple[int, int], ...] = ()
+    driver: Driver, seconds: float, *pulses: p.Heartbeat, stopped: tuple[tuple[int, int], ...] = ()
 ) -> list[e.Effect]:
     driver.now += seconds
     return driver.tell(e.Tick(pulses, stopped))
@@ -30,17 +30,17 @@ def progress(step: int) -> p.Progress:
 
 def test_the_lead_has_stacks_collected_everywhere_and_then_names_who_is_behind():
     driver = hanging()
-    waiting, loading = p.Pulse(0, 5, "computing", 9.0), p.Pulse(1, 5, "loading data", 9.0)
+    waiting, loading = p.Heartbeat(0, 5, "computing", 9.0), p.Heartbeat(1, 5, "loading data", 9.0)
     driver.member_says("b", "running", step=5, pulses=(loading,))
     assert driver.report.members["b"].pulses == (), "the operator has no use for them"
     assert kinds(ticked(driver, 0.0, waiting)) == []
     assert not driver.core.beat().hung
-    assert kinds(ticked(driver, 2.0, p.Pulse(0, 5, "computing", 11.0))) == ["CollectStacks"]
+    assert kinds(ticked(driver, 2.0, p.Heartbeat(0, 5, "computing", 11.0))) == ["CollectStacks"]
     assert driver.core.beat().hung, "members hear of it"
-    assert kinds(ticked(driver, 0.25, p.Pulse(0, 5, "computing", 11.25))) == [], "once"
+    assert kinds(ticked(driver, 0.25, p.Heartbeat(0, 5, "computing", 11.25))) == [], "once"
     driver.tell(e.StacksCollected(1, {0: ("here",)}))
-    driver.member_says("b", "running", step=5, pulses=(p.Pulse(1, 5, "loading data", 11.0, stack=("there",)),))
-    assert kinds(ticked(driver, 0.25, p.Pulse(0, 5, "computing", 11.5))) == ["ReportChanged"]
+    driver.member_says("b", "running", step=5, pulses=(p.Heartbeat(1, 5, "loading data", 11.0, stack=("there",)),))
+    assert kinds(ticked(driver, 0.25, p.Heartbeat(0, 5, "computing", 11.5))) == ["ReportChanged"]
     hang = driver.report.hang
     assert (hang.replica, hang.rank, hang.stack) == ("b", 1, ("there",))
     assert driver.report.failures == ()
@@ -54,16 +54,16 @@ def test_a_member_collects_stacks_when_the_lead_says_so_and_forgets_them_when_it
     driver.say(w.Hello(1, 9), rank=1)
     driver.say(w.Beat(1, 5, "training"), rank=1)
     hung = p.MemberState(**{**vars(beat), "hung": True})
-    assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == ["CollectStacks"]
-    assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == []
+    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
+    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == []
     ticked(driver, 1.0)
-    assert driver.core.state().pulses == (p.Pulse(1, 5, "training", 1.0),)
+    assert driver.core.member_state().pulses == (p.Heartbeat(1, 5, "training", 1.0),)
     driver.tell(e.StacksCollected(1, {1: ("there",)}))
-    assert driver.core.state().pulses[0].stack == ("there",)
-    driver.tell(e.LeadSaid(1, "claim-1", beat))
+    assert driver.core.member_state().pulses[0].stack == ("there",)
+    driver.tell(e.LeadMessage(1, "claim-1", beat))
     ticked(driver, 1.0)
-    assert driver.core.state().pulses == (p.Pulse(1, 5, "training", 2.0),)
-    assert kinds(driver.tell(e.LeadSaid(1, "claim-1", hung))) == ["CollectStacks"]
+    assert driver.core.member_state().pulses == (p.Heartbeat(1, 5, "training", 2.0),)
+    assert kinds(driver.tell(e.LeadMessage(1, "claim-1", hung))) == ["CollectStacks"]
 
 
 def test_a_stopped_worker_is_a_failure_at_the_second_look():
@@ -79,14 +79,14 @@ def test_a_stopped_worker_is_a_failure_at_the_second_look():
 def test_a_round_that_has_failed_does_not_hang():
     driver = hanging()
     driver.member_says("b", "failed", failure=p.Failure("b", "WorkerSignaled", "dead", exit_code=-9))
-    ticked(driver, 60.0, p.Pulse(0, 5, "computing", 70.0))
+    ticked(driver, 60.0, p.Heartbeat(0, 5, "computing", 70.0))
     assert driver.report.hang is None
     assert not driver.core.beat().hung
 
 
 def test_who_has_left_after_a_drain_does_not_hang():
     driver = hanging()
-    driver.member_says("b", "drained", pulses=(p.Pulse(1, 5, "computing", 9.0),))
+    driver.member_says("b", "drained", pulses=(p.Heartbeat(1, 5, "computing", 9.0),))
     driver.say(w.Done("drained", 5))
     driver.ended(0)
     ticked(driver, 60.0)

@@ -1,4 +1,4 @@
-"""The rules of `concertina_agent.core.rounds` between lead and members: whose failure it is, and who is lost."""
+"""The rules of `concertina_agent.core.machine` between lead and members: whose failure it is, and who is lost."""
 
 import pytest
 
@@ -88,11 +88,11 @@ def test_silence_is_a_loss_for_members():
     driver.begun("a", "b")
     driver.tell(e.LeadJoined(1, "claim-1"))
     driver.wait(2.9)
-    driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
+    driver.tell(e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "running")))
     assert driver.wait(2.9) == []
     driver.wait(0.2)
     assert [(f.replica, f.reason) for f in driver.report.failures] == [("b", "LeadLost")]
-    assert driver.core.state().state == "failed"
+    assert driver.core.member_state().state == "failed"
 
 
 def test_a_lead_that_stood_still_itself_does_not_accuse_its_members():
@@ -116,7 +116,7 @@ def test_a_member_that_stood_still_itself_does_not_accuse_its_lead():
     driver.now += 60
     driver.tell(e.Tick())
     driver.wait(0.9)
-    assert driver.core.state().state != "failed"
+    assert driver.core.member_state().state != "failed"
     driver.wait(0.1)
     assert [failure.reason for failure in driver.report.failures] == ["LeadLost"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from concertina_agent.core.events import WorkerExited
-from concertina_agent.core.failures import worker_failure
-from concertina_agent.memory import oom_kills
+from concertina_agent.core.round.failures import worker_failure
+from concertina_agent.workers.memory import oom_kills
 
 VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
 VERSION_2 = "low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\noom_group_kill 0\n"

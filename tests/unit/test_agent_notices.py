@@ -5,7 +5,7 @@ import pytest
 import concertina_protocol as p
 from builders.agent import Driver, assignment, exits, kinds, snapshot
 from concertina_agent.core import events as e
-from concertina_agent.core.drains import EXIT_NOTICED
+from concertina_agent.core.machine import EXIT_NOTICED
 from concertina_protocol import worker_channel as w
 
 
@@ -13,22 +13,22 @@ def drain(durable: bool = False, grace: float = 30) -> p.Drain:
     return p.Drain("u", 1, "claim-1", "", durable, grace)
 
 
-def leaving(*names: str) -> e.LeadSaid:
+def leaving(*names: str) -> e.LeadMessage:
     """The lead's beat."""
-    return e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining", leaving=names))
+    return e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining", leaving=names))
 
 
 def test_a_notice_without_workers_is_followed_at_once():
-    assert exits(Driver().tell(e.Noticed(30))) == [EXIT_NOTICED]
+    assert exits(Driver().tell(e.TerminationNotice(30))) == [EXIT_NOTICED]
 
 
 def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
     driver = Driver("b")
     driver.begun("a", "b")
-    assert exits(driver.tell(e.Noticed(30))) == []
-    assert driver.core.state().state == "draining"
+    assert exits(driver.tell(e.TerminationNotice(30))) == []
+    assert driver.core.member_state().state == "draining"
     driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
-    driver.tell(e.LeadSaid(1, "claim-1", drain()))
+    driver.tell(e.LeadMessage(1, "claim-1", drain()))
     driver.say(w.Done("drained", 6), rank=1)
     driver.ended(0, rank=1)
     assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == [], "the lead has not said who else leaves"
@@ -43,8 +43,8 @@ def test_a_noticed_member_that_is_through_says_success_only_where_its_lead_did(w
     driver.say(w.Done("complete", 6), rank=1)
     driver.ended(0, rank=1)
     if whole:
-        driver.tell(e.LeadSaid(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "succeeded")))
-    driver.tell(e.Noticed(30))
+        driver.tell(e.LeadMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "succeeded")))
+    driver.tell(e.TerminationNotice(30))
     driver.now += 30
     assert exits(driver.tell(e.Tick())) == [0 if whole else EXIT_NOTICED]
 
@@ -65,8 +65,8 @@ def test_who_leaves_beside_another_stays_for_what_only_they_hold(others, durable
     """Of a, b, c and d, whose snapshots go to the next one. Where all leave it is up to the operator."""
     driver = Driver("b")
     driver.begun("a", "b", "c", "d")
-    driver.tell(e.Noticed(30))
-    driver.tell(e.LeadSaid(1, "claim-1", drain(durable)))
+    driver.tell(e.TerminationNotice(30))
+    driver.tell(e.LeadMessage(1, "claim-1", drain(durable)))
     driver.say(w.Done("drained", 6), rank=1)
     driver.ended(0, rank=1)
     assert exits(driver.tell(leaving(*others))) == ([EXIT_NOTICED] if leaves else [])
@@ -77,8 +77,8 @@ def test_who_leaves_beside_another_stays_for_what_only_they_hold(others, durable
 def test_a_lead_that_has_gone_says_no_more():
     driver = Driver("b")
     driver.begun("a", "b", "c", "d")
-    driver.tell(e.Noticed(30))
-    driver.tell(e.LeadSaid(1, "claim-1", drain()))
+    driver.tell(e.TerminationNotice(30))
+    driver.tell(e.LeadMessage(1, "claim-1", drain()))
     driver.say(w.Done("drained", 6), rank=1)
     assert exits(driver.ended(0, rank=1)) == []
     assert exits(driver.tell(e.LeadGone(1, "claim-1"))) == [EXIT_NOTICED]
@@ -87,7 +87,7 @@ def test_a_lead_that_has_gone_says_no_more():
 def test_the_grace_ends_a_notice_that_nobody_answers():
     driver = Driver("b")
     driver.begun("a", "b")
-    driver.tell(e.Noticed(30))
+    driver.tell(e.TerminationNotice(30))
     driver.now += 30
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
 
@@ -97,7 +97,7 @@ def test_an_agent_that_has_succeeded_leaves_with_0():
     driver.begun("a")
     driver.say(w.Done("complete", 6))
     driver.ended(0)
-    assert exits(driver.tell(e.Noticed(30))) == [0]
+    assert exits(driver.tell(e.TerminationNotice(30))) == [0]
 
 
 # --- the lead, by itself
@@ -105,7 +105,7 @@ def test_an_agent_that_has_succeeded_leaves_with_0():
 
 def asked(effects: list[e.Effect]) -> list[bool]:
     """Whether members are asked to drain: durably or not."""
-    return [x.message.durable for x in effects if isinstance(x, e.ToMembers) and isinstance(x.message, p.Drain)]
+    return [x.message.durable for x in effects if isinstance(x, e.Broadcast) and isinstance(x.message, p.Drain)]
 
 
 STORAGE = p.Storage("Ready")
@@ -116,8 +116,8 @@ def test_a_lead_drains_the_round_when_a_member_has_to_go():
     driver.begun("a", "b", "c")
     effects = driver.member_says("b", "draining", notice=10.0)
     assert asked(effects) == [False]
-    assert e.ToWorker(0, w.DrainRequest(False)) in effects
-    (message,) = (x.message for x in effects if isinstance(x, e.ToMembers))
+    assert e.SendToWorker(0, w.DrainRequest(False)) in effects
+    (message,) = (x.message for x in effects if isinstance(x, e.Broadcast))
     assert message.grace_seconds == 10
     assert asked(driver.member_says("c", "draining", notice=10.0)) == [], "one drain"
     assert driver.report.members["b"].notice == 10.0
@@ -126,7 +126,7 @@ def test_a_lead_drains_the_round_when_a_member_has_to_go():
 def test_a_lead_that_has_to_go_itself_drains_too():
     driver = Driver()
     driver.begun("a", "b")
-    assert asked(driver.tell(e.Noticed(30))) == [False]
+    assert asked(driver.tell(e.TerminationNotice(30))) == [False]
     assert driver.report.state == "draining"
 
 
@@ -134,14 +134,14 @@ def test_a_lead_that_has_to_go_itself_drains_too():
 def test_where_all_have_to_go_what_they_hold_is_saved(storage, durable):
     driver = Driver(storage=storage)
     driver.begun("a", "b")
-    assert asked(driver.tell(e.Noticed(30))) == [False]
+    assert asked(driver.tell(e.TerminationNotice(30))) == [False]
     assert asked(driver.member_says("b", "draining", notice=5.0)) == durable
 
 
 def test_workers_that_had_stopped_before_all_had_to_go_are_shipped_by_their_agents():
     driver = Driver(storage=STORAGE)
     driver.begun("a", "b")
-    driver.tell(e.Noticed(30))
+    driver.tell(e.TerminationNotice(30))
     last = snapshot(1, 6, 2)
     driver.say(w.Committed(last, 0, "slot-0"))
     driver.say(w.Done("drained", 6))
@@ -161,7 +161,7 @@ def test_workers_that_had_stopped_before_all_had_to_go_are_shipped_by_their_agen
 def test_a_worker_that_was_asked_in_time_ships_its_snapshot_once():
     driver = Driver("b", storage=STORAGE)
     driver.begun("a", "b")
-    driver.tell(e.LeadSaid(1, "claim-1", drain(durable=True)))
+    driver.tell(e.LeadMessage(1, "claim-1", drain(durable=True)))
     last = snapshot(1, 6, 2)
     driver.say(w.Committed(last, 1, "slot-0"), rank=1)
     assert kinds(driver.say(w.WantDurable(last, 1, "link", False), rank=1)).count("Ship") == 1
@@ -173,7 +173,7 @@ def test_a_replica_that_is_prepared_stays_for_what_it_holds():
     held = (p.Held(snapshot(0, 6, 2), (0, 1)),)
     driver = Driver("b")
     driver.prepared(1, held)
-    assert exits(driver.tell(e.Noticed(20))) == []
+    assert exits(driver.tell(e.TerminationNotice(20))) == []
     driver.now += 20
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
 
@@ -182,7 +182,7 @@ def test_a_replica_that_is_told_that_it_is_not_needed_goes():
     held = (p.Held(snapshot(0, 6, 2), (0, 1)),)
     driver = Driver("b")
     driver.prepared(1, held)
-    assert exits(driver.tell(e.Noticed(20))) == []
+    assert exits(driver.tell(e.TerminationNotice(20))) == []
     effects = driver.ask(assignment("a", "c"))
     assert isinstance(effects[0].message, p.Refused)
     assert exits(effects) == [EXIT_NOTICED]
@@ -191,13 +191,13 @@ def test_a_replica_that_is_told_that_it_is_not_needed_goes():
 def test_without_storage_who_holds_the_state_stays_for_successors():
     driver = Driver("b")
     driver.begun("a", "b")
-    driver.tell(e.Noticed(20))
-    driver.tell(e.LeadSaid(1, "claim-1", drain(durable=True, grace=19)))
+    driver.tell(e.TerminationNotice(20))
+    driver.tell(e.LeadMessage(1, "claim-1", drain(durable=True, grace=19)))
     driver.say(w.Committed(snapshot(1, 6, 2), 1, "slot-0"), rank=1)
     driver.say(w.Done("drained", 6), rank=1)
     assert "Ship" not in kinds(driver.ended(0, rank=1)), "there is no storage"
     assert exits(driver.tell(e.PeerCopied(snapshot(1, 6, 2), 1))) == []
-    assert driver.core.state().state == "drained"
+    assert driver.core.member_state().state == "drained"
     driver.now += 20
     assert exits(driver.tell(e.Tick())) == [EXIT_NOTICED]
 
@@ -212,10 +212,10 @@ def signals(effects: list[e.Effect]) -> list[int]:
 def test_a_command_is_stopped_by_the_lead_with_all_others():
     driver = Driver("b", bundled=False)
     driver.begun("a", "b")
-    assert signals(driver.tell(e.Noticed(30))) == []
-    assert signals(driver.tell(e.LeadSaid(1, "claim-1", drain()))) == []
-    assert driver.core.state().next_call == 0, "nobody asks where to stop"
-    assert signals(driver.tell(e.LeadSaid(1, "claim-1", p.StopAt(0)))) == [15]
+    assert signals(driver.tell(e.TerminationNotice(30))) == []
+    assert signals(driver.tell(e.LeadMessage(1, "claim-1", drain()))) == []
+    assert driver.core.member_state().next_call == 0, "nobody asks where to stop"
+    assert signals(driver.tell(e.LeadMessage(1, "claim-1", p.StopAt(0)))) == [15]
     assert exits(driver.ended(1, rank=1)) == [EXIT_NOTICED]
 
 
@@ -223,7 +223,7 @@ def test_a_command_is_stopped_by_the_lead_with_all_others():
 def test_however_a_command_ends_after_a_notice_it_is_no_failure(code):
     driver = Driver(bundled=False)
     driver.begun("a")
-    assert signals(driver.tell(e.Noticed(30))) == [15]
+    assert signals(driver.tell(e.TerminationNotice(30))) == [15]
     driver.ended(code)
     assert driver.report.failures == ()
     assert driver.report.state == "drained"
@@ -233,7 +233,7 @@ def test_a_command_whose_lead_is_silent_is_stopped_all_the_same_and_killed_when_
     driver = Driver("b", bundled=False)
     driver.begun("a", "b")
     driver.tell(e.LeadJoined(1, "claim-1"))
-    driver.tell(e.Noticed(2.0))
+    driver.tell(e.TerminationNotice(2.0))
     driver.now += 0.5
     assert signals(driver.tell(e.Tick())) == [15]
     driver.now += 1.5
@@ -243,7 +243,7 @@ def test_a_command_whose_lead_is_silent_is_stopped_all_the_same_and_killed_when_
 def test_a_command_that_lost_its_peer_to_a_drain_has_not_failed():
     driver = Driver(bundled=False)
     driver.begun("a", "b")
-    driver.tell(e.Noticed(30))
+    driver.tell(e.TerminationNotice(30))
     failure = p.Failure("b", "WorkerFailed", "Rank 1 exited with code 1.", ("Connection reset by peer",), 1, 1)
     driver.member_says("b", "failed", failure=failure)
     driver.ended(143)

@@ -7,13 +7,14 @@ import pytest
 
 import concertina_protocol as protocol
 from concertina_agent import main, settings
-from concertina_agent.core.failures import signal_name
+from concertina_agent.core.round.failures import signal_name
 from concertina_agent.files import seen
-from concertina_agent.files.shards import Damaged, commit, fill
+from concertina_agent.files.shards import commit, fill
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.transfers import store
+from concertina_agent.workers import store
 from concertina_agent.workers.environment import worker_environment
 from concertina_protocol import addresses
+from concertina_protocol.sidecar import Damaged
 
 
 def world(*workers: int) -> protocol.Assign:

@@ -1,4 +1,4 @@
-"""The rules of `concertina_agent.core.rounds` about preparing and assigning a round, on the class itself."""
+"""The rules of `concertina_agent.core.machine` about preparing and assigning a round, on the class itself."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from concertina_protocol import worker_channel as w
 def test_prepare_persists_first_and_answers_last():
     driver = Driver()
     message = prepare(3)
-    assert kinds(driver.ask(message))[:4] == ["PersistSeen", "KillWorkers", "BindStore", "ReachOut"]
+    assert kinds(driver.ask(message))[:4] == ["PersistSeen", "KillWorkers", "BindStore", "PingPeers"]
     assert driver.report.state == "prepared"
     assert driver.tell(e.Reached(message, NAMES)) == []
     assert driver.tell(e.StoreBound(3, "claim-3", "here:9")) == []
@@ -38,7 +38,7 @@ def test_other_candidates_under_the_same_claim_are_reached_out_to_and_nothing_is
     driver = Driver()
     driver.prepared(3)
     again = prepare(3, names=("a", "b"))
-    assert driver.ask(again) == [e.ReachOut(again)]
+    assert driver.ask(again) == [e.PingPeers(again)]
     (reply,) = driver.tell(e.Reached(again, ("a",)))
     assert reply.message.reachable == ("a",)
 

@@ -6,7 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.core.rounds import AgentCore
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
 
 UID = "u"
@@ -27,7 +28,7 @@ class Agent(RuleBasedStateMachine):
     def start(self) -> None:
         self.starts += 1
         self.instance = f"a-{self.starts}"
-        self.core = AgentCore("a", UID, self.instance, 1, bundled=True, seen=self.disk, storage=p.Storage("Ready"))
+        self.core = AgentState("a", UID, self.instance, 1, bundled=True, seen=self.disk, storage=p.Storage("Ready"))
         self.open: dict[int, p.Prepare | p.Assign | p.Drain | p.Join] = {}
         self.killing: set[int] = set()
         self.killed = -1
@@ -37,13 +38,13 @@ class Agent(RuleBasedStateMachine):
 
     def tell(self, event: e.Event) -> None:
         self.now += 0.01
-        for effect in self.core.handle(event, self.now):
+        for effect in machine.step(self.core, event, self.now):
             getattr(self, f"on_{type(effect).__name__}", lambda effect: None)(effect)
 
     def ask(self, message) -> None:
         self.requests += 1
         self.open[self.requests] = message
-        self.tell(e.Asked(self.requests, message))
+        self.tell(e.RequestReceived(self.requests, message))
 
     # --- what it does, checked
 
@@ -116,16 +117,16 @@ class Agent(RuleBasedStateMachine):
     @rule(round=ROUNDS, code=st.sampled_from([0, 1, -9]), done=st.sampled_from(["", "complete", "drained"]))
     def worker_exits(self, round, code, done):
         if done:
-            self.tell(e.WorkerSaid(round, 0, w.Done(done, 3)))
+            self.tell(e.WorkerMessage(round, 0, w.Done(done, 3)))
         self.tell(e.WorkerExited(round, 0, code))
 
     @rule(round=ROUNDS, step=st.integers(0, 5))
     def commits(self, round, step):
-        self.tell(e.WorkerSaid(round, 0, w.Committed(p.SnapshotId(round, step, "l", 2), 0, "slot")))
+        self.tell(e.WorkerMessage(round, 0, w.Committed(p.SnapshotId(round, step, "l", 2), 0, "slot")))
 
     @rule(round=ROUNDS, claim=CLAIMS, state=st.sampled_from(["running", "succeeded", "drained"]))
     def member_says(self, round, claim, state):
-        self.tell(e.MemberSaid(p.MemberState("b", "b-1", round, claim, state)))
+        self.tell(e.MemberMessage(p.MemberState("b", "b-1", round, claim, state)))
 
     @rule(round=ROUNDS, claim=CLAIMS)
     def stream_breaks(self, round, claim):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import concertina_protocol as p
-from concertina_agent.files.shards import Damaged, Shard, commit, fill, forget
+from concertina_agent.files.shards import Shard, commit, fill
 from concertina_agent.files.snapshots import Snapshots
+from concertina_protocol.sidecar import Damaged, remove_sidecar
 
 ID = p.SnapshotId(round=1, step=5, layout="digest", shards=1)
 DATA = bytes(range(256)) * 4
@@ -44,6 +45,6 @@ def test_what_has_taken_the_place_of_a_shard_that_was_read_too_late_stays(tmp_pa
         before.verify()
     snapshots.discard(before)
     assert snapshots.find(after.id, 0) == snapshots.newest(1, 0, after_step=5) == after
-    forget(after.path)
+    remove_sidecar(after.path)
     snapshots.discard(after)
     assert snapshots.newest(1, 0, after_step=5) is None, "it is being written over: nobody is to be sent there"

@@ -1,4 +1,4 @@
-"""The rules of `concertina_agent.core.rounds` about state: snapshots that count, and what the lead does in storage."""
+"""The rules of `concertina_agent.core.machine` about state: snapshots that count, and what the lead does in storage."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def drops(effects: list[e.Effect]) -> list[e.DropSnapshots]:
     return [effect for effect in effects if isinstance(effect, e.DropSnapshots)]
 
 
-@pytest.mark.parametrize("first", ["pulse", "snapshot"])
+@pytest.mark.parametrize("first", ["heartbeat", "snapshot"])
 def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_until_all_have_restored(first: str):
     held = tuple(p.Held(snapshot(1, step), (0, 2)) for step in (8, 7, 6, 5))
     driver = Driver(held=held)
@@ -22,9 +22,9 @@ def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_unt
     assert driver.core.held == held[1:3]
 
     for step, phase in ((7, "restoring"), (7, "computing")):
-        assert drops(driver.tell(e.Tick(pulses=(p.Pulse(0, step, phase, 0.0),)))) == []
-    if first == "pulse":
-        effects = driver.tell(e.Tick(pulses=(p.Pulse(0, 8, "checkpointing", 0.0),)))
+        assert drops(driver.tell(e.Tick(pulses=(p.Heartbeat(0, step, phase, 0.0),)))) == []
+    if first == "heartbeat":
+        effects = driver.tell(e.Tick(pulses=(p.Heartbeat(0, 8, "checkpointing", 0.0),)))
     else:
         effects = driver.say(w.Committed(snapshot(2, 8), 0, "slot-0"), round=2)
     assert drops(effects) == [e.DropSnapshots((snapshot(1, 6),))]
@@ -40,7 +40,7 @@ def test_a_member_learns_from_the_leads_beats_that_older_rounds_may_go():
     driver = Driver("b", held=(p.Held(snapshot(1, 7), (1,)),))
     driver.begun("a", "b", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7)))
     beat = p.MemberState("a", "a-1", 2, "claim-2", "running", snapshot_step=9)
-    assert e.DropSnapshots((snapshot(1, 7),)) in driver.tell(e.LeadSaid(2, "claim-2", beat))
+    assert e.DropSnapshots((snapshot(1, 7),)) in driver.tell(e.LeadMessage(2, "claim-2", beat))
 
 
 def test_only_slots_that_a_worker_leaves_alone_count_as_held():
@@ -59,9 +59,9 @@ def test_copied_is_said_at_once_without_a_peer_and_once_with():
     alone.begun("a")
     pair.begun("a", "b")
     commit = w.Committed(snapshot(1, 4), 0, "slot-0")
-    assert e.ToWorker(0, w.CopiedUpTo(4)) in alone.say(commit)
-    assert e.ToWorker(0, w.CopiedUpTo(4)) not in pair.say(commit)
-    assert pair.tell(e.PeerCopied(snapshot(1, 4), 0)) == [e.ToWorker(0, w.CopiedUpTo(4))]
+    assert e.SendToWorker(0, w.CopiedUpTo(4)) in alone.say(commit)
+    assert e.SendToWorker(0, w.CopiedUpTo(4)) not in pair.say(commit)
+    assert pair.tell(e.PeerCopied(snapshot(1, 4), 0)) == [e.SendToWorker(0, w.CopiedUpTo(4))]
     assert pair.tell(e.PeerCopied(snapshot(1, 4), 0)) == []
 
 
@@ -69,7 +69,7 @@ def test_copied_is_said_at_once_without_a_peer_and_once_with():
 
 
 def test_who_has_not_heard_of_the_last_round_looks_at_storage_when_it_is_prepared():
-    look = e.LookAtStorage()
+    look = e.ProbeStorage()
     driver = Driver(storage=p.Storage("Unknown"))
     assert look not in driver.ask(prepare(2)), "the first look is still to come"
     driver.tell(e.StorageSeen(p.Storage("Ready")))

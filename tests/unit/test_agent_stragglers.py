@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.core.stragglers import IN_A_ROW, WINDOW_SECONDS, WINDOW_STEPS, Stragglers, Work, late
-from concertina_protocol import Pulse, Straggler
+from concertina_agent.core.round.stragglers import IN_A_ROW, WINDOW_SECONDS, WINDOW_STEPS, Stragglers, Work, late
+from concertina_protocol import Heartbeat, Straggler
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ class Play:
         for _ in range(round(seconds / self.step)):
             self.now, self.steps = self.now + self.step, self.steps + 1
             self.busy = [known + more for known, more in zip(self.busy, busy, strict=True)]
-            places = {r: (f"job-{r}", Pulse(r, self.steps, "computing", 0.0, b)) for r, b in enumerate(self.busy)}
+            places = {r: (f"job-{r}", Heartbeat(r, self.steps, "computing", 0.0, b)) for r, b in enumerate(self.busy)}
             news |= self.stragglers.look(places, self.now)
         return news
 

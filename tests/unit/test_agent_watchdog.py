@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_agent.core.watchdog import (
+from concertina_agent.core.round.watchdog import (
     FIRST_STEP,
     LASTING,
     LEAST,
@@ -19,7 +19,7 @@ from concertina_agent.core.watchdog import (
     suspects,
     waits,
 )
-from concertina_protocol import Limits, Pulse
+from concertina_protocol import Heartbeat, Limits
 
 IN_COLLECTIVE = (
     "process 7: state S (sleeping), 9 threads",
@@ -38,28 +38,28 @@ IN_SCRIPT = (
 )
 
 
-def pulse(rank: int, phase: str = "computing", step: int = 5, still: float = 0.0, **more) -> Pulse:
-    return Pulse(rank, step, phase, still, **more)
+def heartbeat(rank: int, phase: str = "computing", step: int = 5, still: float = 0.0, **more) -> Heartbeat:
+    return Heartbeat(rank, step, phase, still, **more)
 
 
 @pytest.mark.parametrize(
     ("pulses", "expected"),
     [
-        ([pulse(0), pulse(1, "loading data"), pulse(2)], [1]),
-        ([pulse(0, "reducing"), pulse(1, "reducing"), pulse(2)], [2]),
-        ([pulse(0, "checkpointing", 6), pulse(1, "computing", 6)], [0]),
-        ([pulse(0, "reducing", 4), pulse(1, "checkpointing", 5)], [0]),
-        ([pulse(0, "starting", 0), pulse(1, "restoring", 0)], [0]),
-        ([pulse(0), pulse(1, "loading data"), pulse(2, "loading data")], [1, 2]),
-        ([pulse(0), pulse(1)], [0, 1]),
-        ([pulse(0, stack=IN_COLLECTIVE), pulse(1, stack=IN_SCRIPT)], [1]),
-        ([pulse(0, stack=IN_COLLECTIVE), pulse(1, stack=IN_COLLECTIVE)], [0, 1]),
+        ([heartbeat(0), heartbeat(1, "loading data"), heartbeat(2)], [1]),
+        ([heartbeat(0, "reducing"), heartbeat(1, "reducing"), heartbeat(2)], [2]),
+        ([heartbeat(0, "checkpointing", 6), heartbeat(1, "computing", 6)], [0]),
+        ([heartbeat(0, "reducing", 4), heartbeat(1, "checkpointing", 5)], [0]),
+        ([heartbeat(0, "starting", 0), heartbeat(1, "restoring", 0)], [0]),
+        ([heartbeat(0), heartbeat(1, "loading data"), heartbeat(2, "loading data")], [1, 2]),
+        ([heartbeat(0), heartbeat(1)], [0, 1]),
+        ([heartbeat(0, stack=IN_COLLECTIVE), heartbeat(1, stack=IN_SCRIPT)], [1]),
+        ([heartbeat(0, stack=IN_COLLECTIVE), heartbeat(1, stack=IN_COLLECTIVE)], [0, 1]),
         # Only rank 0 of a script of one's own tells where it is: the stacks tell of the others.
-        ([pulse(0, stack=IN_COLLECTIVE), Pulse(1, -1, "", 0.0, stack=IN_SCRIPT)], [1]),
-        ([pulse(0), Pulse(1, -1, "", 0.0)], [0, 1]),
+        ([heartbeat(0, stack=IN_COLLECTIVE), Heartbeat(1, -1, "", 0.0, stack=IN_SCRIPT)], [1]),
+        ([heartbeat(0), Heartbeat(1, -1, "", 0.0)], [0, 1]),
     ],
 )
-def test_who_is_behind(pulses: list[Pulse], expected: list[int]) -> None:
+def test_who_is_behind(pulses: list[Heartbeat], expected: list[int]) -> None:
     assert [found.rank for found in suspects(pulses)] == expected
 
 
@@ -74,7 +74,7 @@ def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
     st.permutations(range(8)),
 )
 def test_suspects_are_those_furthest_behind_whatever_the_order(places: list, order: list[int]) -> None:
-    pulses = [pulse(rank, phase, step) for rank, (step, phase) in enumerate(places)]
+    pulses = [heartbeat(rank, phase, step) for rank, (step, phase) in enumerate(places)]
     shuffled = [pulses[i] for i in order if i < len(pulses)]
     found = suspects(shuffled)
     assert found == suspects(pulses)
@@ -107,30 +107,30 @@ def watchdog(seconds: float = 10.0) -> Watchdog:
 
 def test_a_round_hangs_when_no_rank_has_moved_and_is_named_when_the_stacks_are_there() -> None:
     dog = watchdog()
-    dog.heard("a", (pulse(0, still=9.0),), 100.0)
-    dog.heard("b", (pulse(1, "loading data", still=0.0),), 100.0)
+    dog.heard("a", (heartbeat(0, still=9.0),), 100.0)
+    dog.heard("b", (heartbeat(1, "loading data", still=0.0),), 100.0)
     assert not dog.look(109.9)
     assert not dog.hung, "rank 1 has moved"
     assert not dog.look(110.0)
     assert dog.hung
-    dog.heard("a", (pulse(0, still=20.0, stack=IN_COLLECTIVE),), 111.0)
+    dog.heard("a", (heartbeat(0, still=20.0, stack=IN_COLLECTIVE),), 111.0)
     assert not dog.look(111.0), "a stack is missing"
-    dog.heard("b", (pulse(1, "loading data", still=11.0, stack=IN_SCRIPT),), 111.0)
+    dog.heard("b", (heartbeat(1, "loading data", still=11.0, stack=IN_SCRIPT),), 111.0)
     assert dog.look(111.0)
     hang = dog.hang
     assert hang is not None
     assert (hang.replica, hang.rank, hang.phase, hang.others) == ("b", 1, "loading data", "computing")
     assert (hang.seconds, hang.stack) == (11.0, IN_SCRIPT)
-    dog.heard("b", (pulse(1, "loading data", still=13.0, stack=IN_SCRIPT),), 113.0)
+    dog.heard("b", (heartbeat(1, "loading data", still=13.0, stack=IN_SCRIPT),), 113.0)
     assert not dog.look(113.0), "what was found stays the same"
-    dog.heard("b", (pulse(1, step=6),), 114.0)
+    dog.heard("b", (heartbeat(1, step=6),), 114.0)
     assert dog.look(114.0)
     assert (dog.hung, dog.hang) == (False, None)
 
 
 def test_stacks_that_do_not_come_are_not_waited_for() -> None:
     dog = watchdog()
-    dog.heard("a", (pulse(0, still=10.0),), 100.0)
+    dog.heard("a", (heartbeat(0, still=10.0),), 100.0)
     dog.look(100.0)
     assert not dog.look(100.0 + STACKS_SECONDS - 0.1)
     assert dog.look(100.0 + STACKS_SECONDS)
@@ -140,8 +140,8 @@ def test_stacks_that_do_not_come_are_not_waited_for() -> None:
 
 def test_where_all_wait_alike_nobody_is_blamed() -> None:
     dog = watchdog()
-    dog.heard("a", (pulse(0, still=10.0, stack=IN_COLLECTIVE),), 100.0)
-    dog.heard("b", (pulse(1, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.heard("a", (heartbeat(0, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.heard("b", (heartbeat(1, still=10.0, stack=IN_COLLECTIVE),), 100.0)
     dog.look(100.0)
     assert dog.look(100.25)
     assert dog.hang is not None
@@ -150,7 +150,7 @@ def test_where_all_wait_alike_nobody_is_blamed() -> None:
 
 def test_workers_that_tell_nothing_never_hang() -> None:
     dog = watchdog()
-    dog.heard("a", (Pulse(0, -1, "", 0.0),), 100.0)
+    dog.heard("a", (Heartbeat(0, -1, "", 0.0),), 100.0)
     dog.look(1e6)
     assert not dog.hung
 
@@ -179,7 +179,7 @@ def test_a_worker_is_stopped_when_it_is_so_twice() -> None:
 def test_a_worker_that_is_stopped_for_moments_is_slow_and_not_stopped() -> None:
     hearts = Heartbeats()
     for still, found in ((0.1, set()), (0.3, set()), (0.45, set()), (0.6, {1})):
-        hearts.look([Pulse(1, 7, "computing", still)], [1], now=0.0)
+        hearts.look([Heartbeat(1, 7, "computing", still)], [1], now=0.0)
         assert hearts.stopped([(1, 50)]) == found
 
 
@@ -187,5 +187,5 @@ def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> N
     """However long its step takes."""
     hearts = Heartbeats()
     for used, found in ((50, set()), (58, set()), (66, set()), (66, {1})):
-        hearts.look([Pulse(1, 7, "computing", 2.0)], [1], now=0.0)
+        hearts.look([Heartbeat(1, 7, "computing", 2.0)], [1], now=0.0)
         assert hearts.stopped([(1, used)]) == found

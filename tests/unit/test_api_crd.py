@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,11 +24,33 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 
 ALL = dict(nodes(crd.job_schema()))
 SPEC = {path: node for path, node in ALL.items() if path.startswith(".spec")}
+FIELDS = ALL[".spec"]["properties"]
 
 
 def test_every_field_is_described() -> None:
     bare = [path for path, node in ALL.items() if not node.get("description") and not path.endswith("[]")]
     assert [path for path in bare if path not in ("", ".metadata")] == []
+
+
+def explained(schema: dict[str, Any], indent: str = "") -> Iterator[str]:
+    """As `kubectl explain --recursive` shows fields, and their descriptions with them; of a pod's own none."""
+    for name, field in schema.get("properties", {}).items():
+        choices = f" ({', '.join(field['enum'])})" if "enum" in field else ""
+        yield f"{indent}{name}{choices}: {field['description']}"
+        if name != "template":
+            yield from explained(field.get("items", field), indent + "  ")
+
+
+def test_kubectl_explain_reads_as_a_page() -> None:
+    lines = list(explained(crd.job_schema()["properties"]["spec"]))
+    assert len(lines) > 60
+    assert [line for line in lines if not line.endswith(".") or "  " in line.strip() or len(line) > 320] == []
+    assert [line for line in lines if line.count(".") > 12 or ".." in line] == []
+    ours = re.compile(r"\b(claims?|rungs?|ladder|round|leads?|bearing|borne|durable state)\b")
+    assert [line for line in lines if ours.search(line)] == [], "words that only we have"
+    assert "  maxRestarts: " + FIELDS["failurePolicy"]["properties"]["maxRestarts"]["description"] in lines
+    assert FIELDS["checkpoint"]["properties"]["keep"]["description"].endswith(" Default: 5.")
+    assert list(FIELDS)[:4] == ["replicas", "elastic", "template", "workersPerReplica"], "what one begins with"
 
 
 def test_every_list_and_string_of_the_spec_is_bounded() -> None:

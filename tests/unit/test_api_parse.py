@@ -90,7 +90,7 @@ CONTAINER = "template.spec.containers.0"
         ("trainer", None, "spec.template.spec.containers: the container trainer has no command"),
         ("trainer.precision", "float8", "spec.trainer.precision must be 'auto', 'bfloat16' or 'float32'"),
         ("trainer.epochs", 2, "spec.trainer.epochs is not a field that this version of concertina knows"),
-        ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model model.dim (24) must be an even multiple"),
+        ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model dim must be an even multiple"),
         ("parallelism", {"tensor": 2}, "spec.parallelism: the bundled trainer only does data parallelism so far"),
         ("checkpoint.uri", "ftp://host/run", "spec.checkpoint.uri: must be s3://bucket/folder, gs://"),
         ("checkpoint.initFrom", "model.bin", "spec.checkpoint.initFrom: must be s3://bucket/folder, gs://"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from concertina.drill.scenarios import SCENARIOS
-from concertina.drill.verdict import Expect, Seconds, Seen, Start, judge, positions
+from concertina.drill.verdict import Expect, Seconds, Seen, Start, evaluate, positions
 
 START = Start(round=4, step=13, source="memory of step 12", at=100.0)
 SEEN = Seen(
@@ -18,7 +18,7 @@ CALM = replace(SEEN, rounds=0, rounds_in_all=0, start=None, cause="")
 
 
 def test_what_is_promised_passes() -> None:
-    verdict = judge("kill-node", "a/b", "killed node n1", CRASH, SEEN)
+    verdict = evaluate("kill-node", "a/b", "killed node n1", CRASH, SEEN)
     assert verdict.passed
     assert verdict.reasons == ()
     assert verdict.positions.startswith("exact: round 4 went on with step 13")
@@ -39,7 +39,7 @@ def test_what_is_promised_passes() -> None:
     ],
 )
 def test_each_broken_promise_is_named(seen: Seen, words: str) -> None:
-    verdict = judge("kill-node", "a/b", "killed node n1", CRASH, seen)
+    verdict = evaluate("kill-node", "a/b", "killed node n1", CRASH, seen)
     assert not verdict.passed
     assert len(verdict.reasons) == 1
     assert words in verdict.reasons[0]
@@ -57,8 +57,8 @@ def test_each_broken_promise_is_named(seen: Seen, words: str) -> None:
 )
 def test_a_job_that_must_not_notice(seen: Seen, words: str) -> None:
     expect = Expect(seconds=5.0, new_round=False)
-    assert judge("operator-kill", "a/b", "", expect, CALM).passed
-    assert words in judge("operator-kill", "a/b", "", expect, seen).reasons[0]
+    assert evaluate("operator-kill", "a/b", "", expect, CALM).passed
+    assert words in evaluate("operator-kill", "a/b", "", expect, seen).reasons[0]
 
 
 def test_positions_from_the_seed_and_without_a_log() -> None:

@@ -127,7 +127,8 @@ def test_work_that_raises_is_tried_again_and_delays_no_other_key() -> None:
 
 
 def test_events_do_not_shorten_the_back_off_of_work_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "_BACKOFF", (3600.0,))
+    monkeypatch.setattr(queue_module, "FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr(queue_module, "LONGEST_SECONDS", 3600.0)
     runs = 0
 
     async def work(_: str) -> None:
@@ -167,5 +168,32 @@ def test_a_forgotten_key_is_not_run_again() -> None:
         before = runs
         await asyncio.sleep(0.1)
         assert runs == before
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_is_forgotten_during_its_run_or_before_is_not_run_again() -> None:
+    runs = 0
+
+    async def work(_: str) -> float | None:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(0.01)
+        return 0.01
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add("a")
+        queue.forget("a")  # its task has not begun
+        await asyncio.sleep(0.05)
+        assert runs == 0
+        queue.add("a")
+        await asyncio.sleep(0)
+        queue.forget("a")
+        await asyncio.sleep(0.05)
+        assert runs == 1
+        queue.add("a")
+        await until_async(lambda: runs >= 3, "the runs", lambda: runs)
+        await queue.close()
 
     asyncio.run(scenario())

@@ -8,7 +8,8 @@ from typing import Any
 
 from builders.manifests import UID, container, environment, job, made
 from concertina.api import rules
-from concertina.kube.manifests.pod import secret_manifest, secret_name
+from concertina.kube.manifests.names import secret_name
+from concertina.kube.manifests.pod import secret_manifest
 from concertina.kube.parse.views import job_view
 from concertina.plan.types import CreatePod
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from builders.manifests import container, environment, job, made
 from concertina.api.quantities import bytes_of
-from concertina.kube.manifests.pod_needs import HOST_PORTS
+from concertina.kube.manifests.agent import HOST_PORTS
 from concertina.kube.parse.views import pod_view
 from concertina.kube.resources import Raw
 from concertina.plan.types import CreatePod

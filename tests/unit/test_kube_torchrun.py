@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from builders.manifests import container, environment, job
-from concertina.kube.manifests.torchrun import rendezvous_manifest
+from concertina.kube.manifests.pod import rendezvous_manifest
 from concertina.kube.parse.views import job_view
 from concertina.plan.types import CreateRendezvous
 

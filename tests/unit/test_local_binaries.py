@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from concertina.local import binaries, gobuild, images, paths, release
-from concertina.local.binaries import Bundle, Program
+from concertina.local.binaries import gobuild, programs, release
+from concertina.local.binaries.programs import Bundle, Program
+from concertina.local.binaries.release import Asset
 from concertina.local.errors import LocalClusterError
-from concertina.local.release import Asset
+from concertina.local.host import paths
+from concertina.local.node import images
 
 PROGRAM = b"#!/bin/sh\necho 'tool v1.36.9'\n"
 TOOL = Bundle("tool", {"tool": Program(("--version",), r"v1\.36\.")}, {"tool": "built"}, "example.org/tool")
@@ -52,14 +54,14 @@ def say(_: str) -> None:
 def test_a_program_on_path_is_taken_when_its_version_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
-    assert binaries.installed("tool", TOOL.programs["tool"]) is None
+    assert programs.installed("tool", TOOL.programs["tool"]) is None
     found = script(tmp_path / "tool", b"#!/bin/sh\necho 'tool v1.35.2'\n")
-    assert binaries.installed("tool", TOOL.programs["tool"]) is None
+    assert programs.installed("tool", TOOL.programs["tool"]) is None
     script(found)
-    assert binaries.installed("tool", TOOL.programs["tool"]) == found
+    assert programs.installed("tool", TOOL.programs["tool"]) == found
     first = script(tmp_path / "assets" / "tool")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(first.parent))
-    assert binaries.installed("tool", TOOL.programs["tool"]) == first
+    assert programs.installed("tool", TOOL.programs["tool"]) == first
 
 
 def test_a_release_is_checked_and_unpacked(server: tuple[str, Path], tmp_path: Path) -> None:
@@ -132,20 +134,20 @@ def _no_release(*_: object) -> None:
 
 def test_a_build_fills_the_cache_once(module: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    first = binaries.find(TOOL, said.append)
-    assert first == binaries.find(TOOL, say)
+    first = programs.find(TOOL, said.append)
+    assert first == programs.find(TOOL, say)
     assert first["tool"].name == "tool"
     assert (tmp_path / "runs").read_text() == "run\n"
     assert any("no release here; building from source instead" in line for line in said)
     assert any("package 1, example.org/some/package" in line for line in said)
     # Another go.mod is another set of programs.
     (module / "go.sum").write_text("changed")
-    assert binaries.find(TOOL, say) != first
+    assert programs.find(TOOL, say) != first
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
 
 def test_checkouts_that_set_up_at_once_build_once(module: Path, tmp_path: Path) -> None:
-    threads = [threading.Thread(target=binaries.find, args=(TOOL, say)) for _ in range(4)]
+    threads = [threading.Thread(target=programs.find, args=(TOOL, say)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -156,14 +158,14 @@ def test_checkouts_that_set_up_at_once_build_once(module: Path, tmp_path: Path) 
 def test_a_build_that_fails_leaves_nothing_and_says_why(module: Path, tmp_path: Path) -> None:
     script(tmp_path / "go" / "go", b"#!/bin/sh\necho 'go: no such module' >&2; exit 1\n")
     with pytest.raises(LocalClusterError, match="building tool failed:\ngo: no such module"):
-        binaries.find(TOOL, say)
+        programs.find(TOOL, say)
     assert [path for path in (tmp_path / "cache" / "concertina" / "binaries").iterdir() if path.is_dir()] == []
 
 
 def test_the_pinned_modules_name_their_versions() -> None:
     tools = paths.checkout() / "tools"
-    assert binaries.version(binaries.CONTROL_PLANE, tools / "controlplane").startswith("v1.36.")
-    assert binaries.version(binaries.HELM, tools / "helm").startswith("v4.")
+    assert programs.version(programs.CONTROL_PLANE, tools / "controlplane").startswith("v1.36.")
+    assert programs.version(programs.HELM, tools / "helm").startswith("v4.")
     assert gobuild.required(tools / "controlplane")["go.etcd.io/etcd/server/v3"].startswith("v3.6.")
 
 

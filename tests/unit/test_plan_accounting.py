@@ -11,7 +11,7 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import unix_seconds
 from concertina.plan.plan import plan
-from concertina.plan.status.accounting import MOST_SHARES, SECONDS
+from concertina.plan.status.progress import MOST_SHARES, SECONDS
 from concertina.plan.types import Observed
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import Gang, JobStatus, World, rfc3339
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
-from concertina.plan.lifecycle import gang
+from concertina.plan.lifecycle import admission
 from concertina.plan.plan import plan
 from concertina.plan.types import CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView, Rival
 
@@ -123,7 +123,7 @@ def test_who_is_first_and_holds_nothing_has_its_turn_and_goes_on_asking() -> Non
     assert deleted(made) == 0
     assert (made.status.gang.since, made.status.gang.until) == (None, rfc3339(T0 + 240))
     seen = short(0, made.status, rivals=(YOUNGER,))
-    mine = gang.waiting(seen.job, seen.pods, False)
+    mine = admission.waiting(seen.job, seen.pods, False)
     assert mine is not None
     assert mine.rival.aside
     assert plan(seen, T0 + 239).status.gang == made.status.gang
@@ -272,17 +272,17 @@ def toy(number: int, need: int, priority: int, created: float, nowhere: bool = F
     return Toy(view, priority, nowhere)
 
 
-def waiting(job: Toy) -> gang.Waiting | None:
-    return gang.waiting(job.view, job.pods.values(), False)
+def waiting(job: Toy) -> admission.Waiting | None:
+    return admission.waiting(job.view, job.pods.values(), False)
 
 
 def step(all: list[Toy], job: Toy, now: float) -> float:
     """One pass of a job, as plan() would make it; seconds until it wants another."""
     rivals = tuple(found.rival for other in all if other is not job and (found := waiting(other)))
     seen = jobs.observed(job.view, tuple(job.pods.values()), rivals=rivals if waiting(job) else ())
-    look = Look(seen, job.view.spec, now)
-    decision = gang.release(look)
-    status = gang.after(look, decision or Decision(Phase.WAITING, "", ""))
+    ctx = JobContext(seen, job.view.spec, now)
+    decision = admission.release(ctx)
+    status = admission.after(ctx, decision or Decision(Phase.WAITING, "", ""))
     if decision and decision.gang and decision.gang != job.view.status.gang:
         assert rivals, "released while nobody else waits"
         job.released.append(now)
@@ -293,7 +293,7 @@ def step(all: list[Toy], job: Toy, now: float) -> float:
     for index in range(job.view.spec.replicas):
         pending = {"phase": "Pending", "node": "", "created": now, "priority": job.priority}
         job.pods.setdefault(index, jobs.pod(index, **pending))
-    return gang.left(look) or HOURS
+    return admission.left(ctx) or HOURS
 
 
 def schedule(all: list[Toy], capacity: int, random: Any) -> None:
@@ -365,4 +365,4 @@ def test_two_jobs_of_three_on_four_places_take_half_a_minute() -> None:
         step(all, job, T0)
         for index in range(2):
             job.pods[index] = replace(job.pods[index], node="somewhere")
-    assert run(all, 4, random.Random(1)) < T0 + gang.PATIENCE + 2 * RUNS + 10
+    assert run(all, 4, random.Random(1)) < T0 + admission.PATIENCE + 2 * RUNS + 10

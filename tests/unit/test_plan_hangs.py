@@ -55,7 +55,7 @@ def test_a_hang_of_all_blames_nobody() -> None:
 
 
 def test_report_lets_the_round_be_and_says_it_once() -> None:
-    seen = hanging(hangAction="Report")
+    seen = hanging(onHang="Report")
     made = plan(seen, jobs.T0 + 100)
     claim = made.status.world.claim
     assert claim is not None
@@ -67,7 +67,7 @@ def test_report_lets_the_round_be_and_says_it_once() -> None:
     assert [event.reason for event in made.events] == ["Hang"]
     again = plan(jobs.then(seen, made), jobs.T0 + 101)
     assert again.events == ()
-    moves = hanging(None, hangAction="Report")
+    moves = hanging(None, onHang="Report")
     over = plan(replace(moves, job=jobs.then(seen, made).job), jobs.T0 + 110).status.condition("Stalled")
     assert over is not None
     assert over.status == "False"

@@ -21,6 +21,7 @@ from concertina.agents.bounds import bounded
 from concertina.api.status import JobStatus
 from concertina.plan.plan import plan
 from concertina.plan.types import Call, Observed
+from concertina_protocol.typed_json import OpenEnum
 
 NUMBERS = (-(2**63), -1, 0, 1, 2, 39, 41, 100, 101, 2**63, 2**80)
 FLOATS = (-1e300, -1.0, 0.0, 0.5, 2.0, jobs.T0 + 9, jobs.T0 + 15, 1e12, 1e300, math.nan, math.inf, -math.inf)
@@ -43,6 +44,8 @@ def anything(kind: Any, draw: random.Random) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = HINTS(kind)
         return kind(**{each.name: anything(hints[each.name], draw) for each in dataclasses.fields(kind)})
+    if issubclass(kind, OpenEnum):
+        return kind(draw.choice(WORDS))
     return draw.choice({bool: (False, True), int: NUMBERS, float: FLOATS, str: WORDS}[kind])
 
 
@@ -51,7 +54,7 @@ SEEDS = st.integers(0, 2**32)
 STORED = {"uri": "s3://bucket/x", "everySeconds": "auto"}
 SPECS = {
     "bundled": jobs.spec(),
-    "stored": jobs.spec(checkpoint=STORED, failurePolicy={"straggler": {"action": "Replace"}}),
+    "stored": jobs.spec(checkpoint=STORED, failurePolicy={"onStraggler": "Replace"}),
     "command": jobs.command_spec(),
 }
 BUNDLED, COMMAND = jobs.running(SPECS["bundled"]), jobs.running(SPECS["command"])

@@ -6,7 +6,7 @@ import pytest
 
 from builders import jobs
 from concertina.api.parse import SpecError
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.plan import plan
 from concertina.plan.rounds import commits
 from concertina_protocol import CheckpointInterval
@@ -16,7 +16,7 @@ def test_a_round_is_told_how_long_the_job_has_run_and_how_often_it_failed():
     seen = jobs.running(jobs.spec())
     restarts = seen.job.status.restarts.model_copy(update={"total": 4})
     job = replace(seen.job, status=seen.job.status.model_copy(update={"restarts": restarts}))
-    history = commits._history(Look(replace(seen, job=job), job.spec, jobs.T0 + 1010))
+    history = commits._history(JobContext(replace(seen, job=job), job.spec, jobs.T0 + 1010))
     assert (history.failures, round(history.seconds)) == (4, 1000)
 
 

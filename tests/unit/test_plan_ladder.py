@@ -13,9 +13,9 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.plan import plan
-from concertina.plan.recovery import ladder
+from concertina.plan.recovery import escalation
 from concertina.plan.types import NodeView, Observed, Plan
 
 MARK = CheckpointMark(step=20, round=1, uri="s3://bucket/run", at=rfc3339(T0))
@@ -28,16 +28,16 @@ def entry(replica: str = "demo-1-0", after: float = 0.0, **fields: Any) -> Resta
     return Restart(at=rfc3339(T0 + after), replica=replica, **{**values, **fields})
 
 
-def look_at(recent: tuple[Restart, ...], spec: Any = None, saved: bool = False, **fields: Any) -> Look:
+def look_at(recent: tuple[Restart, ...], spec: Any = None, saved: bool = False, **fields: Any) -> JobContext:
     seen = jobs.running(jobs.spec() if spec is None or spec.bundled else spec)
     spec = spec or jobs.spec()
     update = {"restarts": Restarts(recent=recent), "last_checkpoint": MARK if saved else None, **fields}
     status = seen.job.status.model_copy(update=update)
-    return Look(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
+    return JobContext(replace(seen, job=replace(seen.job, status=status, spec=spec)), spec, T0 + 100)
 
 
 def rung(recent: tuple[Restart, ...], failed: Restart, lost: bool = False, **fields: Any) -> str:
-    found = ladder.answer(look_at(recent, **fields), failed, lost, "ValueError: no")
+    found = escalation.answer(look_at(recent, **fields), failed, lost, "ValueError: no")
     return found.rung or found.reason
 
 
@@ -123,13 +123,13 @@ def test_the_whole_job_restarts_where_memory_is_suspected(
 
 
 def test_a_round_that_storage_gave_no_state_for_is_only_tried_again() -> None:
-    look = look_at((entry(A, reason="RestoreFailed"),), jobs.spec(**DURABLE), saved=True)
-    base = look.world.base
+    ctx = look_at((entry(A, reason="RestoreFailed"),), jobs.spec(**DURABLE), saved=True)
+    base = ctx.world.base
     assert base is not None
-    world = look.world.model_copy(update={"base": base.model_copy(update={"source": "Storage"})})
-    look = look_at(look.recent, look.spec, saved=True, world=world)
+    world = ctx.world.model_copy(update={"base": base.model_copy(update={"source": "Storage"})})
+    ctx = look_at(ctx.recent, ctx.spec, saved=True, world=world)
     failed = entry(A, reason="RestoreFailed")
-    assert ladder.answer(look, failed, False, "").rung == "NewRound"
+    assert escalation.answer(ctx, failed, False, "").rung == "NewRound"
 
 
 # --- laws
@@ -161,7 +161,7 @@ BLOWS = some.lists(
     ),
     max_size=40,
 )
-ORDER = [each.name for each in ladder.RUNGS]
+ORDER = [each.name for each in escalation.RUNGS]
 
 
 def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
@@ -178,10 +178,10 @@ def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
             step=step,
             counted=blow.reason != "MemberLost",
         )
-        look = look_at(recent, spec, saved=True)
-        found = ladder.answer(look, failed, blow.reason == "MemberLost", "")
+        ctx = look_at(recent, spec, saved=True)
+        found = escalation.answer(ctx, failed, blow.reason == "MemberLost", "")
         if sum(e.counted for e in (*recent, failed)) > spec.failure_policy.max_restarts:
-            found = ladder.Answer("", "RestartsExhausted", "")
+            found = escalation.Answer("", "RestartsExhausted", "")
         told.append((failed, found.rung or found.reason))
         if not found.rung:
             break
@@ -195,7 +195,7 @@ def test_rounds_are_bounded_by_the_budgets(blows: list[Blow], borne: int, durabl
     told = played(blows, spec)
     answered = [name for failed, name in told if failed.counted and name in ORDER]
     assert len(answered) <= borne
-    assert answered.count("WholeRestart") <= ladder.WHOLE_RESTARTS
+    assert answered.count("WholeRestart") <= escalation.WHOLE_RESTARTS
     assert all(name in ORDER for _, name in told[:-1])
 
 
@@ -231,8 +231,8 @@ def test_status_and_events_name_the_rung_and_why() -> None:
 def test_a_whole_restart_passes_over_what_is_in_memory() -> None:
     spec = jobs.spec(**DURABLE)
     storage = protocol.Storage("Ready", protocol.Durable(jobs.UID, 1, 20, "s3://bucket/run"))
-    look = look_at(tuple(entry(r, **REPLACED) for r in ("demo-7-0", "demo-8-0", "demo-9-0")), spec, saved=True)
-    seen = look.observed
+    ctx = look_at(tuple(entry(r, **REPLACED) for r in ("demo-7-0", "demo-8-0", "demo-9-0")), spec, saved=True)
+    seen = ctx.observed
     made = failing(seen, T0 + 11)
     assert made.status.world.claim is not None
     assert made.status.world.claim.from_storage
@@ -334,9 +334,9 @@ def test_signals_are_a_bug_only_where_several_nodes_see_them(
 
 def test_on_the_only_node_there_is_a_bug_is_seen_too() -> None:
     one = {"error": SAME, "node": "node-1"}
-    look = look_at((entry(A, **one), entry(C, **one)))
-    pods = tuple(replace(pod, node="node-1") for pod in look.observed.pods)
-    seen = replace(look.observed, pods=pods, nodes={"node-1": NodeView("node-1", ready=True)})
+    ctx = look_at((entry(A, **one), entry(C, **one)))
+    pods = tuple(replace(pod, node="node-1") for pod in ctx.observed.pods)
+    seen = replace(ctx.observed, pods=pods, nodes={"node-1": NodeView("node-1", ready=True)})
     made = failing(seen, T0 + 11, message="Rank 1 exited with code 1: E")
     assert made.status.condition("Failed").reason == "SameFailure"
 
@@ -344,9 +344,9 @@ def test_on_the_only_node_there_is_a_bug_is_seen_too() -> None:
 @pytest.mark.parametrize(("after", "bug"), [(3.0, True), (500.0, False)])
 def test_without_steps_only_a_round_that_fails_soon_is_the_same(after: float, bug: bool) -> None:
     own = jobs.command_spec()
-    look = look_at((entry(A, error=SAME, step=0), entry(C, error=SAME, step=0)), own, progress=None)
-    lead = replace(look.observed.agents["demo-0-0"], report=jobs.lead_report(progress=None))
-    seen = replace(look.observed, agents={**look.observed.agents, "demo-0-0": lead})
+    ctx = look_at((entry(A, error=SAME, step=0), entry(C, error=SAME, step=0)), own, progress=None)
+    lead = replace(ctx.observed.agents["demo-0-0"], report=jobs.lead_report(progress=None))
+    seen = replace(ctx.observed, agents={**ctx.observed.agents, "demo-0-0": lead})
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "Rank 1 exited with code 1: E")
     lead = replace(lead, report=jobs.lead_report(progress=None, failures=(failure,)))
     made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 10 + after)

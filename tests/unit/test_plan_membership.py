@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import jobs
-from concertina.plan.facts import membership, sizes
+from concertina.plan.facts import quorum, sizes
 from concertina_protocol import Prepared
 
 
@@ -62,4 +62,4 @@ def replies(**reachable: str) -> dict[str, Prepared]:
     ids=["all", "one alone", "one deaf", "one link", "one too many", "two halves", "nobody"],
 )
 def test_members_reach_each_other_and_old_ones_stay(links: dict[str, str], members: str, chosen: str) -> None:
-    assert "".join(membership.choose(replies(**links), set(members), jobs.spec())) == chosen
+    assert "".join(quorum.choose(replies(**links), set(members), jobs.spec())) == chosen

@@ -5,7 +5,7 @@ import torch
 
 from builders import jobs
 from concertina.plan.plan import plan
-from concertina.plan.state import memory
+from concertina.plan.state.snapshot_memory import BESIDES, needed
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
@@ -42,12 +42,12 @@ def test_the_count_of_weights_is_the_model_s(model):
 def test_a_part_on_its_way_to_storage_takes_room_too():
     spec = limited("1Gi")
     durable = spec.model_copy(update={"checkpoint": jobs.spec(checkpoint={"uri": "s3://bucket/folder"}).checkpoint})
-    assert (memory.needed(durable, 4) - memory.BESIDES) * 5 == (memory.needed(spec, 4) - memory.BESIDES) * 6
+    assert (needed(durable, 4) - BESIDES) * 5 == (needed(spec, 4) - BESIDES) * 6
 
 
 def test_a_job_whose_snapshots_fit_at_no_size_is_not_started():
-    need = memory.needed(limited("1Gi"), 4)
-    assert need - memory.BESIDES == 5 * 12 * ModelConfig.model_validate(LARGE).weights // 4
+    need = needed(limited("1Gi"), 4)
+    assert need - BESIDES == 5 * 12 * ModelConfig.model_validate(LARGE).weights // 4
     made = first(limited("4Gi"))
     assert not made.actions, "no pod is made"
     assert "with 4 replicas the snapshots of each take 4," in stalled(made)
@@ -63,5 +63,5 @@ def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
 
 
 def test_one_replica_has_no_copies_of_another_and_no_limit_is_no_worry():
-    assert memory.needed(limited("1Gi"), 1) - memory.BESIDES == 3 * 12 * ModelConfig.model_validate(LARGE).weights
+    assert needed(limited("1Gi"), 1) - BESIDES == 3 * 12 * ModelConfig.model_validate(LARGE).weights
     assert first(jobs.spec()).actions

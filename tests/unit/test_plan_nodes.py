@@ -13,9 +13,9 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import AvoidedNode, JobStatus, Restart, Restarts, rfc3339, unix_seconds
 from concertina.plan.facts import sizes
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.plan import plan
-from concertina.plan.pods import nodes
+from concertina.plan.pods import bad_nodes
 from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, PodView
 
 
@@ -38,15 +38,15 @@ def seen(
     )
 
 
-def look(now: float = 100.0, **fields: Any) -> Look:
+def ctx(now: float = 100.0, **fields: Any) -> JobContext:
     observed = seen(**fields)
     assert observed.job.spec is not None
-    return Look(observed, observed.job.spec, T0 + now)
+    return JobContext(observed, observed.job.spec, T0 + now)
 
 
 def avoided(entries: tuple[Restart, ...], now: float = 100.0, **fields: Any) -> dict[str, float]:
     """Node -> seconds after T0 until which it is avoided."""
-    found = nodes.remember(look(now, **fields), entries)
+    found = bad_nodes.remember(ctx(now, **fields), entries)
     return {entry.node: round(unix_seconds(entry.until) - T0, 3) for entry in found}
 
 
@@ -91,7 +91,7 @@ def test_a_repeat_offender_is_avoided_for_twice_as_long_and_at_once() -> None:
     assert avoided((entry(X, 10), entry(X, 20)), known=known) == {X: 50}, "that was judged already"
     assert avoided((entry(X, 10), entry(X, 60)), known=known) == {X: 60 + 1800}
     assert avoided((entry(X, 60),), known=(bad(X, 50, times=3),)) == {X: 60 + 7200}
-    assert avoided((entry(X, 60),), known=(bad(X, 50, times=1000),)) == {X: 60 + nodes.LONGEST}
+    assert avoided((entry(X, 60),), known=(bad(X, 50, times=1000),)) == {X: 60 + bad_nodes.LONGEST}
 
 
 def test_a_node_is_forgotten_a_window_after_it_was_forgiven() -> None:
@@ -124,9 +124,9 @@ def test_a_rule_only_where_the_whole_job_fits_without(
     known = (bad("node-1", 900), bad("node-2", 900, times=2), bad("node-3", 50, times=9))
     observed = seen(pods, ready=ready, known=known)
     gone = replace(observed, pods=pods[:1])  # so that pods are created
-    wanted = Look(replace(observed, pods=pods), jobs.spec(), T0 + 100)
-    assert sorted(nodes.forbidden(wanted)) == never
-    assert sorted(set(nodes.avoided(wanted)) - set(never)) == wish
+    wanted = JobContext(replace(observed, pods=pods), jobs.spec(), T0 + 100)
+    assert sorted(bad_nodes.forbidden(wanted)) == never
+    assert sorted(set(bad_nodes.avoided(wanted)) - set(never)) == wish
     made = [action for action in plan(gone, T0 + 100).actions if isinstance(action, CreatePod)]
     assert made
     assert {node for action in made for node in (*action.avoid_nodes, *action.never_nodes)} == {"node-1", "node-2"}
@@ -144,10 +144,10 @@ def test_the_job_always_fits_without_the_nodes_it_must_not_use(
     pods = tuple(jobs.pod(i, node=f"node-{node}") for i, node in enumerate(placed[:replicas]))
     known = tuple(bad(f"node-{i}", 900, times=1 + i % 3) for i in offenders)
     spec = jobs.spec(replicas=replicas, elastic=None)
-    it = look(pods=pods, spec=spec, ready=ready, known=known)
+    it = ctx(pods=pods, spec=spec, ready=ready, known=known)
     density = max((placed[:replicas].count(node) for node in placed[:replicas]), default=1)
-    left = {f"node-{i}" for i in range(ready)} - set(nodes.forbidden(it))
-    assert not nodes.forbidden(it) or len(left) * density >= sizes.most(spec)
+    left = {f"node-{i}" for i in range(ready)} - set(bad_nodes.forbidden(it))
+    assert not bad_nodes.forbidden(it) or len(left) * density >= sizes.most(spec)
 
 
 @given(
@@ -159,8 +159,8 @@ def test_forgiving_is_monotone_in_time(failures: list[tuple[str, float]], first:
     """Without new failures a node that is forgiven stays so, and no time is ever drawn out."""
     entries = tuple(entry(node, at) for node, at in sorted(failures, key=lambda failure: failure[1]))
     spec = jobs.spec(failurePolicy={"windowSeconds": 100000})
-    known = nodes.remember(look(first, spec=spec), entries)
-    later = nodes.remember(look(first + more, spec=spec, known=known), entries)
+    known = bad_nodes.remember(ctx(first, spec=spec), entries)
+    later = bad_nodes.remember(ctx(first + more, spec=spec, known=known), entries)
     before = {each.node: each.until for each in known}
     assert all(before[each.node] == each.until for each in later)
 

@@ -8,7 +8,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina.plan.state.ring import Place, order, shared
+from concertina.plan.state.placement import Place, order, shared
 
 ZONES = st.sampled_from(["", "a", "b", "c"])
 

@@ -1,4 +1,4 @@
-"""What follows from a straggler, as failurePolicy.straggler says."""
+"""What follows from a straggler, as failurePolicy.onStraggler says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_is_named_in_status_condition_and_one_event() -> None:
     assert over.status.stragglers == ()
 
 
-REPLACE = {"straggler": {"action": "Replace"}}
+REPLACE = {"onStraggler": "Replace"}
 
 
 def test_its_pod_is_replaced_once_without_a_failure_being_counted() -> None:

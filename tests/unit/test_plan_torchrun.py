@@ -152,3 +152,10 @@ def test_names_that_other_pods_hold_are_passed_over() -> None:
     here = store(name="demo-rendezvous-4", round=4)
     made = plan(jobs.then(seen, made, pods=(here,)), T0 + 3)
     assert [(each.index, each.attempt) for each in of(made, CreatePod)] == [(0, 0), (1, 1), (2, 0)]
+
+
+def test_an_image_that_no_pod_can_pull_is_said_before_there_is_any_member() -> None:
+    """The store's pod has no replica index, so no attempt of one either."""
+    stuck = store(phase="Pending", ip="", waiting="ErrImagePull", waiting_message="no such image")
+    made = plan(begun(stuck), T0 + 60)
+    assert reason(made) == "Stalled ImageUnavailable"

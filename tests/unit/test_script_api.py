@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import trainingjob
 from concertina_agent import main
 from concertina_agent.core import events as e
-from concertina_agent.core import stopping
-from concertina_agent.core.stopping import Stopping
+from concertina_agent.core.round import stopping
+from concertina_agent.core.round.stopping import Stopping
 from concertina_protocol import MemberState, Progress
 from concertina_protocol import worker_channel as w
 from trainingjob._channel import Channel
@@ -37,9 +37,9 @@ def test_nothing_happens_outside_of_a_job(tmp_path, monkeypatch):
 
 def test_importing_it_costs_nothing():
     code = "import sys; before = set(sys.modules); import trainingjob; print(*(set(sys.modules) - before))"
-    printed = subprocess.run([sys.executable, "-Ic", code], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "trainingjob" in printed.split()
-    assert not {"torch", "numpy", "asyncio", "concertina_agent"} & set(printed.split())
+    assert not {"torch", "numpy", "asyncio", "socket", "concertina_protocol"} & set(printed.split())
 
 
 def test_the_world_is_torchruns(monkeypatch):
@@ -70,19 +70,34 @@ def test_where_checkpoints_belong(tmp_path, monkeypatch):
         trainingjob.checkpoint_dir()
 
 
+IN_A_JOB = """
+import sys, trainingjob
+print(trainingjob.__file__, "concertina_protocol" in sys.modules)
+trainingjob.report(step=1)
+print(sys.modules["concertina_protocol"].__file__, *{"asyncio", "ssl", "torch", "concertina_agent"} & set(sys.modules))
+"""
+
+
 def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
+    """And what it stands on, for any Python; that is imported once the script speaks, without asyncio."""
     first, second = tmp_path / "first", tmp_path / "second"
     pyz = main.install(first)
     subprocess.run([sys.executable, str(pyz), "install", str(second)], check=True, capture_output=True)
-    for folder in (first, second):
-        package = folder / "python" / "trainingjob"
-        assert sorted(path.name for path in package.iterdir()) == ["__init__.py", "_channel.py", "py.typed"]
-        code = "import trainingjob; print(trainingjob.__file__, trainingjob.should_checkpoint())"
-        environment = {"PYTHONPATH": str(folder / "python")}
-        said = subprocess.run(
-            [sys.executable, "-Sc", code], env=environment, capture_output=True, text=True, check=True
-        )
-        assert said.stdout.split() == [str(package / "__init__.py"), "False"]
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "s"))
+        agent.listen()
+        for folder in (first, second):
+            packages = folder / "python"
+            assert sorted(path.name for path in packages.iterdir()) == ["concertina_protocol", "trainingjob"]
+            environment = {"PYTHONPATH": str(packages), "RANK": "0", "CONCERTINA_SOCKET": str(tmp_path / "s")}
+            said = subprocess.run(
+                [sys.executable, "-Sc", IN_A_JOB], env=environment, capture_output=True, text=True, check=True
+            )
+            expected = [packages / "trainingjob/__init__.py", False, packages / "concertina_protocol/__init__.py"]
+            assert (said.stdout.split(), said.stderr) == ([str(each) for each in expected], "")
+            connection, _ = agent.accept()
+            with connection, connection.makefile("rb") as stream:
+                assert [type(w.decode(line)) for line in stream] == [w.Hello, Progress]
 
 
 class Agent:
@@ -135,22 +150,22 @@ def test_all_calls_are_false_but_the_one_that_was_agreed_on_and_the_next_ends_th
     call = agent.script.should_checkpoint
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(call)
-        assert (agent.hears(), agent.hears()) == (w.Hello(0, os.getpid()), w.Attends(0))
+        assert (agent.hears(), agent.hears()) == (w.Hello(0, os.getpid()), w.Register(0))
         assert not first.done(), "the first call did not wait for its answer"
-        agent.says(w.Attended())
+        agent.says(w.Registered())
         assert [first.result(10), call(), call()] == [False, False, False]
-        agent.says(w.AskPassed())
-        assert agent.hears() == w.Passed(0, 3)
+        agent.says(w.QueryCalls())
+        assert agent.hears() == w.CallCount(0, 3)
         fourth = pool.submit(call)
         agent.script.report(4, 9, 0.1, 0, 0, "training")
         assert agent.hears().step == 4
         assert not fourth.done(), "a call after the answer did not wait"
-        agent.says(w.StopAt(5))
+        agent.says(w.StopAtCall(5))
         assert [fourth.result(10), call()] == [False, True]
         agent.script.report(6, 9, 0.1, 0, 0, "training")
         assert isinstance(pool.submit(call).exception(10), SystemExit)
-        agent.says(w.AskPassed())
-        assert agent.hears() == w.Passed(0, 5), "a step beyond the checkpoint was reported"
+        agent.says(w.QueryCalls())
+        assert agent.hears() == w.CallCount(0, 5), "a step beyond the checkpoint was reported"
 
 
 def test_an_agent_that_is_gone_leaves_the_script_alone(tmp_path):
@@ -179,8 +194,8 @@ def test_the_call_is_the_first_that_no_rank_has_passed(calls):
         ranks = range(rank, rank + len(passed))
         rank += len(passed)
         for one in ranks:
-            assert agent.attends(one) == [e.ToWorker(one, w.Attended())]
-        assert agent.ask(0.0) == [e.ToWorker(one, w.AskPassed()) for one in ranks]
+            assert agent.attends(one) == [e.SendToWorker(one, w.Registered())]
+        assert agent.ask(0.0) == [e.SendToWorker(one, w.QueryCalls()) for one in ranks]
         assert (agent.next_call is None) == bool(passed)
         for one, number in zip(ranks, passed, strict=True):
             assert agents[0].decide(map(member, agents), 0.1) is None
@@ -190,7 +205,7 @@ def test_the_call_is_the_first_that_no_rank_has_passed(calls):
     assert decided == max(everybody, default=-1) + 1
     for agent, passed in zip(agents, calls, strict=True):
         kinds = {type(effect) for effect in agent.stop_at(decided)}
-        assert kinds == ({e.SignalWorkers} if not everybody else {e.ToWorker} if passed else set())
+        assert kinds == ({e.SignalWorkers} if not everybody else {e.SendToWorker} if passed else set())
         assert agent.stop_at(decided) == []
     assert agents[0].decide(map(member, agents), 0.1) is None, "decided twice"
 
@@ -202,11 +217,11 @@ def test_a_rank_that_comes_late_is_told_and_one_that_is_gone_is_not_waited_for()
     agent.ask(0.0)
     agent.passed(0, 4)
     assert agent.next_call is None
-    assert agent.attends(2) == [e.ToWorker(2, w.AskPassed())]
+    assert agent.attends(2) == [e.SendToWorker(2, w.QueryCalls())]
     agent.ended(1)
     assert agent.next_call == 5
     agent.stop_at(7)
-    assert agent.attends(3) == [e.ToWorker(3, w.StopAt(7))]
+    assert agent.attends(3) == [e.SendToWorker(3, w.StopAtCall(7))]
     assert agent.agreed
 
 

@@ -26,12 +26,12 @@ def look(balances, seconds, hiccup=()):
     """A window's steps: seconds a row of each rank; `hiccup`: ranks whose steps were ten times as long three times."""
     for step in range(WINDOW):
         for rank, (balance, each) in enumerate(zip(balances, seconds, strict=True)):
-            assert balance.word(CPU).numel() == 0
+            assert balance.payload(CPU).numel() == 0
             share = balance.shares[rank]
             balance.total += share * each * (10 if rank in hiccup and step < 3 else 1)
             balance.worked([SimpleNamespace(tokens=range(share))], balance.total)
-    word = torch.stack([balance.word(CPU) for balance in balances]).sum(0).tolist()
-    return [balance.judge(word) for balance in balances]
+    word = torch.stack([balance.payload(CPU) for balance in balances]).sum(0).tolist()
+    return [balance.decide(word) for balance in balances]
 
 
 def team(world, on=True):
@@ -60,7 +60,7 @@ def test_a_change_is_said_and_a_hiccup_is_none():
     assert look(balances, (0.01, 0.01, 0.01), hiccup=[1]) == ["", "", ""]
     said = look(balances, (0.01, 0.01, 0.02))
     assert said == ["balance: sequences a step by rank are 10 9 5; each takes ms 10.0 10.0 20.0"] * 3
-    assert [balance.told() for balance in balances] == [(10, 9, 5)] * 3
+    assert [balance.reported for balance in balances] == [(10, 9, 5)] * 3
     assert look(balances, (0.01, 0.01, 0.01))[0].startswith("balance: sequences a step by rank are 8 8 8;")
 
 
@@ -75,7 +75,7 @@ def test_without_it_nothing_travels():
     balance = team(1, on=False)[0]
     for step in range(3 * WINDOW):
         balance.worked([SimpleNamespace(tokens=range(24))], 1.0 + step)
-        assert balance.word(CPU).numel() == 0
-    assert balance.judge(()) == ""
-    assert balance.told() == ()
+        assert balance.payload(CPU).numel() == 0
+    assert balance.decide(()) == ""
+    assert balance.reported == ()
     assert not balance._batches.changes

@@ -1,6 +1,7 @@
 """The worker channel: both ends over a real unix socket, and every message through the wire and back."""
 
 import asyncio
+import socket
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 import concertina_protocol as protocol
 from concertina_protocol import worker_channel as channel
 from concertina_protocol.typed_json import ProtocolError
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 ID = protocol.SnapshotId(round=3, step=7, layout="abc", shards=2)
 RESTORE = protocol.Restore("Memory", 7, ID, {"0": ("a",), "1": ("a", "b")})
@@ -39,16 +41,15 @@ def connected(path, talk):
     ready = threading.Event()
 
     async def agent():
-        finished = asyncio.Event()
-
-        async def serve(reader, writer):
-            await talk(channel.AgentEnd(reader, writer))
-            finished.set()
-
-        server = await asyncio.start_unix_server(serve, path, limit=protocol.MAX_LINE)
-        ready.set()
-        await finished.wait()
-        server.close()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            listening.setblocking(False)
+            ready.set()
+            connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+        end = AgentEnd(connection)
+        await talk(end)
+        end.release()
 
     thread = threading.Thread(target=lambda: asyncio.run(agent()))
     thread.start()

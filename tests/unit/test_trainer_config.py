@@ -7,7 +7,8 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina.api.spec import Checkpoint
+from concertina_trainer.config import CheckpointConfig, TrainerConfig, of_any_version
 
 DATA = {"data": {"uri": "s3://bucket/data"}}
 
@@ -22,21 +23,22 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
     [
         ({"stepz": 3}, "stepz"),
         ({"model": {"layerz": 3}}, "layerz"),
-        ({"model": {"dim": 24, "heads": 8}}, "even multiple of model.heads"),
-        ({"model": {"heads": 4, "kvHeads": 3}}, "multiple of model.kvHeads"),
+        ({"model": {"dim": 24, "heads": 8}}, "even multiple of heads"),
+        ({"model": {"heads": 4, "kvHeads": 3}}, "multiple of kvHeads"),
         ({"data": {"uri": "relative/path"}}, "uri"),
-        ({"data": {}}, "either data.uri or data.mixture"),
-        ({"data": {"uri": "/a", "mixture": [{"uri": "/b", "weight": 1}]}}, "either data.uri or data.mixture"),
+        ({"data": {}}, "give either uri, or mixture"),
+        ({"data": {"uri": "/a", "mixture": [{"uri": "/b", "weight": 1}]}}, "give either uri, or mixture"),
         ({"data": {"mixture": [{"uri": "/b", "weight": 0.5}]}}, "valid integer"),
         ({"data": {"uri": "/a", "documents": "bucketed"}, "determinism": "bitwise"}, "another data.documents"),
-        ({"data": {"uri": "/a", "balance": "speed"}, "determinism": "bitwise"}, "set data.balance to even"),
-        ({"data": {"uri": "/a", "balance": "speed", "documents": "bucketed"}}, "set data.balance to even"),
+        ({"data": {"uri": "/a", "balance": "speed"}, "determinism": "bitwise"}, "set balance to even"),
+        ({"data": {"uri": "/a", "balance": "speed", "documents": "bucketed"}}, "set balance to even"),
         ({"evaluation": {"everySteps": 0}}, "everySteps"),
         ({"evaluation": {"sequences": 0}}, "sequences"),
         ({"evaluation": {"everyStep": 5}}, "everyStep"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"precision": "float8"}, "precision"),
         ({"determinism": "bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
+        ({"anomalies": {"nonFinite": "Ignore"}}, "nonFinite"),
     ],
 )
 def test_a_mistake_is_named(change, said):
@@ -52,7 +54,7 @@ def test_data_may_be_in_every_store_that_checkpoints_may_be_in(uri):
 
 def test_the_digest_is_of_what_decides_the_numbers():
     config = TrainerConfig.model_validate(DATA)
-    same = {"logEverySteps": 3, "snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
+    same = {"snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
     same["data"] = {"uri": "s3://elsewhere/data", "cacheMebibytes": 99}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
@@ -68,9 +70,24 @@ def test_a_run_that_began_when_rates_had_other_defaults_is_the_same_run():
     assert TrainerConfig.model_validate({**DATA, "optimizer": said}).digest() != "a63fbbd797f214ce"
 
 
+def test_what_an_older_version_wrote_into_a_pod_or_a_checkpoint_is_read():
+    """With the values of fields that are constants now."""
+    older = {**DATA, "data": {**DATA["data"], "fetchThreads": 9, "patienceSeconds": 1}, "logEverySteps": 100}
+    assert of_any_version(older) == TrainerConfig.model_validate(DATA) == of_any_version(DATA)
+    assert older["logEverySteps"] == 100
+    with pytest.raises(ValidationError, match="epochs"):
+        of_any_version({**older, "epochs": 2})
+    with pytest.raises(ValidationError, match="logEverySteps"):
+        TrainerConfig.model_validate(older)
+
+
 def test_unknown_fields_of_the_checkpoint_are_the_job_s_business():
-    found = CheckpointConfig.model_validate({"uri": "s3://b/x", "everySteps": 5, "secretName": "s3"})
-    assert (found.every_steps, found.every_seconds, found.keep) == (5, None, 3)
+    said = {"uri": "s3://b/x", "everySteps": 5}
+    found = CheckpointConfig.model_validate({**said, "secretName": "s3", "invented": 1})
+    asked = Checkpoint.model_validate(said)
+    assert found.model_dump() == asked.model_dump(exclude={"secret_name"}), "one set of defaults"
+    with pytest.raises(ValidationError, match="invented"):
+        Checkpoint.model_validate({**said, "invented": 1})
 
 
 def test_importing_the_configuration_brings_no_torch():

@@ -33,7 +33,7 @@ def test_a_set_interval_stands_and_auto_follows_what_is_measured():
     auto = Interval("auto", history)
     auto.saved(2.0)
     assert auto.seconds == pytest.approx(best(2.0, 3600), rel=1e-3)
-    assert auto.told().suggested == pytest.approx(auto.seconds, abs=0.1)
+    assert auto.reported.suggested == pytest.approx(auto.seconds, abs=0.1)
     more = Interval("auto", History(seconds=36_000, failures=99))
     more.saved(2.0)
     assert SHORTEST < more.seconds < auto.seconds

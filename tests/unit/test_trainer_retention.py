@@ -4,20 +4,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_protocol import Undone
-from concertina_trainer.checkpoints.manifest import Place
+from concertina_trainer.checkpoints.manifest import CheckpointKey
 from concertina_trainer.checkpoints.retention import Keeping, doomed
 
-ANY = st.builds(Place, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
+ANY = st.builds(CheckpointKey, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
 PLACES = st.sets(ANY, min_size=1)
 
 
-def age(place: Place) -> tuple[bool, int, int]:
+def age(place: CheckpointKey) -> tuple[bool, int, int]:
     return place.uid == "ours", place.round, place.step
 
 
 @given(PLACES, PLACES, st.integers(1, 5), st.none() | st.integers(1, 10))
-def test_what_is_kept(finished: set[Place], unfinished: set[Place], keep: int, every: int | None) -> None:
-    latest = max({*finished, Place("ours", 1, 1)}, key=age)
+def test_what_is_kept(
+    finished: set[CheckpointKey], unfinished: set[CheckpointKey], keep: int, every: int | None
+) -> None:
+    latest = max({*finished, CheckpointKey("ours", 1, 1)}, key=age)
     finished, unfinished = {*finished, latest}, unfinished - finished - {latest}
     gone = doomed(finished | unfinished, finished, latest, Keeping(keep, every))
     assert latest not in gone
@@ -32,17 +34,17 @@ def test_what_is_kept(finished: set[Place], unfinished: set[Place], keep: int, e
 
 
 def test_every_mth_is_kept_and_what_was_gone_over_again_is_not() -> None:
-    steps = [Place("u", 1, step) for step in (500, 1000, 1500, 2000, 2500, 3000)]
-    again = [Place("u", 2, step) for step in (2400, 2900, 3400, 3900)]
+    steps = [CheckpointKey("u", 1, step) for step in (500, 1000, 1500, 2000, 2500, 3000)]
+    again = [CheckpointKey("u", 2, step) for step in (2400, 2900, 3400, 3900)]
     finished = [*steps, *again]
     gone = doomed(finished, finished, again[-1], Keeping(1, 1000))
     assert [place.step for place in finished if place not in gone] == [1000, 2000, 3400, 3900]
 
 
 def test_one_from_before_what_a_rollback_may_undo_is_kept_and_what_was_undone_is_not_counted() -> None:
-    steps = [Place("u", 1, step) for step in (10, 20, 30, 40, 50)]
+    steps = [CheckpointKey("u", 1, step) for step in (10, 20, 30, 40, 50)]
     gone = doomed(steps, steps, steps[-1], Keeping(1, back=(25, 12, 100)))
     assert [place.step for place in steps if place not in gone] == [20, 30, 50]
-    again = [*steps, Place("u", 2, 35)]
+    again = [*steps, CheckpointKey("u", 2, 35)]
     gone = doomed(again, again, again[-1], Keeping(2), [Undone(1, 30)])
     assert [place.step for place in again if place not in gone] == [30, 35]

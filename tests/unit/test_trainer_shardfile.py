@@ -7,14 +7,15 @@ import pytest
 import safetensors.numpy
 
 from concertina_protocol import SnapshotId
-from concertina_trainer.format.shardfile import Chunk, Continued, Damaged, Facts, Layout, header_length, parse_header
+from concertina_protocol.sidecar import Damaged
+from concertina_trainer.format.shardfile import Chunk, Continued, Layout, ShardMetadata, header_length, parse_header
 
 CHUNKS = [
     Chunk("b", "F32", (4, 0), (2, 3), (6, 3)),
     Chunk("a", "F32", (1,), (5,), (9,)),
     Chunk("half", "BF16", (0,), (3,), (3,)),
 ]
-FACTS = Facts(SnapshotId(3, 7, "digest", 2), 1, 210, "c", "d", Continued("u", 1, 2))
+METADATA = ShardMetadata(SnapshotId(3, 7, "digest", 2), 1, 210, "c", "d", Continued("u", 1, 2))
 
 
 def file(layout, facts):
@@ -26,7 +27,7 @@ def file(layout, facts):
 
 def test_safetensors_reads_it():
     layout = Layout(CHUNKS[:2])
-    content = layout.header(FACTS) + np.arange(11, dtype="<f4").tobytes()
+    content = layout.header(METADATA) + np.arange(11, dtype="<f4").tobytes()
     tensors = safetensors.numpy.load(content)
     assert tensors["a"].tolist() == [0, 1, 2, 3, 4]
     assert tensors["b"].tolist() == [[5, 6, 7], [8, 9, 10]]
@@ -34,23 +35,23 @@ def test_safetensors_reads_it():
 
 def test_what_was_written_is_read_back():
     layout = Layout(CHUNKS)
-    content = file(layout, FACTS)
+    content = file(layout, METADATA)
     begin = header_length(content[:8])
-    header = parse_header(content[8:begin], begin)
-    assert header.facts == FACTS
-    assert {placed.chunk for placed in header.chunks.values()} == set(CHUNKS)
+    header = parse_header(content[8:begin])
+    assert header.metadata == METADATA
+    assert {stored.chunk for stored in header.chunks.values()} == set(CHUNKS)
     a = header.chunks["a"]
     assert np.frombuffer(content[a.begin : a.begin + a.chunk.size], "<f4").tolist() == [0, 1, 2, 3, 4]
 
 
-def test_data_is_aligned_and_stays_in_place_whatever_the_facts_say():
+def test_data_is_aligned_and_stays_in_place_whatever_the_metadata_says():
     layout = Layout(CHUNKS)
-    small = Facts(SnapshotId(0, 0, "", 0), 0, 0, "", "")
-    assert len(layout.header(small)) == len(layout.header(FACTS)) == layout.data_begin
+    small = ShardMetadata(SnapshotId(0, 0, "", 0), 0, 0, "", "")
+    assert len(layout.header(small)) == len(layout.header(METADATA)) == layout.data_begin
     assert layout.data_begin % 64 == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 80, json.dumps({"__metadata__": {}}).encode()])
 def test_what_is_no_shard_is_refused(content):
     with pytest.raises(Damaged):
-        parse_header(content[8 : header_length(content[:8])], 8)
+        parse_header(content[8 : header_length(content[:8])])

@@ -12,7 +12,7 @@ from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import BadInput, RollBack
 from concertina_trainer.format.shardfile import Trend
-from concertina_trainer.training.agreement import Agreed, Said
+from concertina_trainer.training.agreement import StepFlags, StepResult
 from concertina_trainer.training.anomalies import IN_A_ROW, SEASONED, Anomalies
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple), max_size=6)
@@ -47,7 +47,7 @@ def anomalies(skipped=(), **policy):
 
 
 def agreed(loss, squared_norm=1.0):
-    return Agreed(loss, squared_norm, Said())
+    return StepResult(loss, squared_norm, StepFlags())
 
 
 def test_a_skipped_batch_is_recorded_and_the_same_step_goes_on_with_the_next():

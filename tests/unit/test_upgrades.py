@@ -12,8 +12,10 @@ import pytest
 
 import concertina_protocol as protocol
 from builders import jobs
+from concertina.agents.bounds import bounded
+from concertina.api.crd import job_schema
 from concertina.api.parse import SpecError, parse_spec, parse_stored
-from concertina.controller.apply import lost
+from concertina.controller.status import dropped
 from concertina.plan.plan import plan
 from concertina_protocol.typed_json import ProtocolError
 
@@ -39,6 +41,57 @@ def test_fields_of_a_newer_crd_are_left_out_and_named() -> None:
     assert spec == parse_spec({"spec": SPEC})
     assert unknown == ("spec.failurePolicy.patience", "spec.trainer.data.shuffle", "spec.zones")
     assert parse_stored({"spec": SPEC}) == (spec, ())
+
+
+def test_of_fields_that_are_constants_now_only_what_somebody_had_set_is_named() -> None:
+    """An older CRD fills in the rest, in every job."""
+    spec = copy.deepcopy(SPEC)
+    spec["trainer"] |= {"data": {"uri": "/data", "fetchThreads": 4, "patienceSeconds": 600}, "logEverySteps": 10}
+    assert parse_stored({"spec": spec}) == (parse_spec({"spec": SPEC}), ())
+    spec["trainer"]["data"]["patienceSeconds"] = 3
+    assert parse_stored({"spec": spec}) == (parse_spec({"spec": SPEC}), ("spec.trainer.data.patienceSeconds",))
+    with pytest.raises(SpecError, match="logEverySteps is not a field"):
+        parse_spec({"spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("policy", "hang", "straggler", "ignored"),
+    [
+        ({}, "Replace", "Report", ()),
+        ({"hangAction": "Replace", "straggler": {"factor": 2, "action": "Report"}}, "Replace", "Report", ()),
+        ({"hangAction": "Report", "straggler": {"factor": 2.0, "action": "Replace"}}, "Report", "Replace", ()),
+        ({"hangAction": "Report", "straggler": {"action": "Replace"}}, "Report", "Replace", ()),
+        (
+            {"straggler": {"factor": 5, "action": "Replace"}},
+            "Replace",
+            "Replace",
+            ("spec.failurePolicy.straggler",),
+        ),
+        (
+            {"onHang": "Replace", "hangAction": "Report", "onStraggler": "Report", "straggler": {"action": "Replace"}},
+            "Replace",
+            "Report",
+            (),
+        ),
+    ],
+)
+def test_old_spellings_of_the_answers_to_hangs_and_stragglers_are_read(
+    policy: dict[str, Any], hang: str, straggler: str, ignored: tuple[str, ...]
+) -> None:
+    """As an older CRD stores them with its defaults, and as this one leaves them; what a person says now goes first."""
+    manifest = {"spec": {**SPEC, "failurePolicy": {**SPEC["failurePolicy"], **policy}}}
+    spec, found = parse_stored(manifest)
+    assert (spec.failure_policy.on_hang, spec.failure_policy.on_straggler) == (hang, straggler)
+    assert (found, manifest["spec"]["failurePolicy"]) == (ignored, {**SPEC["failurePolicy"], **policy})
+    if "factor" not in str(policy):
+        assert parse_spec(manifest) == spec
+
+
+def test_the_crd_keeps_the_old_spellings_and_fills_in_neither() -> None:
+    fields = job_schema()["properties"]["spec"]["properties"]["failurePolicy"]["properties"]
+    for name in ("hangAction", "straggler", "onHang", "onStraggler"):
+        assert "default" not in fields[name], name
+    assert "action" in fields["straggler"]["properties"]
 
 
 def test_what_is_wrong_besides_is_said() -> None:
@@ -74,7 +127,7 @@ def test_fields_that_are_ignored_are_told_of_once_a_generation() -> None:
     ],
 )
 def test_what_an_older_crd_prunes_is_found(wanted: Any, stored: Any, paths: tuple[str, ...]) -> None:
-    assert lost(wanted, stored) == paths
+    assert dropped(wanted, stored) == paths
 
 
 def line(message: protocol.Message, version: int, **fields: Any) -> bytes:
@@ -93,6 +146,22 @@ def test_lines_further_apart_are_refused_with_both_versions() -> None:
     for apart in (-2, 2):
         with pytest.raises(ProtocolError, match=f"version {protocol.VERSION + apart}, this side speaks"):
             protocol.decode(line(protocol.Ping("u"), protocol.VERSION + apart))
+
+
+def test_a_word_that_only_a_newer_side_knows_is_read_and_passed_on() -> None:
+    report = protocol.Report("r", "i", True, 1, "c", protocol.State.RUNNING)
+    newer = line(report, protocol.VERSION + 1, state="paused")
+    read = bounded(protocol.decode(newer))
+    assert isinstance(read, protocol.Report)
+    assert read.state not in set(protocol.State)
+    assert (read.state, str(read.state), f"{read.state}") == ("paused", "paused", "paused")
+    assert json.loads(protocol.encode(read))["body"] == json.loads(newer)["body"]
+    known = protocol.decode(protocol.encode(report))
+    assert isinstance(known, protocol.Report)
+    assert known.state is protocol.State.RUNNING
+    assert f"{known.state}" == "running"
+    with pytest.raises(ProtocolError):
+        protocol.decode(line(report, protocol.VERSION, state=7))
 
 
 def test_fields_that_an_older_side_does_not_send_have_defaults() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 import concertina_protocol as protocol
 from concertina_protocol import worker_channel
+from concertina_protocol.typed_json import OpenEnum
 
 GOLDEN = Path(__file__).with_name("golden")
 PROTOCOLS: dict[str, ModuleType] = {"protocol": protocol, "worker_channel": worker_channel}
@@ -37,6 +38,8 @@ def sample(kind: Any, name: str = "") -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: sample(hints[field.name], field.name) for field in dataclasses.fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, OpenEnum):
+        return kind(name)  # a word that this side does not know
     return SIMPLE.get(kind, name)
 
 

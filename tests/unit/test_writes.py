@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from concertina.controller.world import Job
+from concertina.controller.cache.job import CachedJob
 from concertina.controller.writes import FIRST, SLOTS, SMALLEST, Writes
 from concertina.kube.parse.views import job_view
 from concertina.plan.types import Action, CreatePod, DeletePod
 
 
-def job(name: str) -> Job:
+def job(name: str) -> CachedJob:
     metadata = {"name": name, "namespace": "n", "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    return Job(job_view({"metadata": {**metadata, "generation": 1}}), 1, {})
+    return CachedJob(job_view({"metadata": {**metadata, "generation": 1}}), 1, {})
 
 
 class Server:
@@ -26,14 +26,14 @@ class Server:
         self.failures: list[str] = []
         self.writes = Writes(self.write, self.failed, lambda _: None)
 
-    async def write(self, job: Job, action: Action) -> bool:
+    async def write(self, job: CachedJob, action: Action) -> bool:
         self.asked.append((job.view.uid, action))
         if isinstance(action, DeletePod):
             raise RuntimeError(action.name)
         await self.answers.wait()
         return job.view.uid not in self.refuses
 
-    async def failed(self, job: Job, action: Action, error: Exception) -> None:
+    async def failed(self, job: CachedJob, action: Action, error: Exception) -> None:
         self.failures.append(f"{job.view.uid}: {error}")
 
     def count(self, uid: str) -> int:

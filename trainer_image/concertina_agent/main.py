@@ -1,7 +1,7 @@
 """concertina-agent: process 1 of each replica.
 
     concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on, and DEST/python,
-                                         whose package `trainingjob` is for scripts
+                                         whose package `trainingjob` is for scripts (beside what it stands on)
     concertina-agent run --bundled       run the bundled trainer
     concertina-agent run -- COMMAND...   run a command of one's own
 
@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent import settings
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log_event
 from concertina_agent.workers import descriptors
 
 PYZ = "agent.pyz"
-SCRIPT_PACKAGE = "trainingjob"
+SCRIPT_PACKAGES = ("concertina_protocol", "trainingjob")
 ENTRY = "zipapp_main.py"
 """Is the zipapp's __main__ too."""
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -37,11 +37,12 @@ TERMINATION_LOG = Path("/dev/termination-log")
 
 
 def install(destination: Path) -> Path:
-    """Write this package as a zipapp; a reader sees the old file or the whole new one. And the scripts' package."""
-    _copy_package(SCRIPT_PACKAGE, destination / settings.SCRIPT_API / SCRIPT_PACKAGE)
+    """Write this package as a zipapp; a reader sees the old file or the whole new one. And the scripts' packages."""
+    for package in SCRIPT_PACKAGES:
+        _copy_package(package, destination / settings.SCRIPT_API / package)
     with tempfile.TemporaryDirectory(dir=destination) as scratch:
         tree, built = Path(scratch, "tree"), Path(scratch, PYZ)
-        for package in ("concertina_agent", "concertina_protocol", SCRIPT_PACKAGE):
+        for package in ("concertina_agent", *SCRIPT_PACKAGES):
             _copy_package(package, tree / package)
         shutil.copy(tree / "concertina_agent" / ENTRY, tree / "__main__.py")
         zipapp.create_archive(tree, built, interpreter="/usr/bin/env python3")
@@ -84,7 +85,7 @@ def run(command: tuple[str, ...], package: str) -> int:
         return asyncio.run(life())
     except (settings.SettingsError, OSError, ssl.SSLError) as error:
         sentence = f"{type(error).__name__}: {error}"
-        log("agent_failed", error=sentence)
+        log_event("agent_failed", error=sentence)
         with contextlib.suppress(OSError):
             TERMINATION_LOG.write_text(sentence)
         return 2

@@ -67,7 +67,7 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
 
 
 SCRIPT_API = "python"
-"""Folder of the volume in which `install` puts the package `trainingjob`, for commands of one's own."""
+"""Folder of the volume in which `install` puts `trainingjob` and what it stands on, for commands of one's own."""
 
 
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:

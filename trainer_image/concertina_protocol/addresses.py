@@ -11,7 +11,7 @@ def join(host: str, port: int) -> str:
 
 
 def split(address: str) -> Tuple[str, int]:
-    """Host, without brackets, and port."""
+    """Host, without brackets, and port. Raises ValueError where there is none."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import typing
-from typing import Any, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union
 
 T = TypeVar("T")
 
 
 class ProtocolError(ValueError):
     """JSON that is not what it should be; the sentence says how."""
+
+
+class OpenEnum(str, enum.Enum):
+    """A field of a few known words. A word that only a newer side knows is read too: it stays as it is, equals no
+    member, and is passed on unchanged. Refused, a healthy agent would look silent while one side is upgraded."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment] # of the value: Pythons differ in what Enum's own writes
+
+    @classmethod
+    def _missing_(cls, value: object) -> Optional[OpenEnum]:
+        if not isinstance(value, str):
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
 
 
 def from_json(kind: type[T], value: Any) -> T:
@@ -41,6 +58,8 @@ def _convert(kind: Any, value: Any) -> Any:
         return value
     if kind is float:
         return float(value)
+    if issubclass(kind, OpenEnum):
+        return kind(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise TypeError(f"{value!r} is not {kind.__name__}")
     return value

@@ -15,7 +15,7 @@ from concertina_trainer.data.build.sources import find
 from concertina_trainer.data.build.write import Recipe
 from concertina_trainer.data.manifest import NAME, VALIDATION, Manifest, parse
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Folder, StorageError
+from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 _WIDTH = 30
 _SHOWN = 20
@@ -162,13 +162,13 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
 def _manifests(uri: str) -> Iterator[tuple[str, Manifest]]:
     """Of the data and, where documents were set aside, of those. Raises BadInput or StorageError."""
     yield uri, _manifest(uri)
-    aside = Folder(uri).get(f"{VALIDATION}/{NAME}")
+    aside = ObjectPrefix(uri).get(f"{VALIDATION}/{NAME}")
     if aside is not None:
         yield (where := f"{uri.rstrip('/')}/{VALIDATION}"), parse(aside, where)
 
 
 def _manifest(uri: str) -> Manifest:
-    text = Folder(uri).get(NAME)
+    text = ObjectPrefix(uri).get(NAME)
     if text is None:
         raise BadInput(f"{uri} has no {NAME}: build the data there first.")
     return parse(text, uri)
@@ -193,7 +193,7 @@ def _verify(options: argparse.Namespace) -> int:
     for uri, manifest in _manifests(options.uri):
         bar, read, problems = _Bar(), 0, 0
         total = sum(shard.size for shard in manifest.shards)
-        for shard, problem in verify(Folder(uri), manifest, options.threads):
+        for shard, problem in verify(ObjectPrefix(uri), manifest, options.threads):
             read += shard.size
             bar.show(read, total)
             if problem:
@@ -210,7 +210,7 @@ def _pack(options: argparse.Namespace) -> None:
 
     manifest = _manifest(options.uri)
     bar = _Bar("shards", 1)
-    for done, packing in pack(Folder(options.uri), manifest, options.length, options.threads):
+    for done, packing in pack(ObjectPrefix(options.uri), manifest, options.length, options.threads):
         bar.show(done, len(manifest.shards))
         if packing is not None:
             bar.end()

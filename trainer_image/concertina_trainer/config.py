@@ -6,20 +6,54 @@ layers, elements, tokens or sequences, as each description says.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import enum
 import hashlib
 import json
 import math
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What several fields of a section must obey together, in the API server's language and in Python."""
+
+    field: str
+    """The one to name in the refusal."""
+    cel: str
+    holds: Callable[[Any], bool]
+    message: str
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_enum_values=False
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_enum_values=False,
+        json_schema_extra=lambda schema, section: section.add_rules(schema),
     )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def add_rules(cls, schema: dict[str, Any]) -> None:
+        """To the section's schema, for the CRD."""
+        rules = [{"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.RULES]
+        if rules:
+            schema["x-kubernetes-validations"] = rules
+
+    @model_validator(mode="after")
+    def _obeys(self) -> Self:
+        for rule in self.RULES:
+            if not rule.holds(self):
+                raise ValueError(rule.message)
+        return self
 
 
 class Precision(enum.StrEnum):
@@ -41,24 +75,34 @@ class ModelConfig(_Section):
 
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
-    heads: int = Field(default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of it.")
+    heads: int = Field(
+        default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of their number."
+    )
     kv_heads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Key and value heads; heads must be a multiple of it. Default: as heads.",
+        description="Key and value heads; heads must be a multiple of their number. Absent: as many as heads.",
     )
     hidden_dim: int | None = Field(
         default=None,
         ge=8,
         le=1048576,
-        description="Width of the feed-forward layer. Default: 8/3 dim, rounded up to 32.",
+        description="Width of the feed-forward layer. Absent: 8/3 of dim, rounded up to a multiple of 32.",
     )
-    vocab_size: int = Field(default=256, ge=2, le=4194304, description="Token values 0 ... vocabSize-1; 256 for bytes.")
-    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens that one sequence predicts.")
+    vocab_size: int = Field(
+        default=256, ge=2, le=4194304, description="Number of different tokens; 256 is enough for bytes."
+    )
+    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens of a sequence.")
     tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
     rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
-    norm_epsilon: float = Field(default=1e-5, ge=1e-12, le=0.1, description="Added to the mean square in RMSNorm.")
+    norm_epsilon: float = Field(
+        default=1e-5,
+        ge=1e-12,
+        le=0.1,
+        description="Added to the mean square in RMSNorm. A property of the model: take it from its config.json "
+        "(rms_norm_eps).",
+    )
 
     @property
     def resolved_kv_heads(self) -> int:
@@ -77,13 +121,20 @@ class ModelConfig(_Section):
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         return embeddings + self.layers * block + self.dim
 
-    @model_validator(mode="after")
-    def _divisible(self) -> ModelConfig:
-        if self.dim % (2 * self.heads):
-            raise ValueError(f"model.dim ({self.dim}) must be an even multiple of model.heads ({self.heads})")
-        if self.heads % self.resolved_kv_heads:
-            raise ValueError(f"model.heads ({self.heads}) must be a multiple of model.kvHeads ({self.kv_heads})")
-        return self
+    RULES = (
+        Rule(
+            "dim",
+            "self.dim % (2 * self.heads) == 0",
+            lambda model: model.dim % (2 * model.heads) == 0,
+            "dim must be an even multiple of heads: each head's width must be even",
+        ),
+        Rule(
+            "kvHeads",
+            "!has(self.kvHeads) || self.heads % self.kvHeads == 0",
+            lambda model: model.heads % model.resolved_kv_heads == 0,
+            "heads must be a multiple of kvHeads",
+        ),
+    )
 
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
@@ -109,7 +160,7 @@ class MixtureSource(_Section):
         min_length=1, max_length=1024, pattern=DATA_URI, description="Folder of manifest.json and its shards."
     )
     weight: int = Field(
-        ge=1, le=1000, description="Its share of the sequences is this number, over the sum of all weights."
+        ge=1, le=1000, description="Its share of the sequences is this number over the sum of all weights."
     )
 
 
@@ -121,46 +172,44 @@ class DataConfig(_Section):
         min_length=1,
         max_length=1024,
         pattern=DATA_URI,
-        description="Folder of manifest.json and its shards: an absolute path, file:///..., s3://bucket/folder, "
-        "gs://bucket/folder or az://container/folder. Absent: mixture names several.",
+        description="Folder that `concertina data build` wrote: an absolute path, file:///folder, "
+        "s3://bucket/folder, gs://bucket/folder or az://container/folder. Absent: mixture names several.",
     )
     mixture: Annotated[list[MixtureSource], Field(max_length=32)] = Field(
         default=[],
-        description="Data sets that are trained on together, in proportions that are exact at any moment. Each begins "
-        "a new epoch of its own, in a new order, when it is used up.",
+        description="Several data sets that are trained on together, in exact proportions. One that is used up "
+        "begins anew, in another order.",
     )
     documents: Documents = Field(
         default=Documents.joined,
-        description="joined: sequences are cut from the documents one after the other, whatever their ends. masked: so "
-        "too, but a token attends to its own document only. packed: whole documents are packed into sequences, and "
-        "attend to themselves only. bucketed: a document a sequence, computed with others of about its length. packed "
-        "and bucketed need `concertina data pack`.",
+        description="How documents become sequences: joined cuts through them, masked too but keeps them from seeing "
+        "each other, packed puts whole ones together, bucketed gives each a sequence of its own. The "
+        "last two need `concertina data pack`.",
     )
     balance: Balancing = Field(
         default=Balancing.even,
-        description="even: each worker computes as many sequences of a batch as any other. speed: as many as its "
-        "measured speed says, from half to twice the even share; order and gradient are the same.",
+        description="even gives every worker the same part of a batch; speed gives slower ones less, down to half. "
+        "Set speed where nodes differ.",
     )
     cache_mebibytes: int = Field(
-        default=4096, ge=16, le=16777216, description="Most MiB of shards from object stores kept on a node's disk."
-    )
-    fetch_threads: int = Field(default=4, ge=1, le=64, description="Shards that a worker fetches and checks at once.")
-    patience_seconds: int = Field(
-        default=600,
-        ge=1,
-        le=86400,
-        description="Seconds for which a store that is slow or away only stalls the training; then the round fails.",
+        default=4096,
+        ge=16,
+        le=16777216,
+        description="Most MiB of training data from object stores that a node keeps on its disk.",
     )
 
     @property
     def sources(self) -> list[MixtureSource]:
         return [MixtureSource(uri=self.uri, weight=1)] if self.uri is not None else self.mixture
 
-    @model_validator(mode="after")
-    def _one_or_several(self) -> DataConfig:
-        if (self.uri is None) == (not self.mixture):
-            raise ValueError("give either data.uri or data.mixture")
-        return self
+    RULES = (
+        Rule(
+            "uri",
+            "has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",
+            lambda data: (data.uri is None) == bool(data.mixture),
+            "give either uri, or mixture with one data set or more",
+        ),
+    )
 
 
 class OptimizerConfig(_Section):
@@ -174,27 +223,35 @@ class OptimizerConfig(_Section):
         default=None,
         ge=0.0,
         le=1.0,
-        description="Learning rate at the last step, as a part of learningRate. Default: 0.1, or what minLearningRate "
+        description="Learning rate at the last step, as a part of learningRate. Absent: 0.1, or what minLearningRate "
         "says.",
     )
     min_learning_rate: float | None = Field(
         default=None,
         ge=0.0,
         le=10.0,
-        description="Learning rate at the last step, whatever learningRate is; minLearningRateFactor goes before it.",
+        description="Learning rate at the last step, whatever learningRate is. Rather set minLearningRateFactor, "
+        "which goes before it.",
     )
     warmup_steps: int | None = Field(
         default=None,
         ge=0,
         le=1000000000,
-        description="Steps of linear warm-up from 0. Default: 100, but at most a tenth of steps.",
+        description="Steps in which the learning rate rises from 0. Absent: a tenth of all steps, but at most 100.",
     )
-    weight_decay: float = Field(default=0.1, ge=0.0, le=10.0, description="Decoupled decay of matrices (not of norms).")
+    weight_decay: float = Field(
+        default=0.1, ge=0.0, le=10.0, description="Decoupled decay of matrices; norms have none."
+    )
     betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.95], description="AdamW's two averaging factors."
+        default=[0.9, 0.95], description="AdamW's two averaging factors, for the gradient and its square."
     )
     epsilon: float = Field(default=1e-8, ge=1e-16, le=1.0, description="Added to the root of AdamW's second moment.")
-    gradient_clip: float = Field(default=1.0, ge=0.0, le=1e9, description="Largest gradient norm; 0 for no limit.")
+    gradient_clip: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=1e9,
+        description="Largest norm of the gradient; a larger one is scaled down to it. 0 is no limit.",
+    )
 
     @property
     def resolved_min_learning_rate(self) -> float:
@@ -227,7 +284,13 @@ class OptimizerConfig(_Section):
 class SnapshotConfig(_Section):
     """Copies of the state in node memory: what a crash falls back to."""
 
-    every_steps: int = Field(default=1, ge=1, le=1000000, description="Steps between snapshots.")
+    every_steps: int = Field(
+        default=1,
+        ge=1,
+        le=1000000,
+        description="Steps between snapshots: at most so many are trained again after a failure. It is stretched by "
+        "itself where the network is too slow.",
+    )
 
 
 class EvaluationConfig(_Section):
@@ -237,7 +300,10 @@ class EvaluationConfig(_Section):
         default=500, ge=1, le=1000000000, description="Steps between evaluations; the last step is evaluated too."
     )
     sequences: int = Field(
-        default=512, ge=1, le=16777216, description="Sequences that are evaluated, always the same; at most all."
+        default=512,
+        ge=1,
+        le=16777216,
+        description="How many of the sequences that were set aside are evaluated, always the same ones.",
     )
 
 
@@ -252,18 +318,23 @@ class AnomalyConfig(_Section):
     """What follows from a step that looks wrong. Skip leaves its batch out; RollBack goes back to a durable checkpoint
     and leaves out all batches since; both record which samples."""
 
-    non_finite: Answer = Field(
+    non_finite: Literal[Answer.skip, Answer.roll_back, Answer.stop] = Field(
         default=Answer.stop,
-        description="When loss or gradient are not finite: Skip, RollBack, or Stop: the step is tried again from the "
-        "last snapshot, and the job ends where that changes nothing.",
+        description="What follows when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
+        "back to a checkpoint and leaves out all since, Stop tries the step once more and then fails the "
+        "job.",
     )
     spike: Answer = Field(
         default=Answer.ignore,
-        description="When the loss is more than spikeDeviations above the mean of those before: Ignore, Skip, RollBack "
-        "or Stop.",
+        description="What follows when the loss jumps: Ignore, Skip and RollBack as in nonFinite, or Stop, which "
+        "fails the job.",
     )
     spike_deviations: float = Field(
-        default=8.0, ge=2.0, le=1000.0, description="Standard deviations of the last losses that make a spike."
+        default=8.0,
+        ge=2.0,
+        le=1000.0,
+        description="A jump is a loss so many standard deviations above the mean of those before. Raise it for a "
+        "noisy loss.",
     )
     rollback_steps: int = Field(
         default=100,
@@ -276,8 +347,8 @@ class AnomalyConfig(_Section):
         default=100,
         ge=0,
         le=1000000,
-        description="Steps between comparisons of what ranks hold; where it differs, the world goes back to the "
-        "state at the last one. 0: never.",
+        description="Steps between checks that the workers hold the same weights; where they differ, training goes "
+        "back to the last check. 0 never checks.",
     )
 
     @property
@@ -286,75 +357,89 @@ class AnomalyConfig(_Section):
         rolls_back = Answer.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))
 
-    @model_validator(mode="after")
-    def _never_ignored(self) -> AnomalyConfig:
-        if self.non_finite is Answer.ignore:
-            raise ValueError("anomalies.nonFinite can't be Ignore: such a gradient would destroy the weights")
-        return self
-
-
-BALANCED_BITWISE = "data.balance speed makes microbatches of different sizes, and determinism bitwise needs one shape"
-BALANCED_BUCKETS = "data.balance speed counts sequences, and with data.documents bucketed they differ in length"
-
 
 class TrainerConfig(_Section):
     """What the bundled trainer trains, on what, for how long."""
 
     steps: int = Field(default=1000, ge=1, le=1000000000, description="Optimizer steps of the whole run.")
-    seed: int = Field(default=0, ge=0, le=2147483647, description="Decides initial weights and the order of the data.")
-    model: ModelConfig = Field(default=ModelConfig(), description="The model.")
+    seed: int = Field(
+        default=0, ge=0, le=2147483647, description="Decides the initial weights and the order of the data."
+    )
+    model: ModelConfig = Field(default=ModelConfig(), description="The model, a decoder in the style of Llama.")
     data: DataConfig = Field(description="The training data.")
     global_batch_size: int = Field(
         default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
     )
     micro_batch_size: int = Field(
-        default=8, ge=1, le=65536, description="Most sequences that a worker computes at once; more are accumulated."
+        default=8,
+        ge=1,
+        le=65536,
+        description="Most sequences that a worker computes at once; lower it where memory does not suffice.",
     )
-    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="The optimizer and its schedule.")
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(), description="AdamW and its schedule: a linear warm-up, then a cosine."
+    )
     precision: Precision = Field(
-        default=Precision.auto, description="auto: bfloat16 matrix products where the device has them, else float32."
+        default=Precision.auto,
+        description="Precision of matrix products: auto is bfloat16 where the device has it, and float32 elsewhere.",
     )
     determinism: Determinism = Field(
         default=Determinism.order,
-        description="order: the same samples in the same order at any number of workers; losses differ by rounding. "
-        "bitwise: the same losses and weights to the last bit, at any number of workers of the same hardware, and more "
-        "slowly. The batch is then cut into at most 16 microbatches, whatever the number of workers.",
+        description="order trains on the same samples in the same order with any number of workers; bitwise has the "
+        "same weights to the last bit too, more slowly and in at most 16 microbatches.",
     )
-    snapshot: SnapshotConfig = Field(default=SnapshotConfig(), description="Snapshots in node memory.")
-    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="Steps that look wrong, and the answer.")
+    snapshot: SnapshotConfig = Field(
+        default=SnapshotConfig(),
+        description="Copies of the state in the memory of nodes, which training goes on from after a failure.",
+    )
+    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="What follows from steps that look wrong.")
     evaluation: EvaluationConfig | None = Field(
-        default=None, description="The loss on documents that were set aside. Absent: it is not measured."
+        default=None,
+        description="Measures the loss on documents that `concertina data build --validation` set aside. Absent: it "
+        "is not measured.",
     )
-    log_every_steps: int = Field(default=10, ge=1, le=1000000, description="Steps between lines of the log.")
 
     @property
     def bitwise(self) -> bool:
         return self.determinism is Determinism.bitwise
 
-    @model_validator(mode="after")
-    def _few_fixed_microbatches(self) -> TrainerConfig:
-        count = math.ceil(self.global_batch_size / self.micro_batch_size)
-        if self.bitwise and count > MOST_FIXED_MICROBATCHES:
-            raise ValueError(
-                f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches, and globalBatchSize "
-                f"({self.global_batch_size}) / microBatchSize ({self.micro_batch_size}) makes {count}: raise "
-                "microBatchSize"
-            )
-        if self.bitwise and self.data.documents is Documents.bucketed:
-            raise ValueError("determinism bitwise has microbatches of one shape: choose another data.documents")
-        return self
-
-    @model_validator(mode="after")
-    def _shapes_may_differ(self) -> TrainerConfig:
-        if self.data.balance is Balancing.speed and self.bitwise:
-            raise ValueError(f"{BALANCED_BITWISE}: set data.balance to even, or determinism to order")
-        if self.data.balance is Balancing.speed and self.data.documents is Documents.bucketed:
-            raise ValueError(f"{BALANCED_BUCKETS}: set data.balance to even, or choose another data.documents")
-        return self
+    RULES = (
+        Rule(
+            "microBatchSize",
+            f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
+            lambda trainer: (
+                not trainer.bitwise or trainer.global_batch_size <= MOST_FIXED_MICROBATCHES * trainer.micro_batch_size
+            ),
+            f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
+            "globalBatchSize",
+        ),
+        Rule(
+            "data.documents",
+            "self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
+            lambda trainer: not trainer.bitwise or trainer.data.documents is not Documents.bucketed,
+            "determinism bitwise has microbatches of one shape: choose another data.documents",
+        ),
+        Rule(
+            "data.balance",
+            "self.data.balance != 'speed' || self.determinism != 'bitwise'",
+            lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
+            "data.balance speed makes microbatches of different sizes, and determinism bitwise needs one shape: set "
+            "balance to even, or determinism to order",
+        ),
+        Rule(
+            "data.balance",
+            "self.data.balance != 'speed' || self.data.documents != 'bucketed'",
+            lambda trainer: (
+                trainer.data.balance is not Balancing.speed or trainer.data.documents is not Documents.bucketed
+            ),
+            "data.balance speed counts sequences, and with data.documents bucketed they differ in length: set balance "
+            "to even, or choose another documents",
+        ),
+    )
 
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        without = {"data", "snapshot", "evaluation", "log_every_steps", "micro_batch_size"}
+        without = {"data", "snapshot", "evaluation", "micro_batch_size"}
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
@@ -366,15 +451,70 @@ class TrainerConfig(_Section):
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
+RETIRED: dict[tuple[str, ...], object] = {
+    ("data", "fetchThreads"): 4,
+    ("data", "patienceSeconds"): 600,
+    ("logEverySteps",): 10,
+}
+"""Fields that older versions had, with the defaults that they had: nobody sets them any more."""
+
+
+def of_any_version(said: Mapping[str, Any]) -> TrainerConfig:
+    """A configuration as this or an older version wrote it, into a pod or a checkpoint. Raises ValidationError."""
+    config = copy.deepcopy(dict(said))
+    for *sections, field in RETIRED:
+        section = config
+        for name in sections:
+            section = section.get(name) or {}
+        section.pop(field, None)
+    return TrainerConfig.model_validate(config)
+
+
 class CheckpointConfig(BaseModel):
-    """What the trainer reads of `spec.checkpoint` (the TrainingJob's own model checks it)."""
+    """`spec.checkpoint`, as the trainer reads it: what a newer operator adds is none of its business. (What a person
+    writes is read strictly, as concertina.api.spec.Checkpoint.)"""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
-    uri: str
-    every_steps: int | None = None
-    every_seconds: int | Literal["auto"] | None = None
-    keep: int = 3
-    keep_every_steps: int | None = None
-    resume_from: str = ""
-    init_from: str = ""
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Folder of this job's checkpoints: s3://bucket/folder, gs://bucket/folder, az://container/folder "
+        "or file:///folder. The job goes on from the newest in it; no two live jobs share one.",
+    )
+    every_steps: int | None = Field(
+        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: everySeconds alone decides."
+    )
+    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
+        default=600,
+        description="Most seconds between checkpoints, or auto for what loses the least time by how long saves take "
+        "and how often replicas fail (status.checkpointInterval).",
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'auto'",
+                    "message": "must be auto or a number of seconds from 1 to 31536000",
+                }
+            ],
+        },
+    )
+    keep: int = Field(default=5, ge=1, le=1000, description="How many of the newest checkpoints are kept.")
+    keep_every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000000,
+        description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
+    )
+    resume_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Another run's checkpoint, or its folder for the newest one, to go on from with its whole state: "
+        "the same data and model. It matters only while there is no checkpoint under uri.",
+    )
+    init_from: str = Field(
+        default="",
+        max_length=1024,
+        description="Weights to begin with at step 0: another run's checkpoint or folder, or safetensors with "
+        "Hugging Face's names for Llama. It matters only while there is no checkpoint under uri.",
+    )

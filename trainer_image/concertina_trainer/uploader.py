@@ -1,4 +1,4 @@
-"""The uploader: a process of the agent that lives across rounds and ships committed arenas to durable storage."""
+"""The uploader: a process of the agent that lives across rounds and ships committed shards to durable storage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from concertina_protocol import Storage
+from concertina_protocol import Storage, StorageHealth
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import (
     ChannelClosed,
     Message,
@@ -24,9 +25,8 @@ from concertina_protocol.worker_channel import (
 from concertina_trainer.checkpoints import checkpoint, rollback
 from concertina_trainer.checkpoints.manifest import about_this_process
 from concertina_trainer.checkpoints.retention import Keeping
-from concertina_trainer.config import CheckpointConfig, TrainerConfig
-from concertina_trainer.format.shardfile import Damaged
-from concertina_trainer.objects.folder import IMPATIENCE, Folder, StorageError
+from concertina_trainer.config import CheckpointConfig, of_any_version
+from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 
 
 def main() -> NoReturn:
@@ -50,20 +50,20 @@ def answer(request: object, config: CheckpointConfig, uid: str) -> Message:
         return _publish(request, config, uid)
     assert isinstance(request, (Probe, Undo)), request
     try:
-        folder = Folder(config.uri, IMPATIENCE, create=True)
+        folder = ObjectPrefix(config.uri, IMPATIENCE, create=True)
         if isinstance(request, Undo):
             latest = rollback.undo(folder, uid, request.undone)
         else:
             latest = checkpoint.read_latest(folder)
     except StorageError as error:
-        return StorageState(Storage("Error", None, str(error)))
-    return StorageState(Storage("Ready", latest))
+        return StorageState(Storage(StorageHealth.ERROR, None, str(error)))
+    return StorageState(Storage(StorageHealth.READY, latest))
 
 
 def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:
     path = Path(request.path)
     try:
-        checkpoint.ship(Folder(config.uri, create=True), uid, request.id, request.shard, path)
+        checkpoint.ship(ObjectPrefix(config.uri, create=True), uid, request.id, request.shard, path)
     except (StorageError, Damaged) as error:
         return Shipped(request.id, request.shard, str(error))
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:
 def _publishing(config: CheckpointConfig, uid: str) -> checkpoint.Publishing:
     job, code = about_this_process()
     text = os.environ.get("CONCERTINA_TRAINER", "")
-    trainer = TrainerConfig.model_validate_json(text) if text else None
+    trainer = of_any_version(json.loads(text)) if text else None
     back = trainer.anomalies.reaches if trainer else ()
     said = trainer.model_dump(mode="json", by_alias=True, exclude_none=True) if trainer else {}
     return checkpoint.Publishing(uid, job, said, code, Keeping(config.keep, config.keep_every_steps, back))
@@ -83,7 +83,7 @@ def _publishing(config: CheckpointConfig, uid: str) -> checkpoint.Publishing:
 
 def _publish(request: Publish, config: CheckpointConfig, uid: str) -> Published:
     try:
-        folder = Folder(config.uri, create=True)
+        folder = ObjectPrefix(config.uri, create=True)
         durable = checkpoint.publish(folder, _publishing(config, uid), request.id, request.complete)
     except checkpoint.Fenced as error:
         return Published(request.id, None, str(error), refused=True)

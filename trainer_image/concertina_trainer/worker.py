@@ -15,20 +15,20 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from concertina_protocol import Restore, Rollback, SnapshotId
+from concertina_protocol import Restore, RestoreSource, Rollback, SnapshotId
 from concertina_protocol.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
-from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig
+from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
-from concertina_trainer.format.shardfile import Facts
+from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.objects.folder import StorageError
+from concertina_trainer.objects.prefix import StorageError
 from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.state.restore import restore
 from concertina_trainer.state.snapshot import Snapshots
 from concertina_trainer.state.train_state import TrainState
@@ -36,9 +36,10 @@ from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
+from concertina_trainer.training.interval import Interval
 from concertina_trainer.training.loop import Run, train
-from concertina_trainer.training.report import Reporter
-from concertina_trainer.training.saving import Saving
+from concertina_trainer.training.report import Phase, Reporter, RoundInfo
+from concertina_trainer.training.saving import SavePolicy, Saving
 
 AFTER_THE_CULPRIT = 0.5
 """Seconds by which who has nothing to do with a corruption lets the one that has speak first."""
@@ -82,7 +83,7 @@ def _fault(channel: WorkerEnd, reason: str, error: Exception, code: int, rollbac
 def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
     """Of the environment. Raises BadInput."""
     try:
-        config = TrainerConfig.model_validate_json(os.environ["CONCERTINA_TRAINER"])
+        config = of_any_version(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise BadInput(f"spec.trainer can't be used: {problems}") from error
@@ -96,7 +97,7 @@ class Built:
 
     config: TrainerConfig
     checkpoint: CheckpointConfig | None
-    world: World
+    world: DistContext
     reader: Reader
     aside: Reader | None
     """Of what was set aside, where trainer.evaluation asks for it."""
@@ -112,22 +113,25 @@ def run(channel: WorkerEnd) -> Done:
         parallel.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
-    reporter.phase("starting", start.restore.step)
-    with reporter.part("group"):
+    reporter.starting(Phase.starting, start.restore.step)
+    with reporter.timed("group"):
         world = parallel.join(os.environ)
-    reporter.waits = world.waits
-    with reporter.part("build"):
+    with reporter.timed("build"):
         built = build(config, checkpoint, world, start.restore.step, reporter)
-    reporter.phase("restoring", start.restore.step)
-    with reporter.part("restore"):
+    reporter.starting(Phase.restoring, start.restore.step)
+    with reporter.timed("restore"):
         digest = built.reader.digest
         restored = restore(start.restore, start.uid, built.state, config, checkpoint, digest, world, channel)
-    report_beginning(reporter, built, start.restore, restored)
+    if restored.config != config.digest():
+        reporter.note(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
+    for doubt in config.optimizer.doubts(config.steps):
+        reporter.note(doubt)
+    reporter.begin(round_info(built, start.restore, restored))
     return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
 
 
 def build(
-    config: TrainerConfig, checkpoint: CheckpointConfig | None, world: World, step: int, reporter: Reporter
+    config: TrainerConfig, checkpoint: CheckpointConfig | None, world: DistContext, step: int, reporter: Reporter
 ) -> Built:
     """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
     begun = step > 0
@@ -143,33 +147,27 @@ def build(
     return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
 
 
-def report_beginning(reporter: Reporter, built: Built, asked: Restore, restored: Facts) -> None:
-    """What of its beginning the round reports from now on."""
-    if restored.config != built.config.digest():
-        reporter.note(f"spec.trainer has changed since step {restored.id.step}: the run goes on with what it says now")
-    for doubt in built.config.optimizer.doubts(built.config.steps):
-        reporter.note(doubt)
-    reporter.skipped = united(restored.skipped, asked.skipped)
-    reporter.restored_step, reporter.restored_from = restored.id.step, asked.source
-    if asked.source == "Fresh" and restored.id.step:
-        reporter.restored_from = "Storage"  # checkpoint.resumeFrom
-    reporter.token_flops = parallel.token_flops(built.config.model, built.model)
-    reporter.peak_flops = parallel.peak_flops(built.world)
+def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundInfo:
+    resumed = asked.source == RestoreSource.FRESH and restored.id.step > 0  # checkpoint.resumeFrom
+    return RoundInfo(
+        restored.id.step,
+        "Storage" if resumed else asked.source,
+        built.world.waits,
+        parallel.token_flops(built.config.model, built.model),
+        parallel.peak_flops(built.world),
+    )
 
 
-def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, channel: WorkerEnd) -> Run:
+def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: WorkerEnd) -> Run:
     """All that the loop needs, from where the restored state stands."""
     config, world = built.config, built.world
-    anomalies = Anomalies(config, reporter.skipped, restored.trend)
+    anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped), restored.trend)
     built.reader.leave_out(anomalies.skipped)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=config.bitwise)
     sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.waits)
-    saving = begin_saving(built, start, restored, anomalies, channel)
-    if built.checkpoint is not None:
-        reporter.interval = saving.interval.told
+    saving = begin_saving(built, start, restored, channel)
     batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
     balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
-    reporter.shares = balance.told
     every = config.anomalies.corruption_check_steps
     digests = Digests(every, built.model, built.state.tensors, world.rank, world.size, restored.id.step)
     evaluation = None
@@ -181,9 +179,9 @@ def assemble(built: Built, start: Start, restored: Facts, reporter: Reporter, ch
     )  # fmt: skip
 
 
-def begin_saving(built: Built, start: Start, restored: Facts, anomalies: Anomalies, channel: WorkerEnd) -> Saving:
+def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: WorkerEnd) -> Saving:
     """Snapshots of this round, and checkpoints after the one that is durable and not undone."""
-    config, world, state = built.config, built.world, built.state
+    config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     now = dataclasses.replace(
         restored,
         id=SnapshotId(int(os.environ["CONCERTINA_ROUND"]), restored.id.step, state.digest, world.size),
@@ -195,4 +193,7 @@ def begin_saving(built: Built, start: Start, restored: Facts, anomalies: Anomali
     if durable and start.restore.voids(durable):
         durable = None
     snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state)
-    return Saving(config, built.checkpoint, world, snapshots, now, anomalies, durable, channel, start.history)
+    every = checkpoint.every_steps if checkpoint else None
+    policy = SavePolicy(config.steps, config.snapshot.every_steps, checkpoint is not None, every)
+    interval = Interval(checkpoint.every_seconds if checkpoint else None, start.history)
+    return Saving(policy, snapshots, now, durable, interval, channel)

@@ -10,9 +10,10 @@
         if trainingjob.should_checkpoint() or (step + 1) % 500 == 0:
             save(folder, step + 1)
 
-It is there in every replica whose command is your own (on PYTHONPATH, Python 3.9+, standard library only). Outside of
-a TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, `checkpoint_dir()` a folder in
-the current one. Importing it does nothing at all; the first call of `report` or `should_checkpoint` connects.
+It is there in every replica whose command is your own: on PYTHONPATH, for Python 3.9+, with `concertina_protocol`
+beside it and nothing else but the standard library. Outside of a TrainingJob nothing happens: `should_checkpoint()` is
+False, `world()` is one worker, `checkpoint_dir()` a folder in the current one. Importing it does nothing at all; the
+first call of `report` or `should_checkpoint` connects.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 from urllib.parse import unquote, urlsplit
 
-from trainingjob._channel import channel
+if TYPE_CHECKING:
+    from trainingjob._channel import Channel
 
 __all__ = ["World", "checkpoint_dir", "report", "should_checkpoint", "world"]
 
@@ -98,7 +100,7 @@ def report(
 
     From rank 0 it becomes status.progress, from the others a sign of life; call it on every rank, after every step. It
     never waits. `samples`: consumed since the run began. `phase`: training, checkpointing or evaluating."""
-    if connection := channel():
+    if connection := _connection():
         connection.report(step, steps, loss, tokens_per_second, samples, phase)
 
 
@@ -110,5 +112,15 @@ def should_checkpoint() -> bool:
     and none is lost. Once saved, the script may exit; if it goes on, its next call of should_checkpoint() ends the
     process (SystemExit), as the save is known to be finished then. It talks to no other rank, so it may stand anywhere
     in the loop; only when the world is about to end does it wait, for about a round trip in the network."""
-    connection = channel()
+    connection = _connection()
     return connection is not None and connection.should_checkpoint()
+
+
+def _connection() -> Optional[Channel]:
+    """To the agent; None outside of a job."""
+    path, rank = os.environ.get("CONCERTINA_SOCKET"), os.environ.get("RANK")
+    if not path or rank is None:
+        return None
+    from trainingjob import _channel  # not before it is needed: it takes tens of milliseconds
+
+    return _channel.connected(path, int(rank))

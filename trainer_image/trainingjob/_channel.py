@@ -1,36 +1,24 @@
-"""The script's end of the worker channel: one unix stream socket to the agent, one JSON object a line.
-
-The messages are those of the agent's `worker_channel`: Hello, Progress, Beat, Attends and Passed go out; Attended,
-AskPassed and StopAt come in; any other is passed over.
-
-How all ranks agree on a step without talking to each other: a thread answers AskPassed at once with the number of calls
-that this rank has passed, and from then on the next call waits for StopAt. The agents name the highest such number plus
-one: no rank has passed that call, and every rank can reach it, as nobody waits there for what another rank has yet to
-compute. The first call of all says Attends and waits for the answer, so a rank that has never called can't slip by.
-"""
+"""The script's side of the conversation that `concertina_protocol.worker_channel.worker` tells."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import sys
 import threading
 import time
-from typing import Any, Dict, Optional, Tuple
+from typing import Optional, Tuple
 
-Fields = Dict[str, Any]
+from concertina_protocol import Progress, ProtocolError
+from concertina_protocol import worker_channel as w
 
 
 class Channel:
     def __init__(self, path: str, rank: int) -> None:
         """Raises OSError where no agent listens."""
         self._rank, self._pid = rank, os.getpid()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        self._end = w.WorkerEnd(path)
         self._changed = threading.Condition()
-        self._sending = threading.Lock()
         self._open, self._asked, self._attends = True, False, False
         self._passed = 0
         """Calls of should_checkpoint() that have returned False, or are about to."""
@@ -38,7 +26,7 @@ class Channel:
         self._last: Optional[Tuple[int, float]] = None
         self._step_seconds = self._first_step_at = 0.0
         self._restored_step = -1
-        self._send("Hello", rank=rank, pid=self._pid)
+        self._send(w.Hello(rank, self._pid))
         threading.Thread(target=self._listen, name="trainingjob", daemon=True).start()
 
     @property
@@ -54,7 +42,7 @@ class Channel:
                 raise SystemExit(0)
             if not self._attends:
                 self._attends = self._asked = True
-                self._send("Attends", rank=self._rank)
+                self._send(w.Register(self._rank))
             self._changed.wait_for(lambda: not self._open or not self._asked)
             self._passed += 1
             return self._open and self._passed == self._stop_at
@@ -64,61 +52,53 @@ class Channel:
     ) -> None:
         if self._stop_at and self._passed >= self._stop_at:
             return None  # a step beyond the checkpoint will be trained again
-        now = time.time()
+        now, step = time.time(), int(step)  # numbers may be numpy's or torch's, which JSON does not know
         if self._last is None:
             self._first_step_at, self._restored_step = now, max(0, step - 1)
         elif step > self._last[0]:
             self._step_seconds = (time.monotonic() - self._last[1]) / (step - self._last[0])
         self._last = step, time.monotonic()
         if self._rank != 0:
-            return self._send("Beat", rank=self._rank, step=step, phase=phase)
+            return self._send(w.Beat(self._rank, step, phase))
         return self._send(
-            "Progress",
-            step=int(step),
-            steps=int(steps),
-            loss=float("nan") if loss is None else float(loss),
-            tokens_per_second=float(tokens_per_second),
-            step_seconds=self._step_seconds,
-            position=int(samples),
-            phase=phase,
-            at=now,
-            first_step_at=self._first_step_at,
-            restored_step=self._restored_step,
+            Progress(
+                step=step,
+                steps=int(steps),
+                loss=float("nan") if loss is None else float(loss),
+                tokens_per_second=float(tokens_per_second),
+                step_seconds=self._step_seconds,
+                position=int(samples),
+                phase=phase,
+                at=now,
+                first_step_at=self._first_step_at,
+                restored_step=self._restored_step,
+            )
         )
 
     # --- the wire ---------------------------------------------------------------------------------------------------
 
-    def _send(self, kind: str, **body: object) -> None:
-        line = json.dumps({"kind": kind, "body": body}, separators=(",", ":")).encode() + b"\n"
-        with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(line)
+    def _send(self, message: w.Message) -> None:
+        with contextlib.suppress(w.ChannelClosed):
+            self._end.send(message)
 
     def _listen(self) -> None:
-        partial = b""
-        while True:
-            try:
-                data = self._socket.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                break
-            *lines, partial = (partial + data).split(b"\n")
-            for line in lines:
-                message = json.loads(line)
-                self._heard(message["kind"], message["body"])
-        with self._changed:
-            self._open = False
-            self._changed.notify_all()
+        try:
+            while True:
+                self._on_message(self._end.receive(object))
+        except (w.ChannelClosed, ProtocolError):
+            with self._changed:
+                self._open = False
+                self._changed.notify_all()
 
-    def _heard(self, kind: str, body: Fields) -> None:
+    def _on_message(self, message: object) -> None:
         with self._changed:
-            if kind == "AskPassed":
+            if isinstance(message, w.QueryCalls):
                 self._asked = True
-                self._send("Passed", rank=self._rank, calls=self._passed)
-            elif kind == "Attended":
+                self._send(w.CallCount(self._rank, self._passed))
+            elif isinstance(message, w.Registered):
                 self._asked = False
-            elif kind == "StopAt":
-                self._asked, self._stop_at = False, body["call"]
+            elif isinstance(message, w.StopAtCall):
+                self._asked, self._stop_at = False, message.call
             self._changed.notify_all()
 
 
@@ -126,16 +106,13 @@ _channel: Optional[Channel] = None
 _tried = False
 
 
-def channel() -> Optional[Channel]:
-    """The connection of this process, opened at the first call; None outside of a job."""
+def connected(path: str, rank: int) -> Optional[Channel]:
+    """The connection of this process, opened at the first call; None where no agent listens."""
     global _channel, _tried
-    path = os.environ.get("CONCERTINA_SOCKET")
-    if not path or "RANK" not in os.environ:
-        return None
     if not _tried:
         _tried = True
         try:
-            _channel = Channel(path, int(os.environ["RANK"]))
+            _channel = Channel(path, rank)
         except OSError as error:
             print(f"trainingjob: the agent can't be reached ({error}); nothing is reported", file=sys.stderr)
     return _channel if _channel is not None and _channel.ours else None

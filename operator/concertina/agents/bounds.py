@@ -44,7 +44,7 @@ def _bounded(value: Any, field: str) -> Any:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, str):
-        return _text(value, LENGTHS.get(field, TEXT))
+        return type(value)(_text(value, LENGTHS.get(field, TEXT)))  # an enum's word stays one
     if isinstance(value, int):
         least = -LARGEST if field in SIGNED else -1 if field in OR_NONE else 0
         return min(max(value, least), LARGEST)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import concertina_protocol as protocol
 from concertina.agents.bounds import bounded
-from concertina_protocol.addresses import split
+from concertina_protocol.connection import Connection, connect
 from concertina_protocol.typed_json import ProtocolError
 
 CALL_SECONDS = 5.0
@@ -37,45 +37,32 @@ class Identity:
 
 
 @contextlib.asynccontextmanager
-async def connection(
-    identity: Identity, address: str, message: protocol.Message
-) -> AsyncIterator[asyncio.StreamReader]:
-    """A connection on which `message` has been sent."""
-    reader, writer = await asyncio.open_connection(
-        *split(address),
-        ssl=identity.context,
-        server_hostname=identity.agent_name,
-        limit=protocol.MAX_LINE,
-        ssl_handshake_timeout=protocol.SILENCE_SECONDS,
-    )
+async def connection(identity: Identity, address: str, message: protocol.Message) -> AsyncIterator[Connection]:
+    """On which `message` has been sent. Raises OSError."""
+    opened = await connect(address, identity.context, identity.agent_name)
     try:
-        writer.write(protocol.encode(message))
-        await writer.drain()
-        yield reader
+        await opened.send(message)
+        yield opened
     finally:
-        # Not a clean TLS goodbye: it would wait for a peer that may be dead.
-        writer.transport.abort()
+        opened.close()
 
 
-async def receive(reader: asyncio.StreamReader, address: str) -> protocol.Message:
+async def receive(connection: Connection, address: str) -> protocol.Message:
     """The next line; raises CallError where the stream ends or is none of this protocol."""
     try:
-        line = await reader.readline()
-    except ValueError as error:
-        raise CallError(f"{address} sent a line of more than {protocol.MAX_LINE} bytes") from error
-    if not line.endswith(b"\n"):
-        raise CallError(f"{address} closed the connection")
-    try:
-        return bounded(protocol.decode(line))
+        message = await connection.receive()
     except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
+    if message is None:
+        raise CallError(f"{address} closed the connection")
+    return bounded(message)
 
 
 async def call(identity: Identity, address: str, request: Request) -> Answer:
     """The agent's answer; raises CallError after CALL_SECONDS at the latest."""
     try:
-        async with asyncio.timeout(CALL_SECONDS), connection(identity, address, request) as reader:
-            answer = await receive(reader, address)
+        async with asyncio.timeout(CALL_SECONDS), connection(identity, address, request) as opened:
+            answer = await receive(opened, address)
     except TimeoutError as error:
         raise CallError(f"{address} did not answer within {CALL_SECONDS:g} s") from error
     except (OSError, ssl.SSLError) as error:

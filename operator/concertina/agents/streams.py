@@ -4,49 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 from collections.abc import Callable
 
 import concertina_protocol as protocol
+from concertina import backoff
 from concertina.agents.calls import CallError, Identity, connection, receive
 from concertina.plan.types import ConnectionRefusal
 
 log = logging.getLogger(__name__)
-_BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
-Heard = Callable[[protocol.Report], None]
-Lost = Callable[[str, ConnectionRefusal | None], None]
+FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
+"""Until a stream is opened again."""
+OnReport = Callable[[protocol.Report], None]
+OnLost = Callable[[str, ConnectionRefusal | None], None]
 """Called with a sentence, and how the host turned the stream away, where it is there."""
 
 
-async def follow(identity: Identity, address: str, heard: Heard, lost: Lost) -> None:
-    """Calls `heard` with each report, and `lost` whenever the stream can't be opened, breaks or is silent for
+async def follow(identity: Identity, address: str, on_report: OnReport, on_lost: OnLost) -> None:
+    """Calls `on_report` with each report, and `on_lost` whenever the stream can't be opened, breaks or is silent for
     protocol.SILENCE_SECONDS. Runs until it is cancelled."""
     failures = 0
 
     def fresh(report: protocol.Report) -> None:
         nonlocal failures
         failures = 0
-        heard(report)
+        on_report(report)
 
     while True:
-        lost(*await _stream(identity, address, fresh))
-        await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)] * random.uniform(0.8, 1.2))
+        on_lost(*await _stream(identity, address, fresh))
+        await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
         failures += 1
 
 
-async def _stream(identity: Identity, address: str, heard: Heard) -> tuple[str, ConnectionRefusal | None]:
-    """One stream from its start to its end; what is to be told to `lost`."""
+async def _stream(identity: Identity, address: str, on_report: OnReport) -> tuple[str, ConnectionRefusal | None]:
+    """One stream from its start to its end; what is to be told to `on_lost`."""
     try:
         async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
-            async with connection(identity, address, protocol.Watch(identity.uid)) as reader:
+            async with connection(identity, address, protocol.Watch(identity.uid)) as opened:
                 while True:
-                    message = await receive(reader, address)
+                    message = await receive(opened, address)
                     silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
                     if isinstance(message, protocol.Refused):
                         return f"{address} refused to be watched: {message.reason}", None
                     if isinstance(message, protocol.Report):
-                        heard(message)
+                        on_report(message)
     except TimeoutError:
         return f"{address} was silent for {protocol.SILENCE_SECONDS:g} s", None
     except ConnectionRefusedError:

@@ -6,6 +6,7 @@ Pydantic speaks JSON Schema; Kubernetes wants a structural schema: no references
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -110,6 +111,18 @@ def _without_defaults(schema: Schema) -> Schema:
     return result
 
 
+def _with_defaults_said(schema: Schema) -> Schema:
+    """`kubectl explain` shows a field's description and not its default."""
+    result, default = dict(schema), schema.get("default")
+    if default not in (None, "", [], {}):
+        result["description"] += f" Default: {json.dumps(default).strip(chr(34))}."
+    if "properties" in result:
+        result["properties"] = {name: _with_defaults_said(field) for name, field in result["properties"].items()}
+    if "items" in result:
+        result["items"] = _with_defaults_said(result["items"])
+    return result
+
+
 def job_schema() -> Schema:
     """openAPIV3Schema of a TrainingJob."""
     spec = JobSpec.model_json_schema(by_alias=True)
@@ -122,7 +135,7 @@ def job_schema() -> Schema:
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
             "kind": {"type": "string", "description": KIND},
             "metadata": {"type": "object"},
-            "spec": structural(spec, spec.get("$defs", {})) | {"description": "What to run."},
+            "spec": _with_defaults_said(structural(spec, spec.get("$defs", {}))) | {"description": "What to run."},
             # A status is what the operator saw: the API server shall not make one up.
             "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },

@@ -15,6 +15,13 @@ from pydantic_core import ErrorDetails
 
 from concertina.api.rules import broken
 from concertina.api.spec import JobSpec
+from concertina_trainer import config
+
+RETIRED: dict[tuple[int | str, ...], object] = {
+    ("failurePolicy", "straggler"): {"factor": 2.0},
+    **{("trainer", *path): default for path, default in config.RETIRED.items()},
+}
+"""Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence."""
 
 
 class SpecError(ValueError):
@@ -27,48 +34,68 @@ class SpecError(ValueError):
 
 def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
     """The spec of a TrainingJob manifest; raises SpecError."""
-    return _parsed(manifest, stored=False)
-
-
-def _parsed(manifest: Mapping[str, Any], stored: bool) -> JobSpec:
-    if not isinstance(manifest.get("spec"), Mapping):
-        raise SpecError(("spec is missing: the manifest says nothing to run",))
-    try:
-        return _checked(manifest["spec"], stored)
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)) from error
+    return _parsed(_spec(manifest), stored=False)
 
 
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
-    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well: the API
-    server stores those that its CRD has, and a newer one has more, with defaults of its own. Nor does it ask for rules
-    that jobs may be older than. Raises SpecError."""
+    """As parse_spec, but without the fields that this version does not know, whose paths are returned as well (but for
+    RETIRED ones): the API server stores those that its CRD has, and another version's has others, with defaults of its
+    own. Nor does it ask for rules that jobs may be older than. Raises SpecError."""
+    spec = _spec(manifest)
     try:
-        return _parsed(manifest, stored=True), ()
+        return _parsed(spec, stored=True), ()
     except SpecError:
-        known, unknown = _without_unknown(manifest)
-        if not unknown:
+        known, unknown = _without_unknown(spec)
+        if known == spec:
             raise
         return _parsed(known, stored=True), unknown
 
 
-def _without_unknown(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A manifest without the fields that are not ours, and their paths."""
-    known = copy.deepcopy(dict(manifest))
+def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec as it is written, but for `hangAction` and `straggler.action` of failurePolicy: as `onHang` and
+    `onStraggler`, which go before them."""
+    if not isinstance(manifest.get("spec"), Mapping):
+        raise SpecError(("spec is missing: the manifest says nothing to run",))
+    spec = dict(manifest["spec"])
+    if not isinstance(spec.get("failurePolicy"), Mapping):
+        return spec
+    policy = spec["failurePolicy"] = dict(spec["failurePolicy"])
+    if "hangAction" in policy:
+        action = policy.pop("hangAction")
+        policy.setdefault("onHang", action)
+    if isinstance(policy.get("straggler"), Mapping):
+        straggler = policy["straggler"] = dict(policy["straggler"])
+        if "action" in straggler:
+            policy.setdefault("onStraggler", straggler.pop("action"))
+        if not straggler:
+            del policy["straggler"]
+    return spec
+
+
+def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A spec without the fields that are not ours, and their paths."""
+    known, unknown = copy.deepcopy(spec), []
     try:
-        _checked(known.get("spec"), stored=True)
+        _checked(known, stored=True)
     except ValidationError as error:
-        strange = [detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
-        for location in strange:
-            *parents, last = location
-            target = known["spec"]
+        details = error.errors(include_url=False)
+        for *parents, last in (detail["loc"] for detail in details if detail["type"] == "extra_forbidden"):
+            target: Any = known
             for part in parents:
                 target = target[part]
-            del target[last]
-        return known, tuple(sorted(_path(location) for location in strange))
+            value, location = target.pop(last), (*parents, last)
+            if location not in RETIRED or RETIRED[location] != value:
+                unknown.append(_path(location))
     except SpecError:
         pass
-    return known, ()
+    return known, tuple(sorted(unknown))
+
+
+def _parsed(spec: dict[str, Any], stored: bool) -> JobSpec:
+    try:
+        return _checked(spec, stored)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)) from error
 
 
 def _checked(raw: Any, stored: bool) -> JobSpec:

@@ -1,7 +1,8 @@
-"""What several fields of a TrainingJob must obey together: each rule twice, for the API server and for us.
+"""What several fields of a TrainingJob must obey together: each rule for the API server and for us.
 
 The API server evaluates `cel` (with `self`, and `oldSelf` in a rule about changes); `holds` says the same in Python for
-manifests that got past an older CRD. Rules about changes are the API server's alone.
+manifests that got past an older CRD. Rules about changes are the API server's alone. Those within spec.trainer stand at
+its sections, in concertina_trainer.config.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina.api import TRAINER
-from concertina.api.spec import Container, JobSpec
-from concertina_trainer.config import BALANCED_BITWISE, BALANCED_BUCKETS, MOST_FIXED_MICROBATCHES
+from concertina.api.spec import Container, JobSpec, Launcher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         cel="self.launcher != 'torchrun' || !has(self.trainer)",
         message="the bundled trainer runs under the agent only: remove launcher, or bring a command of your own that "
         "is torchrun",
-        holds=lambda spec: spec.launcher != "torchrun" or not spec.bundled,
+        holds=lambda spec: spec.launcher is not Launcher.TORCHRUN or not spec.bundled,
     ),
     Rule(
         at=".spec",
@@ -172,7 +172,9 @@ RULES: tuple[Rule, ...] = (
         "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1",
         message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
         "elastic or launcher",
-        holds=lambda spec: spec.launcher != "torchrun" or spec.elastic is None or spec.parallelism.block == 1,
+        holds=lambda spec: (
+            spec.launcher is not Launcher.TORCHRUN or spec.elastic is None or spec.parallelism.block == 1
+        ),
     ),
     Rule(
         at=".spec",
@@ -181,54 +183,6 @@ RULES: tuple[Rule, ...] = (
         message="the bundled trainer only does data parallelism so far: remove parallelism, or bring a command of "
         "your own",
         holds=lambda spec: not spec.bundled or spec.parallelism.block == 1,
-    ),
-    Rule(
-        at=".spec.trainer",
-        field=".model.dim",
-        cel="self.model.dim % (2 * self.model.heads) == 0",
-        message="dim must be an even multiple of heads: each head's width must be even",
-    ),
-    Rule(
-        at=".spec.trainer",
-        field=".model.kvHeads",
-        cel="!has(self.model.kvHeads) || self.model.heads % self.model.kvHeads == 0",
-        message="heads must be a multiple of kvHeads",
-    ),
-    Rule(
-        at=".spec.trainer",
-        field=".microBatchSize",
-        cel=f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
-        message=f"determinism bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or "
-        "lower globalBatchSize",
-    ),
-    Rule(
-        at=".spec.trainer",
-        field=".data.documents",
-        cel="self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
-        message="determinism bitwise has microbatches of one shape: choose another data.documents",
-    ),
-    Rule(
-        at=".spec.trainer.anomalies.nonFinite",
-        cel="self != 'Ignore'",
-        message="can't be Ignore: such a gradient would destroy the weights",
-    ),
-    Rule(
-        at=".spec.trainer.data",
-        field=".uri",
-        cel="has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",
-        message="give either uri, or mixture with one data set or more",
-    ),
-    Rule(
-        at=".spec.trainer",
-        field=".data.balance",
-        cel="self.data.balance != 'speed' || self.determinism != 'bitwise'",
-        message=f"{BALANCED_BITWISE}: set balance to even, or determinism to order",
-    ),
-    Rule(
-        at=".spec.trainer",
-        field=".data.balance",
-        cel="self.data.balance != 'speed' || self.data.documents != 'bucketed'",
-        message=f"{BALANCED_BUCKETS}: set balance to even, or choose another documents",
     ),
     Rule(
         at=".spec.checkpoint.uri",

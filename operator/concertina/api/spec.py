@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from concertina.api import TRAINER
 from concertina.api.model import Model, Verbatim
-from concertina_trainer.config import TrainerConfig
+from concertina_trainer.config import CheckpointConfig, TrainerConfig
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""
@@ -120,29 +121,35 @@ class Elastic(Model):
         default=None,
         ge=1,
         le=MOST_REPLICAS,
-        description="Fewest replicas that the job goes on with; below, it waits for replacements. Absent: all of them.",
+        description="Fewest replicas that training goes on with; below that it waits for replacements. Absent: as "
+        "many as spec.replicas.",
     )
     grow_after_seconds: int = Field(
         default=30,
         ge=0,
         le=86400,
-        description="Seconds for which no further replica has become ready before those that are ready join together.",
+        description="How many seconds no further replica must have become ready before those that wait join, all at "
+        "once. Raise it where nodes come one by one.",
     )
     spares: int = Field(
         default=0,
         ge=0,
         le=MOST_SPARES,
-        description="Replicas beyond spec.replicas that stand by, warm and without a rank: one takes the place of a "
-        "member that is lost, at once. They take room and quota like any other replica.",
+        description="Replicas beyond spec.replicas that stand by, so that one takes a lost replica's place at once. "
+        "They need room and quota like any other.",
     )
 
 
 class Parallelism(Model):
     """Ranks that only work together: the job's size is a whole number of such blocks."""
 
-    tensor: int = Field(default=1, ge=1, le=1024, description="Ranks that share each layer (tensor parallelism).")
-    pipeline: int = Field(default=1, ge=1, le=1024, description="Stages of layers (pipeline parallelism).")
-    context: int = Field(default=1, ge=1, le=1024, description="Ranks that share each sequence (context parallelism).")
+    tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
+    pipeline: int = Field(
+        default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
+    )
+    context: int = Field(
+        default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."
+    )
 
     @property
     def block(self) -> int:
@@ -150,128 +157,117 @@ class Parallelism(Model):
         return self.tensor * self.pipeline * self.context
 
 
-class Checkpoint(Model):
+class Checkpoint(CheckpointConfig):
     """Where and how often the state goes to durable storage."""
 
-    uri: str = Field(
-        min_length=1,
-        max_length=1024,
-        description="Folder of this job's checkpoints, s3://bucket/folder, gs://bucket/folder, az://container/folder "
-        "or file:///folder; no two live jobs share one. A job goes on from the newest checkpoint in it.",
-    )
-    every_steps: int | None = Field(
-        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: by everySeconds alone."
-    )
-    every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["auto"] = Field(
-        default=600,
-        description="Most seconds between checkpoints; auto: what loses the least time, by how long saves take and how "
-        "often replicas fail (status.checkpointInterval).",
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "x-kubernetes-validations": [
-                {
-                    "rule": "type(self) == int ? self >= 1 && self <= 31536000 : self == 'auto'",
-                    "message": "must be auto or a number of seconds from 1 to 31536000",
-                }
-            ],
-        },
-    )
-    keep: int = Field(default=5, ge=1, le=1000, description="Newest checkpoints that are kept.")
-    keep_every_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000000000,
-        description="Of every so many steps the first checkpoint is kept for good. Absent: only the newest are kept.",
-    )
-    resume_from: str = Field(
-        default="",
-        max_length=1024,
-        description="Another run's checkpoint, or its folder for the newest one: this job goes on from its whole state "
-        "(same data, same model) where there is no checkpoint under uri yet.",
-    )
-    init_from: str = Field(
-        default="",
-        max_length=1024,
-        description="Weights to begin with at step 0 where there is no checkpoint under uri yet: another run's "
-        "checkpoint or folder, or a safetensors file or a folder of them, with Hugging Face's names for Llama.",
-    )
+    model_config = ConfigDict(extra="forbid")
+
     secret_name: str | None = Field(
         default=None,
         min_length=1,
         max_length=253,
-        description="Secret of this namespace with the storage's access: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
-        "AWS_REGION and AWS_ENDPOINT_URL; GOOGLE_SERVICE_ACCOUNT_KEY; or AZURE_STORAGE_ACCOUNT_NAME and "
+        description="Secret of this namespace with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and "
+        "AWS_ENDPOINT_URL, or GOOGLE_SERVICE_ACCOUNT_KEY, or AZURE_STORAGE_ACCOUNT_NAME and "
         "AZURE_STORAGE_ACCOUNT_KEY. They become environment variables of the container 'trainer'.",
     )
 
 
-class StragglerPolicy(Model):
-    """What counts as a straggler: a rank that the others wait for in every step."""
+class Reaction(enum.StrEnum):
+    """To something that is wrong with a worker, and that does not end it."""
 
-    factor: float = Field(
-        default=2.0,
-        ge=1.1,
-        le=1000,
-        description="So many times what the others' own work in a step takes (waiting for each other apart) makes a "
-        "straggler. It holds from the next round on.",
-    )
-    action: Literal["Report", "Replace"] = Field(
-        default="Report",
-        description="Report names it in the status and an event; Replace also makes a new pod for it on another node, "
-        "without losing a step, where the job can go on without it meanwhile.",
-    )
+    REPLACE = "Replace"
+    REPORT = "Report"
+
+
+def _with_old_spellings(schema: dict[str, Any]) -> None:
+    """Stored objects may hold them: what the schema lacks, the API server prunes before the operator has read it. Nor
+    does it fill in the new fields, since a default would hide what the old ones say."""
+    fields = schema["properties"]
+    for name in ("onHang", "onStraggler"):
+        del fields[name]["default"]
+    old = {"type": "string", "enum": [each.value for each in Reaction]}
+    action = {**old, "description": "Deprecated: use onStraggler."}
+    straggler = {"type": "object", "properties": {"action": action}}
+    fields["hangAction"] = {**old, "description": "Deprecated: use onHang, which goes before it."}
+    fields["straggler"] = {
+        "anyOf": [straggler, {"type": "null"}],
+        "description": "Deprecated: use onStraggler, which goes before it.",
+    }
 
 
 class FailurePolicy(Model):
     """When to give up."""
 
+    model_config = ConfigDict(json_schema_extra=_with_old_spellings)
+
     max_restarts: int = Field(
-        default=10, ge=0, le=1000, description="Failures within windowSeconds that are borne; one more fails the job."
+        default=10,
+        ge=0,
+        le=1000,
+        description="Failures within windowSeconds after which training still goes on; one more fails the job.",
     )
     window_seconds: int = Field(
-        default=3600, ge=1, le=31536000, description="Length in seconds of the window in which failures are counted."
+        default=3600, ge=1, le=31536000, description="How many seconds a failure counts against maxRestarts."
+    )
+    on_hang: Reaction = Field(
+        default=Reaction.REPLACE,
+        description="What follows when no worker moves any more, after the stacks of all were logged. Replace "
+        "restarts the workers, with a new pod for the one that the others wait for; Report only says so. "
+        "Absent: Replace.",
     )
     hang_timeout_seconds: int | None = Field(
         default=None,
         ge=1,
         le=31536000,
-        description="Seconds without a move of any rank that make a hang; starting, restoring, checkpointing and "
-        "evaluating may last longer. Absent: 20 times the usual step, at least 60. It holds from the next round on.",
+        description="Seconds without a move of any worker that count as a hang; set it where steps differ much in "
+        "length. Absent: 20 times the usual step, but at least 60.",
     )
-    hang_action: Literal["Replace", "Report"] = Field(
-        default="Replace",
-        description="What follows from a hang, once the stacks of all workers are in the logs: Replace makes a new "
-        "round and replaces the pod that the others wait for; Report tells of it and lets it be.",
+    on_straggler: Reaction = Field(
+        default=Reaction.REPORT,
+        description="What follows when a worker takes twice as long for each step as the others. Report names it in "
+        "the status; Replace also moves its pod to another node, without losing a step. Absent: Report.",
     )
     avoid_node_seconds: int = Field(
         default=900,
         ge=0,
         le=31536000,
-        description="Seconds for which new pods keep off a node that failed the job repeatedly; twice as long each "
-        "further time. 0: nodes are not avoided.",
+        description="How many seconds new pods keep off a node on which the job failed repeatedly, twice as long "
+        "each further time. 0 avoids no node.",
     )
-    straggler: StragglerPolicy = Field(default=StragglerPolicy(), description="What counts as a straggler.")
+
+
+class Launcher(enum.StrEnum):
+    AGENT = "agent"
+    TORCHRUN = "torchrun"
+
+
+class CleanPodPolicy(enum.StrEnum):
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
 
 
 class JobSpec(Model):
     """A training job that goes on when replicas are lost and grows back when they return."""
 
-    suspend: bool = Field(
-        default=False,
-        description="Stop after the current step, save, and release the pods; false goes on from there.",
-    )
     replicas: int = Field(
         default=1,
         ge=1,
         le=MOST_REPLICAS,
-        description="Most replicas (pods) wanted. To stop a job, set suspend instead of 0.",
+        description="Replicas (pods) wanted, and the most that there are. To stop a job, set suspend.",
     )
     elastic: Elastic | None = Field(
-        default=None, description="Lets the job go on with fewer replicas. Absent: it runs with all replicas or waits."
+        default=None,
+        description="How far the job may shrink when replicas are lost, and how it grows back. Absent: it runs with "
+        "all replicas or waits.",
+    )
+    template: PodTemplate = Field(
+        description="Template of the pods, with a container named 'trainer'. It changes only while the job is "
+        "suspended."
     )
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         default="auto",
-        description="Training processes in each pod: a number, or auto: one for each GPU that the container "
+        description="Training processes in each pod: a number, or auto for one for each GPU that the container "
         "'trainer' is limited to, and one without GPUs.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
@@ -283,41 +279,50 @@ class JobSpec(Model):
             ],
         },
     )
-    launcher: Literal["agent", "torchrun"] = Field(
-        default="agent",
-        description="What starts the workers. agent: concertina's, whatever the command is. torchrun: the command is "
-        "torchrun itself, and gets its rendezvous from the operator; it recovers as torchrun does (docs/launchers.md).",
-    )
-    parallelism: Parallelism = Field(
-        default=Parallelism(),
-        description="How many ranks only work together: the job runs at sizes that are a whole number of such blocks. "
-        "For a command of your own; the bundled trainer only does data parallelism so far.",
-    )
-    template: PodTemplate = Field(description="Template of the pods. It changes only while the job is suspended.")
     trainer: TrainerConfig | None = Field(
         default=None,
-        description="Configuration of the bundled trainer. Absent: the container 'trainer' has a command of its own.",
+        description="What the bundled trainer trains, on what data, and how. Absent: the container 'trainer' has a "
+        "command of its own.",
     )
     checkpoint: Checkpoint | None = Field(
-        default=None, description="Durable checkpoints. Absent: state lives in the memory of nodes only."
+        default=None,
+        description="Where and how often checkpoints go to durable storage. Absent: the state is in the memory of "
+        "the nodes only, and is lost with the job.",
     )
-    failure_policy: FailurePolicy = Field(default=FailurePolicy(), description="When to give up.")
+    failure_policy: FailurePolicy = Field(
+        default=FailurePolicy(), description="What follows from failures, and when the job gives up."
+    )
+    suspend: bool = Field(
+        default=False,
+        description="True stops after the current step, saves and removes the pods; false goes on from there.",
+    )
     active_deadline_seconds: int | None = Field(
         default=None,
         ge=1,
         le=315360000,
-        description="Seconds from the job's start after which it fails, running or not. Time suspended counts not.",
-    )
-    clean_pod_policy: Literal["Running", "All", "None"] = Field(
-        default="Running",
-        description="Which pods go when the job has ended. Running: those that still run; what completed or failed "
-        "stays, for its logs, until the job is deleted. All: every pod. None: none, and what runs goes on.",
+        description="Seconds from its start after which the job fails, running or not; time suspended does not "
+        "count. Absent: there is no deadline.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
         le=315360000,
-        description="Seconds after its end when the job is deleted. Absent: never.",
+        description="Seconds after its end when the job is deleted. Absent: it stays.",
+    )
+    clean_pod_policy: CleanPodPolicy = Field(
+        default=CleanPodPolicy.RUNNING,
+        description="Which pods go when the job has ended: Running ends those that run and keeps the others for "
+        "their logs, All deletes every pod, None leaves all as they are.",
+    )
+    launcher: Launcher = Field(
+        default=Launcher.AGENT,
+        description="Who starts the workers: agent starts any command and recovers it in place; torchrun is for a "
+        "command that is torchrun itself (docs/launchers.md).",
+    )
+    parallelism: Parallelism = Field(
+        default=Parallelism(),
+        description="For a command of your own whose workers only work in groups: the job runs at sizes that are a "
+        "whole number of groups. The bundled trainer only does data parallelism.",
     )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -13,7 +14,24 @@ Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "da
 Name = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
-Distance = Literal["", "Zone", "Node", "SameNode", "None"]
+
+
+class Distance(enum.StrEnum):
+    """Between a member and the copies of its snapshots."""
+
+    ZONE = "Zone"
+    NODE = "Node"
+    SAME_NODE = "SameNode"
+    NONE = "None"
+    """There is one member."""
+    NO_SNAPSHOTS = ""
+    """As operators have written it from the beginning; what the CRD refused they could not write any more."""
+
+
+class RequestState(enum.StrEnum):
+    PENDING = "Pending"
+    DONE = "Done"
+    REFUSED = "Refused"
 
 
 def rfc3339(seconds: float) -> str:
@@ -74,7 +92,7 @@ class World(Observed):
     lead: Name | None = Field(default=None, description="The member whose agent leads the round (it has rank 0).")
     members: tuple[Member, ...] = Field(default=(), max_length=10000, description="In order of rank.")
     copies: Distance = Field(
-        default="",
+        default=Distance.NO_SNAPSHOTS,
         description="Where each member's snapshots are copied to: a member in another zone, on another node, for some "
         "on the same node, or none (there is one member). Empty: a command of its own has no snapshots.",
     )
@@ -226,7 +244,7 @@ class CheckpointRequest(Observed):
 
     id: Annotated[str, Field(max_length=63)] = Field(description="The annotation's value.")
     step: Count = Field(description="A durable checkpoint of this step or a later one fulfils it.")
-    state: Literal["Pending", "Done", "Refused"] = Field(description="What became of it.")
+    state: RequestState = Field(description="What became of it.")
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why, in a sentence.")
     at: Timestamp = Field(description="When it was first seen.")
 

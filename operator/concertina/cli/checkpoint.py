@@ -31,7 +31,7 @@ def _sentences() -> Iterator[None]:
     """What went wrong as a sentence, and exit status 1."""
     try:
         from concertina_trainer.errors import BadInput
-        from concertina_trainer.objects.folder import StorageError
+        from concertina_trainer.objects.prefix import StorageError
     except ImportError as error:
         typer.echo(f"{error}: install concertina[trainer], or use the image concertina/trainer.", err=True)
         raise typer.Exit(1) from error
@@ -57,9 +57,9 @@ def list_(uri: Run) -> None:
     """List the finished checkpoints of a run, and which one LATEST names."""
     with _sentences():
         from concertina_trainer.checkpoints import catalogue
-        from concertina_trainer.objects.folder import Folder
+        from concertina_trainer.objects.prefix import ObjectPrefix
 
-        folder = Folder(uri)
+        folder = ObjectPrefix(uri)
         manifests, problems = catalogue.finished(folder)
         latest, problem = catalogue.named(folder, manifests)
         undone = catalogue.undone(folder, manifests)
@@ -138,7 +138,7 @@ def verify(uri: Uri) -> None:
 @app.command()
 def export(
     uri: Uri,
-    out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model.")],
+    out: Annotated[str, typer.Argument(help="ObjectPrefix or URI for the Hugging Face model.")],
     shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Most of one file.")] = 5.0,
     data: Annotated[
         str, typer.Option(help="Where the run's data lie now, for the tokenizer. Default: where they lay in the run.")
@@ -148,10 +148,10 @@ def export(
     with _sentences():
         from concertina_trainer.checkpoints import catalogue
         from concertina_trainer.export import export as exporting
-        from concertina_trainer.objects.folder import Folder
+        from concertina_trainer.objects.prefix import ObjectPrefix
 
         checkpoint = catalogue.opened(uri)
-        target = Folder(_target(out), create=True)
+        target = ObjectPrefix(_target(out), create=True)
         with _bar("exporting", exporting.size(checkpoint)) as advance:
             most = int(shard_gigabytes * 1e9)
             done = exporting.export(checkpoint, target, advance, most, _target(data) if data else "")
@@ -162,16 +162,16 @@ def export(
 @app.command("copy")
 def copy_(
     uri: Uri,
-    to: Annotated[str, typer.Argument(help="Folder of a run, at any URI; it gets a LATEST where it has none.")],
+    to: Annotated[str, typer.Argument(help="ObjectPrefix of a run, at any URI; it gets a LATEST where it has none.")],
 ) -> None:
     """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
     with _sentences():
         from concertina_trainer.checkpoints import catalogue
-        from concertina_trainer.objects.folder import Folder
+        from concertina_trainer.objects.prefix import ObjectPrefix
 
         checkpoint = catalogue.opened(uri)
         with _bar("copying", 2 * checkpoint.manifest.size) as advance:
-            copied = catalogue.copy(checkpoint, Folder(_target(to), create=True), advance)
+            copied = catalogue.copy(checkpoint, ObjectPrefix(_target(to), create=True), advance)
     console.print(f"{copied} is a verified copy of {checkpoint.uri}.")
 
 
@@ -185,9 +185,9 @@ def prune(
     """Delete old checkpoints, and leftovers of unfinished ones. What LATEST names and what is being read stays."""
     with _sentences():
         from concertina_trainer.checkpoints import catalogue
-        from concertina_trainer.objects.folder import Folder
+        from concertina_trainer.objects.prefix import ObjectPrefix
 
-        folder = Folder(uri)
+        folder = ObjectPrefix(uri)
         places = catalogue.to_prune(folder, keep, keep_every_steps)
         stay = catalogue.prune(folder, places) if yes else []
     for place in places:

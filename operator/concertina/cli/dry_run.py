@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
-from concertina.kube.manifests import torchrun
-from concertina.kube.manifests.pod import Images, pod_manifest
+from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.plan.types import CreatePod
@@ -20,10 +20,8 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
     view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))
     if view.spec is None:
         return  # the operator will say how
-    if view.spec.launcher == "torchrun":
-        pod = torchrun.member_manifest(view, view.spec, CreatePod(0, 0, rendezvous="localhost:29400", round=1))
-    else:
-        pod = pod_manifest(view, view.spec, CreatePod(0, 0), ANY_AGENT)
+    create = CreatePod(0, 0, rendezvous="localhost:29400" if view.spec.launcher == "torchrun" else "", round=1)
+    pod = pod_manifest(view, view.spec, create, ANY_AGENT)
     pod["metadata"]["generateName"] = pod["metadata"].pop("name") + "-"  # that of a job applied again is taken
     try:
         await client.create(PODS, namespace, pod, strict=True, dry_run=True)

@@ -40,7 +40,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _name(name: str) -> str:
-    from concertina.local import paths
+    from concertina.local.host import paths
 
     return name or paths.default_name()
 
@@ -65,8 +65,10 @@ def up(
     name: Name = "",
 ) -> None:
     """Start the cluster; it stays up until `down`. What is up already is left as it is."""
-    from concertina.local import cluster, images, progress
-    from concertina.local.state import Options
+    from concertina.local import cluster
+    from concertina.local.host import progress
+    from concertina.local.node import images
+    from concertina.local.state.record import Options
 
     with _plain_errors():
         mapping = dict(images.parse(option) for option in image or [])
@@ -114,7 +116,7 @@ def kubeconfig(name: Name = "") -> None:
 @app.command()
 def logs(name: Name = "") -> None:
     """Print where the logs of the control plane and of the nodes are."""
-    from concertina.local import state
+    from concertina.local.state import record as state
 
     with _plain_errors():
         typer.echo(state.directory(_name(name)) / "logs")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from concertina.api import TRAINER
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Gone, Unreachable
-from concertina.kube.manifests.pod import INDEX, JOB
+from concertina.kube.manifests.names import INDEX, JOB
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.follow import states

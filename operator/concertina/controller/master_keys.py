@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from concertina.agents.authority import MASTER_KEY_BYTES
-from concertina.controller.journal import decision
+from concertina.controller.log import log_event
 from concertina.controller.settings import Settings
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, NotFound
@@ -90,7 +90,7 @@ async def keep(client: Client, settings: Settings, keys: MasterKeys) -> None:
                 await client.get(SECRETS, settings.namespace, settings.master_key_secret)
             except NotFound:
                 await _make(client, settings, keys.data)
-                decision("master key restored", secret=f"{settings.namespace}/{settings.master_key_secret}")
+                log_event("master key restored", secret=f"{settings.namespace}/{settings.master_key_secret}")
         except ApiError as error:
             log.warning("the Secret %s can't be looked at: %s", settings.master_key_secret, error)
 

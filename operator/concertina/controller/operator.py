@@ -13,17 +13,19 @@ from typing import Any
 
 from aiohttp import web
 
-from concertina.agents.links import Links
-from concertina.controller import journal, master_keys
-from concertina.controller.apply import Applier
+from concertina.agents.connections import AgentConnections
+from concertina.controller import log, master_keys
+from concertina.controller.cache.cluster import PROGRESS_SECONDS, ClusterCache
+from concertina.controller.log import log_event
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
 from concertina.controller.settings import Settings, SettingsError, from_environment
-from concertina.controller.world import PROGRESS_SECONDS, World
+from concertina.controller.status import StatusWriter
+from concertina.controller.writes import ObjectWriter
 from concertina.kube.access import Access, NoAccess, load
 from concertina.kube.client import Client
-from concertina.kube.manifests.pod import SELECTOR
+from concertina.kube.manifests.names import SELECTOR
 from concertina.kube.parse.views import OwnedPod, node_view, pod_view
 from concertina.kube.resources import NODES, PODS, Raw
 from concertina.kube.watch import trainingjobs
@@ -36,13 +38,13 @@ from concertina.plan.types import NodeView
 LEASE = "concertina-operator"
 GIVE_UP_SECONDS = 10.0
 """A pass that can't reach the API server for so long is given up, and made again on what is true by then."""
-RELIST_SECONDS = 10.0
-"""After kopf has listed all jobs again: jobs it did not name are looked up, for it tells of no deletion it missed."""
+KOPF_SECONDS = 5.0
+"""It has so long to end its own tasks."""
 
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is started again)."""
-    journal.configure(os.environ.get("CONCERTINA_LOG_LEVEL", "INFO"))
+    log.configure(os.environ.get("CONCERTINA_LOG_LEVEL", "INFO"))
     try:
         settings = from_environment()
         sys.exit(asyncio.run(serve(settings)))
@@ -61,7 +63,7 @@ async def serve(settings: Settings) -> int:
         _probes(settings),
     ):
         lease = Lease(lease_client, settings.namespace, LEASE, settings.identity)
-        if not await _first(lease.acquire(), stop):
+        if not await _unless(stop, lease.acquire()):
             return 0
         try:
             # Not before: the keys may have changed while another operator acted.
@@ -83,100 +85,99 @@ class Operator:
         self._client = client
         self._lease = lease
         self._keys = keys
-        self._links = Links(self._agent_changed)
-        self._world = World(self._changed, self._links.views, tuple(keys.by_id))
+        self._connections = AgentConnections(self._agent_changed)
+        self._cache = ClusterCache(self._job_changed, self._connections.views, tuple(keys.by_id))
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)
         self._pods: dict[str | None, Reflector[OwnedPod]] = {
-            namespace: Reflector(client, PODS, pod_view, self._world.hear_pod, namespace, SELECTOR)
+            namespace: Reflector(client, PODS, pod_view, self._cache.on_pod, namespace, SELECTOR)
             for namespace in namespaces
         }
         as_node = functools.partial(node_view, notice_taints=settings.notice_taints)
-        self._nodes: Reflector[NodeView] = Reflector(client, NODES, as_node, self._world.hear_node)
-        applier = Applier(
-            client=client,
-            pods=pods,
-            world=self._world,
-            links=self._links,
-            events=self._events,
-            images=settings.images,
-            keys=keys,
-            remember=self._remember,
-        )
+        self._nodes: Reflector[NodeView] = Reflector(client, NODES, as_node, self._cache.on_node)
         self._reconciler = Reconciler(
-            self._world,
-            self._links,
-            applier,
-            plan,
-            keys,
+            cache=self._cache,
+            connections=self._connections,
+            client=client,
+            status=StatusWriter(client, self._cache, self._events),
+            objects=ObjectWriter(pods, self._cache, settings.images, keys, self._assume),
+            events=self._events,
+            plan=plan,
+            keys=keys,
             may_act=lambda: lease.held,
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
         )
         self._queue = KeyedQueue(self._reconciler.run)
-        self._named: set[str] = set()
-        """Jobs that kopf has named since it began its latest list."""
-        self._sweep: asyncio.TimerHandle | None = None
         self._checks: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> int:
-        """The exit code."""
-        work = [
-            self._nodes.run(),
-            *(pods.run() for pods in self._pods.values()),
-            self._events.run(),
-            self._lease.keep(),
-        ]
-        if self._settings.makes_master_key:
-            work.append(master_keys.keep(self._client, self._settings, self._keys))
-        background = [asyncio.create_task(part) for part in work]
-        try:
-            return await self._run(stop, background)
-        finally:
-            await self._queue.close()
-            self._reconciler.close()
-            self._links.close()
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
-
-    async def _run(self, stop: asyncio.Event, background: list[asyncio.Task[None]]) -> int:
-        synced = asyncio.gather(self._nodes.synced.wait(), *(pods.synced.wait() for pods in self._pods.values()))
-        jobs = asyncio.create_task(trainingjobs.list_jobs(self._client, self._settings.watch_namespaces))
-        if not await _first(asyncio.gather(synced, jobs), stop):
-            return 0
-        for obj in jobs.result():
-            self._world.hear_job(obj)
-        journal.decision("started", identity=self._settings.identity, jobs=len(jobs.result()))
-        self._queue.start()
+        """The exit code: 0 after `stop`, 1 where a part ended that has no end."""
+        parts = [asyncio.create_task(part, name=name) for name, part in self._parts().items()]
         stop_kopf = asyncio.Event()
-        kopf = asyncio.create_task(
-            trainingjobs.run(
+        kopf: list[asyncio.Task[None]] = []
+        try:
+            if not await _unless(stop, self._sync()):
+                return 0
+            self._queue.start()
+            jobs = trainingjobs.run(
                 self._access,
                 self._settings.identity,
                 self._settings.watch_namespaces,
-                self._hear_job,
-                stop_kopf,
+                on_job=self._cache.on_job,
+                on_deleted=self._on_deleted,
+                on_listed=self._on_listed,
+                stop=stop_kopf,
                 started=lambda: _on_signals(stop),
             )
-        )
+            kopf.append(asyncio.create_task(jobs, name="kopf"))
+            return await self._watch_over([*kopf, *parts], stop)
+        finally:
+            await self._queue.close()  # before the others: no pass may see half of them
+            self._reconciler.close()
+            self._connections.close()
+            stop_kopf.set()
+            if kopf:
+                await asyncio.wait(kopf, timeout=KOPF_SECONDS)
+            for task in parts:
+                task.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    def _parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What runs from the start to the end, by name."""
+        parts = {
+            "nodes": self._nodes.run(),
+            **{f"pods {namespace or ''}".strip(): pods.run() for namespace, pods in self._pods.items()},
+            "events": self._events.run(),
+            "lease": self._lease.keep(),
+        }
+        if self._settings.makes_master_key:
+            parts["master key"] = master_keys.keep(self._client, self._settings, self._keys)
+        return parts
+
+    async def _sync(self) -> None:
+        """Returns when all is known that was there before this operator: no pass is made on less."""
+        jobs = await trainingjobs.list_jobs(self._client, self._settings.watch_namespaces)
+        await asyncio.gather(self._nodes.synced.wait(), *(pods.synced.wait() for pods in self._pods.values()))
+        for obj in jobs:
+            self._cache.on_job(obj)
+        log_event("started", identity=self._settings.identity, jobs=len(jobs))
+
+    async def _watch_over(self, parts: list[asyncio.Task[None]], stop: asyncio.Event) -> int:
+        """Returns when `stop` is set or a part has ended."""
         stopped = asyncio.create_task(stop.wait())
-        done, _ = await asyncio.wait([stopped, kopf, *background], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
         for task in done - {stopped}:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, LeaseLost):
-                journal.decision("lease lost", message=str(error))
+                log_event("lease lost", message=str(error))
                 os._exit(1)  # at once: whatever is under way must not be finished by two
-            journal.decision("ended", task=task.get_name(), error=repr(error))
-        await self._queue.close()
-        self._links.close()
-        stop_kopf.set()
-        stopped.cancel()
-        await asyncio.wait([kopf], timeout=5)
+            log_event("ended", task=task.get_name(), error=repr(error))
         return 0 if done <= {stopped} else 1
 
-    # --- what is heard ---------------------------------------------------------------------------------------------
+    # --- what the parts tell --------------------------------------------------------------------------------------
 
-    def _changed(self, uid: str) -> None:
+    def _job_changed(self, uid: str) -> None:
         self._queue.add(uid)
 
     def _agent_changed(self, uid: str, at_once: bool) -> None:
@@ -185,30 +186,22 @@ class Operator:
         else:
             self._queue.add_within(uid, PROGRESS_SECONDS)
 
-    def _remember(self, pod: Raw) -> None:
+    def _assume(self, pod: Raw) -> None:
         reflector = self._pods.get(pod["metadata"]["namespace"]) or self._pods[None]
-        reflector.remember(pod)
+        reflector.assume(pod)
 
-    def _hear_job(self, kind: str | None, obj: Raw) -> None:
-        uid = obj["metadata"]["uid"]
-        if kind == "DELETED":
-            self._reconciler.forget(uid)
-            self._queue.forget(uid)
-            return
-        self._named.add(uid)
-        if kind is None and self._sweep is None:
-            self._named = {uid}
-            self._sweep = asyncio.get_running_loop().call_later(RELIST_SECONDS, self._look_up_missing)
-        self._world.hear_job(obj)
+    def _on_deleted(self, uid: str) -> None:
+        self._reconciler.forget(uid)
+        self._queue.forget(uid)
 
-    def _look_up_missing(self) -> None:
-        self._sweep = None
-        for uid in [job.view.uid for job in self._world.jobs() if job.view.uid not in self._named]:
-            check = asyncio.create_task(self._look_up(uid))
+    def _on_listed(self, uids: set[str]) -> None:
+        """Jobs that are not on a new list of all are looked up: their deletion was missed, or they are newer."""
+        for uid in [job.view.uid for job in self._cache.jobs() if job.view.uid not in uids]:
+            check = asyncio.create_task(self._check(uid))
             self._checks.add(check)
             check.add_done_callback(self._checks.discard)
 
-    async def _look_up(self, uid: str) -> None:
+    async def _check(self, uid: str) -> None:
         if not await self._reconciler.check(uid):
             self._queue.forget(uid)
 
@@ -218,9 +211,9 @@ def _on_signals(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
-async def _first(work: Coroutine[Any, Any, Any] | asyncio.Future[Any], stop: asyncio.Event) -> bool:
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Whether `work` was done before `stop` was set; cancels it otherwise."""
-    task, stopped = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
         if task.done():

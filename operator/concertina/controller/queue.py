@@ -1,20 +1,27 @@
-"""A queue of keys: one run per key at a time, a burst of additions folds into one more run."""
+"""Work by keys: a queue in which a burst of additions folds into one more run, and slots that are shared in turns."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from concertina import backoff
+
 log = logging.getLogger(__name__)
-_BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
+"""Until a key whose work raised is tried again."""
 
 
 @dataclass
 class _Entry:
     task: asyncio.Task[None] | None = None
     again: bool = False
+    forgotten: bool = False
+    """While its task runs: nothing follows from that."""
     timer: asyncio.TimerHandle | None = None
     failures: int = 0
     """In a row. While there are any, the timer alone brings the next run: what fails is not run for every event."""
@@ -38,6 +45,7 @@ class KeyedQueue:
 
     def add(self, key: str) -> None:
         entry = self._entries.setdefault(key, _Entry())
+        entry.forgotten = False
         if not self._open or self._closed:
             return
         if entry.task is not None:
@@ -48,11 +56,13 @@ class KeyedQueue:
                 return
             entry.timer.cancel()
             entry.timer = None
+        entry.again = True
         entry.task = asyncio.create_task(self._run(key, entry), name=f"job {key}")
 
     def add_within(self, key: str, seconds: float) -> None:
         """Due after `seconds` at the latest; what is due earlier stays so."""
         entry = self._entries.setdefault(key, _Entry())
+        entry.forgotten = False
         if not self._open or self._closed or entry.again:
             return
         loop = asyncio.get_running_loop()
@@ -65,7 +75,7 @@ class KeyedQueue:
     def forget(self, key: str) -> None:
         """No further run, until it is added again."""
         if entry := self._entries.get(key):
-            entry.again = False
+            entry.again, entry.forgotten = False, True
             if entry.timer is not None:
                 entry.timer.cancel()
                 entry.timer = None
@@ -90,13 +100,12 @@ class KeyedQueue:
     async def _run(self, key: str, entry: _Entry) -> None:
         recheck: float | None = None
         try:
-            entry.again = True
             while entry.again and not self._closed:
                 entry.again = False
                 recheck = await self._once(key, entry)
         finally:
             entry.task = None
-        if recheck is not None:
+        if recheck is not None and not entry.forgotten:
             self.add_within(key, recheck)
         elif entry.timer is None:
             self._entries.pop(key, None)
@@ -105,13 +114,52 @@ class KeyedQueue:
         try:
             recheck = await self._work(key)
         except Exception:
-            recheck = _BACKOFF[min(entry.failures, len(_BACKOFF) - 1)]
+            recheck = backoff.seconds(entry.failures, FIRST_SECONDS, LONGEST_SECONDS)
             entry.failures += 1
             entry.again = False
             if entry.timer is not None:
                 entry.timer.cancel()
                 entry.timer = None
-            log.exception("the pass of job %s failed; it is tried again in %s s", key, recheck)
+            log.exception("the pass of job %s failed; it is tried again in %.1f s", key, recheck)
         else:
             entry.failures = 0
         return recheck
+
+
+class Turns:
+    """At most `slots` are taken at once. Where more are wanted, keys are served one after the other, each with one slot
+    a turn, whatever the number that it waits for: whoever asks for many waits behind himself, not behind others."""
+
+    def __init__(self, slots: int) -> None:
+        self._free = slots
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        """A slot for as long as the block runs."""
+        if self._free and not self._waiting:
+            self._free -= 1
+        else:
+            granted = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(key, deque()).append(granted)
+            try:
+                await granted
+            except asyncio.CancelledError:
+                if granted.done() and not granted.cancelled():
+                    self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            key, queue = self._waiting.popitem(last=False)
+            granted = queue.popleft()
+            if queue:
+                self._waiting[key] = queue  # behind all others
+            if not granted.done():  # else cancelled
+                granted.set_result(None)
+                return
+        self._free += 1

@@ -8,9 +8,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from concertina.kube.manifests.pod import Images
+from concertina.kube.manifests.agent import Images
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
+from concertina_protocol import addresses
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
 """A list with commas; absent: the well-known ones; empty: none."""
@@ -62,7 +63,7 @@ def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
 def _address(text: str) -> tuple[str, int] | None:
     if not text:
         return None
-    host, _, port = text.rpartition(":")
-    if not port.isdigit():
-        raise SettingsError(f"CONCERTINA_HEALTH is {text!r}; it must be HOST:PORT")
-    return host.strip("[]"), int(port)
+    try:
+        return addresses.split(text)
+    except ValueError as error:
+        raise SettingsError(f"CONCERTINA_HEALTH is {text!r}; it must be HOST:PORT") from error

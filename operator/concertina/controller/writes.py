@@ -1,20 +1,44 @@
-"""Pods and Secrets are written beside the passes: a job recovers while the API server is slow to take its pods, or
-refuses them. All jobs together have SLOTS of these writes under way, in turns, and one job at most its window."""
+"""What a pass leaves to be written beside the passes: a job recovers while the API server is slow to take its pods, or
+refuses them. `Writes` says when: all jobs together have SLOTS of these writes under way, in turns, and one job at most
+its window. `ObjectWriter` does one."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
-from concertina.controller.turns import Turns
-from concertina.controller.world import Job
-from concertina.plan.types import Action, CreatePod, CreateRendezvous, DeletePod
+from concertina.agents.authority import Authority
+from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.job import CachedJob
+from concertina.controller.log import log_event
+from concertina.controller.master_keys import MasterKeys
+from concertina.controller.queue import Turns
+from concertina.controller.status import PreconditionFailed
+from concertina.kube.client import Client
+from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound
+from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
+from concertina.kube.parse.refusals import refusal
+from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
+from concertina.plan.types import (
+    Action,
+    CreatePod,
+    CreateRendezvous,
+    CreateSecret,
+    DeleteJob,
+    DeletePod,
+    EndPod,
+    JobView,
+)
 
 SLOTS = 16
 SMALLEST, FIRST, LARGEST = 1, 8, 64
 """Creates of one job that are under way at most: after one was refused, at first, and in the end. It grows by one with
 each that is taken, so a quota is not asked a thousand times (Kubernetes' Job controller starts slowly, too)."""
+SECRET_SECONDS = 60.0
+"""A job's Secret is made again (a 409 is fine) before pods are created later than this: the operator can't read it."""
 
 
 @dataclass
@@ -29,8 +53,8 @@ class Writes:
 
     def __init__(
         self,
-        write: Callable[[Job, Action], Awaitable[bool]],
-        failed: Callable[[Job, Action, Exception], Awaitable[None]],
+        write: Callable[[CachedJob, Action], Awaitable[bool]],
+        failed: Callable[[CachedJob, Action, Exception], Awaitable[None]],
         changed: Callable[[str], None],
     ) -> None:
         self._write = write
@@ -39,11 +63,11 @@ class Writes:
         self._turns = Turns(SLOTS)
         self._windows: dict[str, _Window] = {}
 
-    def start(self, job: Job, actions: Iterable[Action]) -> None:
+    def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
         """Begin what is not under way already, as far as the window goes; the rest is planned again by a later pass."""
         window = self._windows.setdefault(job.view.uid, _Window())
         for action in actions:
-            key = _key(action)
+            key = _identity(action)
             full = isinstance(action, CreatePod | CreateRendezvous) and _creates(window) >= window.size
             if key not in window.under_way and not full:
                 window.under_way[key] = asyncio.create_task(self._do(job, window, key, action))
@@ -58,7 +82,7 @@ class Writes:
             for task in window.under_way.values():
                 task.cancel()
 
-    async def _do(self, job: Job, window: _Window, key: Hashable, action: Action) -> None:
+    async def _do(self, job: CachedJob, window: _Window, key: Hashable, action: Action) -> None:
         creates = isinstance(action, CreatePod | CreateRendezvous)
         error: Exception | None = None
         try:
@@ -85,10 +109,123 @@ def _creates(window: _Window) -> int:
     return sum(isinstance(key, CreatePod | CreateRendezvous) for key in window.under_way)
 
 
-def _key(action: Action) -> Hashable:
+def _identity(action: Action) -> Hashable:
     """The same for two actions of which one is enough: a pod is made once, whatever nodes the later plan avoids."""
     if isinstance(action, CreatePod):
         return CreatePod(action.index, action.attempt)
     if isinstance(action, DeletePod):
         return DeletePod(action.name, action.uid, "", action.force)
     return action
+
+
+@dataclass
+class ObjectWriter:
+    client: Client
+    """Tries each write once: whoever plans tries again."""
+    cache: ClusterCache
+    images: Images
+    keys: MasterKeys
+    assume: Callable[[Raw], None]
+    """Takes a pod that a write of ours returned, so that nothing is planned on what came before it."""
+
+    async def write(self, job: CachedJob, action: Action) -> bool:
+        """False where the API server refused it for a reason that is kept in the cache."""
+        match action:
+            case CreateSecret():
+                await self._create_secret(job)
+            case CreatePod() | CreateRendezvous():
+                return await self._create_pod(job, action)
+            case DeletePod():
+                await self._delete_pod(job, action)
+            case EndPod():
+                await self._end_pod(job, action)
+            case DeleteJob():
+                namespace, name, uid = job.view.namespace, job.view.name, job.view.uid
+                await self.client.delete(TRAINING_JOBS, namespace, name, uid=uid, propagation="Background")
+                log_event("job deleted", job.name)
+            case _:
+                raise TypeError(f"the plan holds what nobody can do: {action!r}")
+        return True
+
+    async def _create_secret(self, job: CachedJob) -> None:
+        async with job.secret:
+            if job.secret_made_at is not None and time.monotonic() <= job.secret_made_at + SECRET_SECONDS:
+                return
+            key = self.keys.of(job.view.status.master_key)
+            if key is None:
+                raise TypeError("the Secret of a job whose master key is not known")
+            data = await asyncio.to_thread(_identity_of_agents, key, job.view)
+            try:
+                await self.client.create(SECRETS, job.view.namespace, secret_manifest(job.view, data))
+            except AlreadyExists:
+                pass  # made by an earlier pass; its name has the job's uid in it, so it is this job's
+            except (Conflict, Forbidden, Invalid) as error:
+                self._refused(job, error, "Secret")
+                job.secret_made_at = None
+                raise PreconditionFailed(f"the Secret was refused: {error.message}") from error
+            job.secret_made_at = time.monotonic()
+
+    async def _create_pod(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
+        view = job.view
+        if view.spec is None:
+            raise PreconditionFailed("a pod of a job whose spec can't be read any more")
+        if isinstance(create, CreateRendezvous):
+            manifest = rendezvous_manifest(view, view.spec, create)
+        else:
+            if not create.rendezvous:
+                await self._create_secret(job)
+            manifest = pod_manifest(view, view.spec, create, self.images)
+        name = manifest["metadata"]["name"]
+        try:
+            stored = await self.client.create(PODS, view.namespace, manifest, strict=True)
+        except AlreadyExists:
+            # By a pod of ours, where an answer was lost or our view is stale.
+            try:
+                stored = await self.client.get(PODS, view.namespace, name)
+            except NotFound as error:
+                raise PreconditionFailed(f"pod {name} was there and is gone") from error
+            owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
+            if not any(owner["uid"] == view.uid for owner in owners):
+                log_event("name taken", job.name, pod=name)
+                self.cache.name_taken(view.uid, name)
+                return True
+        except (Conflict, Forbidden, Invalid) as error:
+            self._refused(job, error, name)
+            return False
+        self.cache.created(view.uid)
+        log_event("pod created", job.name, pod=name)
+        self.assume(stored)
+        return True
+
+    def _refused(self, job: CachedJob, error: Conflict | Forbidden | Invalid, what: str) -> None:
+        kind = refusal(error)
+        ends = isinstance(error, NamespaceEnds)
+        self.cache.create_refused(job.view.uid, kind, error.message, namespace_ends=ends)
+        log_event("create refused", job.name, pod=what, kind=kind.name, message=error.message)
+
+    async def _delete_pod(self, job: CachedJob, delete: DeletePod) -> None:
+        grace = 0 if delete.force else None
+        try:
+            left = await self.client.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
+        except Conflict:
+            return  # another pod by now has the name
+        log_event("pod deleted", job.name, pod=delete.name, reason=delete.reason, force=delete.force)
+        if left is not None and not delete.force:
+            self.assume(left)
+
+    async def _end_pod(self, job: CachedJob, end: EndPod) -> None:
+        patch: list[Raw] = [
+            {"op": "test", "path": "/metadata/uid", "value": end.uid},
+            *({"op": "add", "path": f"/spec/{field}", "value": value} for field, value in END_POD.items()),
+        ]
+        try:
+            stored = await self.client.patch(PODS, job.view.namespace, end.name, patch)
+        except (NotFound, Forbidden, Invalid) as error:  # one that does not end is deleted in the end
+            log_event("end refused", job.name, pod=end.name, message=error.message)
+            return
+        log_event("pod ended", job.name, pod=end.name, reason=end.reason)
+        self.assume(stored)
+
+
+def _identity_of_agents(master_key: bytes, view: JobView) -> dict[str, str]:
+    return Authority(master_key, view.uid, view.created).secret_data()

@@ -18,8 +18,8 @@ from concertina.demo.stage import Stage, until
 from concertina.demo.summary import broken_promises, summarise
 from concertina.demo.view import LiveView
 from concertina.demo.watcher import Watcher
-from concertina.local import paths
 from concertina.local.errors import LocalClusterError
+from concertina.local.host import paths
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 JOB = "demo"

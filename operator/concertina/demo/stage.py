@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from concertina.demo import text
-from concertina.local import binaries, cluster, s3
+from concertina.local import cluster, s3
+from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
-from concertina.local.state import Options
+from concertina.local.state.record import Options
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SYSTEM = "concertina-system"
@@ -69,7 +70,7 @@ def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stag
 
 def install_operator(up: LocalCluster, *settings: str) -> None:
     """Install charts/concertina and wait until its Deployment is available."""
-    binaries.run_helm(
+    programs.run_helm(
         up.kubeconfig, "install", "concertina", str(CHECKOUT / "charts" / "concertina"),
         "--namespace", SYSTEM, "--create-namespace", *(f"--set={setting}" for setting in settings),
     )  # fmt: skip

@@ -16,10 +16,10 @@ RECOVERY_PROMISE = 30.0
 
 def manifests(stage: Stage) -> list[str]:
     """Keys of all checkpoints in the bucket."""
-    from concertina_trainer.objects.folder import Folder
+    from concertina_trainer.objects.prefix import ObjectPrefix
 
     os.environ.update(stage.storage.environment())
-    keys = Folder(f"s3://{BUCKET}").list("checkpoints/")
+    keys = ObjectPrefix(f"s3://{BUCKET}").list("checkpoints/")
     return sorted(key for key in keys if key.endswith("manifest.json"))
 
 

@@ -8,10 +8,10 @@ import sys
 
 from rich.console import Console
 
-from concertina.drill.play import play
+from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.show import table
-from concertina.drill.site import Site
+from concertina.drill.target import DrillTarget
 from concertina.drill.watch import Late
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
@@ -25,14 +25,16 @@ async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -
         raise Complaint(f"There is no scenario {name!r}; there are: {', '.join(SCENARIOS)}.")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     async with target.connect() as (client, namespace):
-        site = Site(client, namespace, job, cluster.serving(client.access.server))
-        if site.local is None and not yes:
+        drilled = DrillTarget(client, namespace, job, cluster.serving(client.access.server))
+        if drilled.local is None and not yes:
             raise Complaint(
                 f"{client.access.server} is no local cluster of yours: {scenario.about}, for real. "
                 f"Add --yes to do that to {namespace}/{job}."
             )
         try:
-            verdict = await play(site, name, scenario, scenario.fault(site), lambda text: console.print(f"[dim]{text}"))
+            verdict = await run(
+                drilled, name, scenario, scenario.fault(drilled), lambda text: console.print(f"[dim]{text}")
+            )
         except (Late, LocalClusterError) as error:
             raise Complaint(str(error)) from error
     if as_json:

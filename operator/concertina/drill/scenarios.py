@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from concertina.drill import faults, inside, local_faults
-from concertina.drill.commands import ByCommand
-from concertina.drill.site import OUTAGE, Fault, Site
+from concertina.drill.faults import api_server, in_container, local_cluster
+from concertina.drill.faults.by_command import ByCommand
+from concertina.drill.target import OUTAGE, DrillTarget, Fault
 from concertina.drill.verdict import Expect
 from concertina.terminal.connection import Complaint
 
@@ -20,9 +20,9 @@ class Scenario:
     elsewhere: Fault | str
     expect: Expect
 
-    def fault(self, site: Site) -> Fault:
+    def fault(self, target: DrillTarget) -> Fault:
         """Raises Complaint where it can't be played."""
-        found = self.local if site.local else self.elsewhere
+        found = self.local if target.local else self.elsewhere
         if isinstance(found, str):
             raise Complaint(found)
         if isinstance(found, ByCommand):
@@ -36,20 +36,20 @@ UNTOUCHED = Expect(seconds=60.0, new_round=False, replayed=0, counted=False)
 
 SCENARIOS: dict[str, Scenario] = {
     "kill-worker": Scenario(
-        "a training process is killed", faults.kill_worker, faults.kill_worker, CRASH,
+        "a training process is killed", api_server.kill_worker, api_server.kill_worker, CRASH,
     ),
     "kill-lead": Scenario(
         "the agent of the member that leads is killed, elsewhere its whole pod",
-        local_faults.kill_lead, faults.kill_lead_pod, Expect(seconds=30.0),
+        local_cluster.kill_lead, api_server.kill_lead_pod, Expect(seconds=30.0),
     ),
     "kill-node": Scenario(
         "a node loses power, its peers see connections closed",
-        local_faults.kill_node,
+        local_cluster.kill_node,
         ByCommand("NODE_KILL", "NODE_UP", "killed node {node}"), LOST_NODE,
     ),
     "stop-node": Scenario(
         "a node falls silent, and later goes on where it was",
-        local_faults.stop_node,
+        local_cluster.stop_node,
         ByCommand("NODE_STOP", "NODE_CONTINUE", "silenced node {node}"), LOST_NODE,
     ),
     "partition": Scenario(
@@ -60,36 +60,36 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "notice": Scenario(
         "a pod is evicted, as by `kubectl drain`; no step is lost",
-        faults.evict, faults.evict, Expect(seconds=60.0, replayed=0, counted=False),
+        api_server.evict, api_server.evict, Expect(seconds=60.0, replayed=0, counted=False),
     ),
     "oom": Scenario(
         "a worker's container runs out of memory, and the kernel kills the worker",
         "The containers of the local cluster have no memory limit, and a SIGKILL alone is no want of memory: on real "
         "kubelets `make test-e2e` plays this one.",
-        inside.out_of_memory, Expect(seconds=30.0, counted=True, reasons=("OutOfMemory",)),
+        in_container.out_of_memory, Expect(seconds=30.0, counted=True, reasons=("OutOfMemory",)),
     ),
     "hang": Scenario(
         "a worker stands still, its connections stay open",
-        faults.hang, faults.hang, Expect(seconds=120.0, counted=True, reasons=("WorkerStopped", "Hang")),
+        api_server.hang, api_server.hang, Expect(seconds=120.0, counted=True, reasons=("WorkerStopped", "Hang")),
     ),
     "straggle": Scenario(
         "a worker is slow (stopped for moments whenever it computes), and the others wait for it in every step",
-        inside.straggle, inside.straggle,
+        in_container.straggle, in_container.straggle,
         Expect(seconds=100.0, new_round=None, replayed=0, counted=False, named=True),
     ),
     "operator-kill": Scenario(
         "the operator is killed; the job must not notice",
-        local_faults.kill_operator, faults.delete_operator, UNTOUCHED,
+        local_cluster.kill_operator, api_server.delete_operator, UNTOUCHED,
     ),
     "apiserver-restart": Scenario(
         f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",
-        local_faults.kill_apiserver,
+        local_cluster.kill_apiserver,
         ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", watched=False, seconds=OUTAGE),
         UNTOUCHED,
     ),
     "storage-outage": Scenario(
         f"durable storage is away for {OUTAGE:g} s; training goes on, a checkpoint follows",
-        local_faults.kill_storage,
+        local_cluster.kill_storage,
         ByCommand("STORAGE_STOP", "STORAGE_START", "stopped the storage", seconds=OUTAGE),
         Expect(seconds=60.0, new_round=False, replayed=0, counted=False, checkpoint=True),
     ),

@@ -11,7 +11,7 @@ class Expect:
     """What a scenario promises. `None` where it promises nothing."""
 
     seconds: float
-    """Most seconds from the blow to the first step after it."""
+    """Most seconds from the injection to the first step after it."""
     new_round: bool | None = True
     """Whether a new round is needed; with False the same pods go on, with None either may be."""
     replayed: int | None = None
@@ -46,14 +46,14 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """From the blow on; None where it was not seen or there was nothing to see."""
+    """From the injection on; None where it was not seen or there was nothing to see."""
 
     claimed: float | None = None
     """The operator saw it and claimed a round."""
     committed: float | None = None
     """The members of the new round were committed."""
     first_step: float | None = None
-    """The end of the first step after the blow."""
+    """The end of the first step after the injection."""
     named: float | None = None
     """The status named the victim as a straggler."""
     whole: float | None = None
@@ -64,16 +64,16 @@ class Seconds:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What was seen. Worlds are replicas at work: before the blow, in the first world after it, at the end."""
+    """What was seen. Worlds are replicas at work: before the injection, in the first world after it, at the end."""
 
     seconds: Seconds
     before: int = 0
     after: int = 0
     end: int = 0
     rounds: int = 0
-    """Rounds committed between the blow and the first step after it."""
+    """Rounds committed between the injection and the first step after it."""
     rounds_in_all: int = 0
-    """Rounds committed between the blow and the end of the drill."""
+    """Rounds committed between the injection and the end of the drill."""
     replayed: int = 0
     counted: int = 0
     """Failures that used up the budget."""
@@ -93,7 +93,7 @@ class Verdict:
     scenario: str
     job: str
     done: str
-    """The blow, in a sentence."""
+    """The injection, in a sentence."""
     passed: bool
     reasons: tuple[str, ...]
     """Why it did not pass, a sentence each."""
@@ -101,7 +101,7 @@ class Verdict:
     seen: Seen
 
 
-def judge(scenario: str, job: str, done: str, expect: Expect, seen: Seen) -> Verdict:
+def evaluate(scenario: str, job: str, done: str, expect: Expect, seen: Seen) -> Verdict:
     """PASS where nothing speaks against it."""
     reasons = tuple(_broken(expect, seen))
     return Verdict(scenario, job, done, not reasons, reasons, positions(seen), seen)

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from concertina.api import TRAINER
 from concertina.api.status import JobStatus
-from concertina.drill.site import Site
+from concertina.drill.target import DrillTarget
 from concertina.drill.verdict import Start
 from concertina.kube.errors import ApiError
 
@@ -28,8 +28,8 @@ class Late(Exception):
 class Watch:
     """From `async with` on; outages of the API server are waited out."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, target: DrillTarget) -> None:
+        self._site = target
         self.status = JobStatus()
         """As last seen."""
         self.seen_at = 0.0

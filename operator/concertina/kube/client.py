@@ -1,4 +1,5 @@
-"""A thin client of raw dicts. Typed objects cost 5 to 10 times the CPU on lists of thousands (docs/decisions.md).
+"""A thin client of raw dicts. Typed objects cost 5 to 10 times the CPU on lists of thousands
+(decision "kubernetes.aio for access, requests by hand").
 
 Every request is tried again on 429, 5xx and lost connections, with back-off and jitter, until `give_up_after` seconds
 have passed; then Unreachable is raised. What is not tried again is raised as the exception of errors.py.
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from concertina import backoff
 from concertina.kube import deep_json
 from concertina.kube.access import Access
 from concertina.kube.errors import ApiError, NotFound, Unauthorized, Unreachable, from_status
@@ -25,9 +27,8 @@ from concertina.kube.resources import PODS, Raw, Resource
 REQUEST_SECONDS = 15.0
 WATCH_SILENCE_SECONDS = 75.0
 """A watch gets a bookmark at least every minute; one that is silent for longer is dead."""
-_BACKOFF = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0)
-_LONGEST = _BACKOFF[-1]
-"""Seconds; an API server that has just started asks for 30, and is there a second later."""
+FIRST_SECONDS, LONGEST_SECONDS = 0.05, 3.0
+"""Until a request is tried again; an API server that has just started asks for 30, and is there a second later."""
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 
@@ -237,7 +238,7 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
         renewed, attempt = False, 0
         while True:
-            wait = _BACKOFF[min(attempt, len(_BACKOFF) - 1)] * random.uniform(0.7, 1.3)
+            wait = backoff.seconds(attempt, FIRST_SECONDS, LONGEST_SECONDS)
             attempt += 1
             try:
                 async with self._slots:
@@ -254,7 +255,7 @@ class Client:
                     continue
                 if response.status != 429 and response.status < 500:
                     raise error
-                wait = max(wait, min(_LONGEST, float(response.headers.get("Retry-After") or 0)))
+                wait = max(wait, min(LONGEST_SECONDS, float(response.headers.get("Retry-After") or 0)))
             except _LOST as lost:
                 error = Unreachable(0, "Unreachable", f"{self.access.server} can't be reached: {lost or 'timed out'}")
             if time.monotonic() + wait >= deadline:

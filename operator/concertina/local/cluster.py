@@ -7,11 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from concertina.local import binaries, controlplane, images, lifetime, nodes, paths, processes, s3, state
-from concertina.local.api import Api, ApiError
+from concertina.local import nodes, s3
+from concertina.local.binaries import programs
+from concertina.local.control_plane import components
+from concertina.local.control_plane.api import Api, ApiError
 from concertina.local.errors import LocalClusterError
-from concertina.local.processes import Identity
-from concertina.local.state import Options, Record
+from concertina.local.host import paths, processes
+from concertina.local.host.processes import Identity
+from concertina.local.node import images
+from concertina.local.state import lifetime
+from concertina.local.state import record as state
+from concertina.local.state.record import Options, Record
 
 Say = Callable[[str], None]
 _READY_TIMEOUT = 90.0  # seconds, to give up
@@ -131,7 +137,7 @@ class LocalCluster:
 
     def running(self) -> dict[str, Identity | None]:
         """The processes of the control plane and of the nodes; None for what does not run."""
-        found = {name: lifetime.find(self.directory, name) for name in controlplane.COMPONENTS}
+        found = {name: lifetime.find(self.directory, name) for name in components.COMPONENTS}
         return found | {name: nodes.process(self.record, name) for name in self.nodes()}
 
 
@@ -166,7 +172,7 @@ def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
                     f"cluster {name} is up with other options: `concertina local down --name {name}` first."
                 )
             return LocalCluster(existing)
-        found = binaries.control_plane(say)
+        found = programs.control_plane(say)
         lifetime.tear_down(folder)
         try:
             return _create(name, folder, options, found, say)
@@ -191,9 +197,9 @@ def _create(name: str, folder: Path, options: Options, found: dict[str, Path], s
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     address = f"{state.claim_network(folder)}.0.1"
-    endpoints = controlplane.Endpoints(address, *processes.free_ports(address, 3))
-    controlplane.write_files(folder, endpoints)
-    commands = controlplane.commands(folder, endpoints, found)
+    endpoints = components.Endpoints(address, *processes.free_ports(address, 3))
+    components.write_files(folder, endpoints)
+    commands = components.commands(folder, endpoints, found)
     record = Record(name, folder, endpoints, commands, options, str(found["kubectl"]))
     (folder / "images.json").write_text(json.dumps(images.own() | options.images))
     state.save(record)

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from concertina.local import certificates, processes
+from concertina.local.control_plane import certificates
 from concertina.local.errors import LocalClusterError
+from concertina.local.host import processes
+from concertina.local.host.processes import MARKER, Identity
 from concertina.local.node.node import NodeConfig
-from concertina.local.processes import MARKER, Identity
-from concertina.local.state import Record
+from concertina.local.state.record import Record
 
 _BOOT_TIMEOUT = 60.0  # seconds
 

@@ -15,8 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from concertina.local import certificates, lifetime, processes, state
+from concertina.local.control_plane import certificates
 from concertina.local.errors import LocalClusterError
+from concertina.local.host import processes
+from concertina.local.state import lifetime
+from concertina.local.state import record as state
 
 _ADDRESS = "127.0.0.1"
 _REGION = "us-east-1"

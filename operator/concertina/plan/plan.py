@@ -1,10 +1,10 @@
 """One pass: what is observed about a job, to all that should follow from it.
 
-A pass reads like this. The chain of POLICIES is asked in order, and the first that has something to say decides: the
-phase of the job with its reason in a sentence, the world (a new claim, a commit), calls to agents, and what should
-become of the pods. Then the pods are planned, and the status is put together: conditions, restarts, progress and where
-the time went. Nothing is remembered between passes but the status and what agents and the API server say, so a pass of
-a restarted operator is a pass like any other.
+A pass is four tables. POLICIES are asked in order, and the first that has something to say decides: the phase of the
+job with its reason in a sentence, the world (a new claim, a commit), calls to agents, and what should become of the
+pods. The pods are planned. Then each of REMARKS may add to what is said, FIELDS (`status.fields`) compute the status,
+and EVENTS tell what has changed in it. Nothing is remembered between passes but the status and what agents and the API
+server say, so a pass of a restarted operator is a pass like any other.
 
 A recovery takes three passes: the lead's report of a failure leads to a claim and its Prepares; the last answer leads
 to the commit and its Assigns; the first step of the new round makes it Training.
@@ -14,41 +14,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from concertina.api.status import JobStatus, Spares, rfc3339
+from concertina.api.status import JobStatus
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.look import Look
-from concertina.plan.lifecycle import gang, lifecycle, master_key, saves, stores, torchrun
-from concertina.plan.pods import nodes, refusals
+from concertina.plan.lifecycle import admission, checkpoint_requests, lifecycle, master_key, storage_alerts, torchrun
+from concertina.plan.pods import bad_nodes, refusals
 from concertina.plan.pods.pods import PodPlan, plan_pods
-from concertina.plan.recovery import budget, containers, hangs, rounds, starts, startup, stragglers
-from concertina.plan.rounds import drains, growth
-from concertina.plan.rounds.claims import last_claim, proceed
-from concertina.plan.state import memory, rollback
-from concertina.plan.status import accounting, conditions
+from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers
+from concertina.plan.rounds import claims, drains, growth
+from concertina.plan.state import rollback, snapshot_memory
+from concertina.plan.status import conditions
+from concertina.plan.status.fields import status_after
 from concertina.plan.types import Event, Observed, Plan
 
-Policy = Callable[[Look], Decision | None]
-POLICIES: tuple[Policy, ...] = (
-    lifecycle.ended,
-    lifecycle.succeeded,
+Policy = Callable[[JobContext], Decision | None]
+AGENT: tuple[Policy, ...] = (
+    lifecycle.ended,  # for good, whatever is seen later
+    lifecycle.succeeded,  # before all that could find fault with pods that have ended well
     lifecycle.complete_in_storage,
     lifecycle.permanent_failure,
     lifecycle.deadline,
     budget.exhausted,
     lifecycle.uri_in_use,
     lifecycle.no_size,
-    memory.too_small,
-    master_key.missing,
+    snapshot_memory.too_small,
+    master_key.missing,  # before all that speaks to agents, or takes their silence for death
     lifecycle.suspend,
     startup.refused,
-    gang.release,
-    proceed,
-    rounds.recover,
-    drains.change,
-    rounds.running,
-    lifecycle.first_round,
+    admission.release,  # before a claim that is under way: it may wait for room that never comes
+    claims.proceed,  # a claim is brought to its end before anything else is made of the world
+    causes.recover,
+    drains.change,  # of a round that is not broken
+    causes.running,
+    lifecycle.first_round,  # always answers
 )
-
 TORCHRUN: tuple[Policy, ...] = (
     lifecycle.ended,
     torchrun.succeeded,
@@ -57,9 +56,31 @@ TORCHRUN: tuple[Policy, ...] = (
     lifecycle.no_size,
     lifecycle.suspend,
     startup.refused,
-    gang.release,
+    admission.release,
     torchrun.next_round,
-    torchrun.running,
+    torchrun.running,  # always answers
+)
+POLICIES: Mapping[str, tuple[Policy, ...]] = {"agent": AGENT, "torchrun": TORCHRUN}
+"""By spec.launcher."""
+
+Remark = Callable[[JobContext, Decision, PodPlan], Decision]
+REMARKS: tuple[Remark, ...] = (
+    lambda ctx, decision, pods: hangs.annotate(ctx, decision),
+    lambda ctx, decision, pods: stragglers.annotate(ctx, decision),
+    lambda ctx, decision, pods: master_key.annotate(ctx, decision),
+    lambda ctx, decision, pods: refusals.annotate(ctx, decision) if pods.missing else decision,
+    lambda ctx, decision, pods: storage_alerts.annotate(ctx, decision),
+)
+"""The first reason why a person must act stands."""
+
+Announcement = Callable[[JobContext, JobStatus], tuple[Event, ...]]
+EVENTS: tuple[Announcement, ...] = (
+    lambda ctx, status: snapshot_memory.events(ctx),
+    lambda ctx, status: unknown_fields(ctx),
+    lambda ctx, status: bad_nodes.events(ctx.status, status),
+    lambda ctx, status: container_restarts.events(ctx),
+    lambda ctx, status: rollback.events(ctx.status, status),
+    lambda ctx, status: conditions.events(ctx.status, status),
 )
 
 
@@ -70,39 +91,32 @@ def plan(observed: Observed, now: float) -> Plan:
         return Plan(job.status)
     if job.spec is None:
         return _unreadable(observed, now)
-    look = Look(observed, job.spec, now)
-    policies = TORCHRUN if look.spec.launcher == "torchrun" else POLICIES
-    decision = next(decision for policy in policies if (decision := policy(look)))
-    decision = master_key.told(look, stragglers.told(look, hangs.reported(look, decision)))
-    pods = torchrun.plan_pods(look) if decision.pods is Pods.TORCHRUN else plan_pods(look, decision)
-    if pods.missing:
-        decision = refusals.told(look, decision)
-    status = _status(look, decision, pods)
-    waits = (decision.recheck, pods.recheck, look.time_left, growth.left(look), gang.left(look))
-    rechecks = [wait for wait in waits if wait]
+    ctx = JobContext(observed, job.spec, now)
+    decision = next(decision for policy in POLICIES[ctx.spec.launcher] if (decision := policy(ctx)))
+    pods = torchrun.plan_pods(ctx) if decision.pods is Pods.TORCHRUN else plan_pods(ctx, decision)
+    for remark in REMARKS:
+        decision = remark(ctx, decision, pods)
+    status = status_after(ctx, decision, pods)
+    saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
+    events = (event for announcement in EVENTS for event in announcement(ctx, status))
+    waits = (decision.recheck, pods.recheck, ctx.time_left, growth.left(ctx), admission.left(ctx))
     return Plan(
         status,
-        (*pods.actions, *decision.actions, *saves.ask(look, decision, status.checkpoint_request)),
-        _watch(look, decision),
-        (*decision.events, *pods.events, *_found(look, status), *_transition(look, decision)),
-        min(rechecks, default=None),
+        actions=(*pods.actions, *decision.actions, *saved),
+        watch=_watch(ctx, decision),
+        events=(*decision.events, *pods.events, *events),
+        recheck_after=min(filter(None, waits), default=None),
     )
 
 
-def _found(look: Look, status: JobStatus) -> tuple[Event, ...]:
-    """What is told besides the decision."""
-    found = (*memory.tight(look), *_ignored(look), *nodes.told(look.status, status), *containers.events(look))
-    return (*found, *rollback.told(look.status, status))
-
-
-def _ignored(look: Look) -> tuple[Event, ...]:
-    """Once for each generation: fields of a newer CRD, which may just be its defaults."""
-    job = look.observed.job
-    if not job.ignored or job.generation == look.status.observed_generation:
+def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
+    """Once for each generation: fields of another version's CRD, of a newer one just its defaults perhaps."""
+    job = ctx.observed.job
+    if not job.ignored or job.generation == ctx.status.observed_generation:
         return ()
     names = ", ".join(job.ignored[:10])
     message = f"{names}: the CRD has these fields, this version of the operator does not and goes on without them"
-    return (Event("Warning", "UnknownFields", f"{message}; upgrade the operator"),)
+    return (Event("Warning", "UnknownFields", f"{message}; bring both to the same version"),)
 
 
 def _unreadable(observed: Observed, now: float) -> Plan:
@@ -119,92 +133,16 @@ def _unreadable(observed: Observed, now: float) -> Plan:
     return Plan(status, events=events)
 
 
-def _status(look: Look, decision: Decision, pods: PodPlan) -> JobStatus:
-    old, job, now = look.status, look.observed.job, look.now
-    done = decision.phase in (Phase.COMPLETE, Phase.FAILED)
-    world = decision.world or old.world
-    if done and not old.completion_time:
-        world = world.model_copy(update={"claim": last_claim(look, decision.reason)})
-    committed = world.round > old.world.round
-    stuck = starts.stuck(look) if decision.pods is Pods.WANTED else ()
-    restarts = containers.counted(look, budget.counted(look, decision.restart, pods.replaced, stuck))
-    newest = accounting.last_checkpoint(look)
-    started = old.start_time if decision.phase is not Phase.SUSPENDED else None
-    fields = {
-        "observed_generation": job.generation,
-        "conditions": conditions.conditions(stores.told(look, decision), old, job.generation, now),
-        "start_time": started or (None if decision.phase is Phase.SUSPENDED else rfc3339(round(now, 3))),
-        "completion_time": (old.completion_time or rfc3339(round(now, 3))) if done else None,
-        "replicas": sum(not pod.ended for pod in look.observed.pods if pod.index >= 0) - len(look.spares),
-        "selector": f"concertina.dev/job-uid={job.uid}",
-        "attempts": pods.attempts,
-        "container_restarts": containers.seen(look, pods.attempts),
-        "master_key": master_key.recorded(look),
-        "world": world,
-        "spares": _spares(look),
-        "gang": gang.after(look, decision),
-        "growth": growth.after(look, decision),
-        "restarts": restarts,
-        "last_failure": decision.last_failure or old.last_failure,
-        "avoided_nodes": nodes.remember(look, restarts.recent),
-        "stragglers": stragglers.marks(look),
-        "rounds": old.rounds + committed,
-        "steps_replayed": old.steps_replayed + decision.replayed + accounting.replayed(look),
-        "rollback": rollback.seen(look),
-        "undone": rollback.voided(look),
-        "skipped": rollback.skipped(look),
-        "last_checkpoint": newest,
-        "checkpoint_request": saves.request(look, decision, newest),
-    }
-    changed = _differ(old, fields)
-    if not changed and not accounting.due(look):
-        return old
-    numbers = {
-        "progress": accounting.progress(look),
-        "last_snapshot": accounting.last_snapshot(look),
-        "checkpoint_interval": accounting.interval(look),
-        "shares": accounting.shares(look),
-    }
-    if not changed and not _differ(old, numbers):
-        return old
-    return old.model_copy(update={**fields, **numbers, "goodput": accounting.goodput(look, decision)})
-
-
-def _spares(look: Look) -> Spares:
-    return Spares(ready=len(look.ready.intersection(look.spares)), replicas=look.spares)
-
-
-def _differ(old: JobStatus, fields: Mapping[str, object]) -> bool:
-    for name, value in fields.items():
-        known = getattr(old, name)
-        if known is not value and known != value:  # most are the very same object; pydantic compares field by field
-            return True
-    return False
-
-
-def _watch(look: Look, decision: Decision) -> dict[str, str]:
+def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     """The lead, also while it leaves, and who is outside of the round, to know when it is ready. While the lead is in
     doubt, all."""
     if decision.pods is not Pods.WANTED:
         return {}
     return {
-        name: look.address(name)
-        for name, pod in look.pods.items()
-        if (name in look.live or name == look.leading)
+        name: ctx.replicas.address(name)
+        for name, pod in ctx.replicas.pods.items()
+        if (name in ctx.replicas.live or name == ctx.replicas.leading)
         and pod.ip
         and pod.phase == "Running"
-        and (decision.watch_all or name not in look.members or name == look.lead.replica)
+        and (decision.watch_all or name not in ctx.round.members or name == ctx.round.lead.replica)
     }
-
-
-def _transition(look: Look, decision: Decision) -> tuple[Event, ...]:
-    """An event where the job enters a phase that someone waits for."""
-    ready = look.status.condition("Ready")
-    before = ready.reason if ready else ""
-    if decision.phase.value == before or decision.phase not in ANNOUNCED:
-        return ()
-    bad = decision.phase in (Phase.FAILED, Phase.STALLED, Phase.WAITING)
-    return (Event("Warning" if bad else "Normal", decision.reason, decision.message),)
-
-
-ANNOUNCED = frozenset({Phase.COMPLETE, Phase.FAILED, Phase.STALLED, Phase.SUSPENDED, Phase.TRAINING, Phase.SUSPENDING})

@@ -255,6 +255,17 @@ class Observed:
     progress_every: float = 2.0
     """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
 
+    def agent(self, replica: str) -> AgentView:
+        return self.agents.get(replica, UNKNOWN_AGENT)
+
+    def node(self, pod: PodView) -> NodeView:
+        return self.nodes.get(pod.node, UNKNOWN_NODE)
+
+
+UNKNOWN_AGENT = AgentView()
+UNKNOWN_NODE = NodeView(name="", ready=True)
+"""Nothing speaks against it."""
+
 
 @dataclass(frozen=True)
 class CreateSecret:

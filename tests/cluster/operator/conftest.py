@@ -12,7 +12,7 @@ import yaml
 
 from builders.drills import build_data
 from builders.operator import Jobs, Operator
-from concertina.local import binaries
+from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ def installed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -
     """The chart without its Deployment; the environment of an operator process with the chart's service account."""
     chart = str(ROOT / "charts/concertina")
     options = ("--namespace", SYSTEM, "--create-namespace", "--set", "replicas=0")
-    binaries.run_helm(cluster.kubeconfig, "install", RELEASE, chart, *options)
+    programs.run_helm(cluster.kubeconfig, "install", RELEASE, chart, *options)
     folder = tmp_path_factory.mktemp("installed")
     account = f"{RELEASE}-concertina"
     kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())

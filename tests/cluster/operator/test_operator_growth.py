@@ -15,7 +15,7 @@ from builders.operator import Jobs, standing_in
 from builders.pods import Pods, condition
 from concertina.kube.parse.views import pod_view
 from concertina.local.cluster import LocalCluster
-from concertina.plan.lifecycle.gang import PATIENCE
+from concertina.plan.lifecycle.admission import PATIENCE
 from concertina.plan.types import PodView
 
 pytestmark = pytest.mark.usefixtures("operator")

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.usefixtures("operator")
 
 
 def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jobs, data: Path, tmp_path: Path) -> None:
-    """First hangAction is Report; the same hang after it was changed to Replace leads to a new pod."""
+    """First onHang is Report; the same hang after it was changed to Replace leads to a new pod."""
     fault = tmp_path / "fault"
-    policy = {"hangTimeoutSeconds": 2, "hangAction": "Report"}
+    policy = {"hangTimeoutSeconds": 2, "onHang": "Report"}
     jobs.create("a", **bundled(data, fault), replicas=2, failurePolicy=policy)
     job = jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) > 5)
     victim, node = jobs.members(job)[1], jobs.members(job, "node")[1]
@@ -30,7 +30,7 @@ def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jo
     assert "read_forever" in jobs.logs(victim)
     assert jobs.condition(job, "Running")["status"] == "True", "reported, and let be"
 
-    jobs.patch("a", {"failurePolicy": {"hangAction": "Replace"}})
+    jobs.patch("a", {"failurePolicy": {"onHang": "Replace"}})
     jobs.wait_gone(f"pod/{victim}")
     fault.unlink()
     job = jobs.wait_training("a", 2, past=1)
@@ -43,7 +43,7 @@ def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs,
     """Its pod leaves as after a notice; its node is avoided."""
     fault = tmp_path / "fault"
     fault.write_text("1 slow 0.2")
-    policy = {"straggler": {"factor": 2, "action": "Replace"}}
+    policy = {"onStraggler": "Replace"}
     elastic = {"minReplicas": 1, "growAfterSeconds": 0}
     jobs.create("a", **bundled(data, fault), replicas=2, elastic=elastic, failurePolicy=policy)
     job = jobs.wait_training("a", 2)

@@ -23,7 +23,7 @@ from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.errors import NotFound
 from concertina.kube.resources import Resource
-from concertina.local import binaries
+from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -126,7 +126,7 @@ def test_a_chart_applied_again_as_argo_cd_does_and_a_restart_change_no_round(
     jobs.create("a", STAY, replicas=2)
     before, pods = jobs.wait_training("a", 2), uids(jobs.pods("a"))
     assert of(before) == id_of(key.get()["key"])
-    helm = [str(binaries.helm(print)), "template", "tests", str(ROOT / "charts/concertina")]
+    helm = [str(programs.helm(print)), "template", "tests", str(ROOT / "charts/concertina")]
     options = ["--namespace", key.namespace, "--set", "replicas=0"]
     rendered = subprocess.run([*helm, *options], capture_output=True, text=True, check=True).stdout
     jobs.cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=rendered)

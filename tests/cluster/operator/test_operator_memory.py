@@ -10,7 +10,7 @@ import pytest
 from builders.drills import build_data
 from builders.operator import Jobs, bundled
 from concertina.api.parse import parse_spec
-from concertina.plan.state import memory
+from concertina.plan.state import snapshot_memory
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 def just_enough(spec: Object, replicas: int) -> str:
     """Bytes of memory with which a container passes the check."""
-    return str(-(-memory.needed(parse_spec({"spec": spec}), replicas) * 10 // 9))
+    return str(-(-snapshot_memory.needed(parse_spec({"spec": spec}), replicas) * 10 // 9))
 
 
 def test_rounds_after_failures_fit_into_the_memory_that_was_checked(jobs: Jobs, tmp_path: Path) -> None:

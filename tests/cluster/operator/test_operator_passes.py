@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from builders.operator import Jobs
-from concertina.agents.links import Links
-from concertina.controller.apply import Applier
+from concertina.agents.connections import AgentConnections
+from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.master_keys import parse
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
-from concertina.controller.world import World
+from concertina.controller.status import StatusWriter
+from concertina.controller.writes import ObjectWriter
 from concertina.kube import access
 from concertina.kube.client import Client
-from concertina.kube.manifests.pod import Images
+from concertina.kube.manifests.agent import Images
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
 from concertina.local.cluster import LocalCluster
@@ -45,18 +46,26 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
 
     async def scenario(client: Client) -> None:
         keys = parse({"key": base64.b64encode(b"k" * 32).decode()})
-        links = Links(lambda uid, at_once: None)
-        world = World(lambda uid: queue.add(uid), links.views, tuple(keys.by_id))
+        connections = AgentConnections(lambda uid, at_once: None)
+        cache = ClusterCache(lambda uid: queue.add(uid), connections.views, tuple(keys.by_id))
         events = Events(client, "test")
         broken = Broken()
-        applier = Applier(client, client, world, links, events, Images("agent"), keys, lambda pod: None)
         reconciler = Reconciler(
-            world, links, applier, broken, keys, lambda: True, lambda uid, seconds: queue.add_within(uid, seconds)
+            cache=cache,
+            connections=connections,
+            client=client,
+            status=StatusWriter(client, cache, events),
+            objects=ObjectWriter(client, cache, Images("agent"), keys, lambda pod: None),
+            events=events,
+            plan=broken,
+            keys=keys,
+            may_act=lambda: True,
+            changed_within=lambda uid, seconds: queue.add_within(uid, seconds),
         )
         queue = KeyedQueue(reconciler.run)
         writing = asyncio.create_task(events.run())
         for name in ("bad", "good"):
-            world.hear_job(await client.get(TRAINING_JOBS, jobs.namespace, name))
+            cache.on_job(await client.get(TRAINING_JOBS, jobs.namespace, name))
         queue.start()
 
         async def until(name: str, kind: str, status: str) -> dict[str, Any]:
@@ -77,7 +86,7 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
         await until("bad", "Stalled", "False")
         writing.cancel()
         await queue.close()
-        links.close()
+        connections.close()
 
     async def inside() -> None:
         async with asyncio.timeout(GIVE_UP), Client(await access.load(str(cluster.kubeconfig))) as client:

@@ -18,8 +18,8 @@ import pytest
 
 from builders.operator import Jobs, Operator
 from builders.until import until
-from concertina.local.api import ApiError
-from concertina.local.certificates import Authority
+from concertina.local.control_plane.api import ApiError
+from concertina.local.control_plane.certificates import Authority
 from concertina.local.errors import LocalClusterError
 
 pytestmark = pytest.mark.usefixtures("operator")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 STRAGGLER_TOLD = 20.0
-"""Seconds for which the windows of `concertina_agent.core.stragglers` may still name who was slow."""
+"""Seconds for which the windows of `concertina_agent.core.round.stragglers` may still name who was slow."""
 NODE_DEATH = 40.0
 """Seconds for which its pods may rightly be taken for lost."""
 

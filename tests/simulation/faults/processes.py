@@ -56,7 +56,7 @@ def hang_worker(world: World, random: Random) -> None:
     run = process.collective if process is not None else None
     if process is None or run is None or not run.first_step_at or run.over:
         return
-    if world.cluster.spec.failure_policy.hang_action == "Replace":
+    if world.cluster.spec.failure_policy.on_hang == "Replace":
         seconds = 1e9
     world.tell(f"rank {process.ranks[0]} of {process.replica} hangs{f' for {seconds:.1f} s' if seconds < 1e9 else ''}")
     run.hung[process.replica] = world.clock.now + seconds

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from concertina_protocol import Progress, SnapshotId
 from concertina_protocol import worker_channel as w
+from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 
 from .store import Group
 
@@ -44,16 +45,12 @@ class Slots:
         self._rank, self.steps = rank, []
 
     def take(self, id: SnapshotId) -> Path:
-        path = self._folder / f"slot-{len(self.steps) % 3}"
-        mark = path.with_suffix(".json")
-        mark.unlink(missing_ok=True)
+        path = self._folder / f"slot-{len(self.steps) % SNAPSHOT_SLOTS}"
+        remove_sidecar(path)
         data = content(id.step, self._rank)
         path.unlink(missing_ok=True)
         path.write_bytes(data)
-        facts = {"id": vars(id), "shard": self._rank, "size": len(data), "crc32": zlib.crc32(data), "committed": True}
-        draft = mark.with_suffix(".json.new")
-        draft.write_text(json.dumps(facts))
-        draft.replace(mark)
+        write_sidecar(path, Sidecar(id, self._rank, len(data), zlib.crc32(data)))
         self.steps.append(id.step)
         return path
 

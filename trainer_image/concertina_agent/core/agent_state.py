@@ -1,4 +1,5 @@
-"""What an agent knows, and what follows from it for its reports. Pure; `rounds` is what changes it."""
+"""What an agent knows, and what follows from it: its state, what it reports, whether it may go. Pure; only the steps
+change it."""
 
 from __future__ import annotations
 
@@ -7,17 +8,16 @@ from collections.abc import Iterable
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.core.durability import Durability
-from concertina_agent.core.holdings import Holdings
-from concertina_agent.core.lead import OVER, Lead
-from concertina_agent.core.membership import Membership, Notice, Preparation
-
-ENDS = ("drained", "succeeded")
-"""Of a lead they are said only when they are true of its whole round."""
+from concertina_agent.core import events as e
+from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.membership import Membership, Notice, Preparation
+from concertina_agent.core.snapshot_index import SnapshotIndex
+from concertina_agent.core.states import OVER, State
+from concertina_agent.core.upload_state import UploadState
 
 
 class AgentState:
-    """Everything an agent knows, and what it says of itself."""
+    """The facts, in parts that stand alone."""
 
     def __init__(
         self,
@@ -33,116 +33,140 @@ class AgentState:
     ) -> None:
         """`instance`: random, per start of the agent. `storage`: None without durable storage (or not `bundled`)."""
         self.replica, self.uid, self.instance = replica, uid, instance
+        self.workers_here, self.bundled = workers, bundled
         self.seen = seen
-        self._slots, self._bundled = workers, bundled
-        self._holdings, self._durability = Holdings(held), Durability(storage)
-        self._ready, self._startup_error = False, ""
-        self._preparation: Optional[Preparation] = None
-        self._round: Optional[Membership] = None
-        self._notice: Optional[Notice] = None
+        """The highest round and claim ever seen."""
+        self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage)
+        self.ready, self.startup_error = False, ""
+        self.preparation: Optional[Preparation] = None
+        self.round: Optional[Membership] = None
+        """The round that runs here, or has ended here."""
+        self.notice: Optional[Notice] = None
+        self.last_event: Optional[e.Moment] = None
 
-    def state(self) -> p.MemberState:
-        """This agent as a member of its round."""
-        r = self._round
+    # --- its state --------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Of this agent by itself; see `states`."""
+        r = self.round
         if r is None:
-            return p.MemberState(self.replica, self.instance, *self.seen, state="starting")
+            if self.preparation is None:
+                return State.IDLE
+            return State.PREPARED if self.preparation.quiet else State.PREPARING
+        if r.failure is not None:
+            return State.FAILED
+        if r.workers.all_over():
+            if r.workers.all_complete():
+                return State.SUCCEEDED
+            if r.peer_has_all(self.snapshots) or (r.drain is not None and r.drain.grace_over):
+                return State.DRAINED
+        if r.drain is not None or self.notice is not None:
+            return State.DRAINING
+        return State.RUNNING if r.workers.all_started() else State.STARTING
+
+    @property
+    def reported(self) -> State:
+        """As in Report: starting is running, and a lead's end is the end of the whole round: every member's, with the
+        checkpoint that this end asks for in storage; and a failure is one once its cause is known."""
+        own, r = self.state, self.round
+        if r is None or r.lead is None or own not in OVER:
+            return State.RUNNING if own is State.STARTING else own
+        if own is State.FAILED:
+            return own if r.lead.settled else State.RUNNING
+        if r.lead.all_are(own.on_wire) and self.is_durable(r, r.lead, own):
+            return own
+        return State.DRAINING if r.drain is not None else State.RUNNING
+
+    def is_durable(self, r: Membership, lead: Lead, own: State) -> bool:
+        """What the end of this round asks of durable storage is there; or, after a drain, can't get there any more."""
+        durable_drain = r.drain is not None and r.drain.order.durable
+        if own is State.DRAINED and (not durable_drain or lead.gone_unshipped(r.workers.step)):
+            return True
+        return self.uploads.has(self.uid, r.workers.step, complete=own is State.SUCCEEDED)
+
+    # --- what it says -----------------------------------------------------------------------------------------------
+
+    def member_state(self) -> p.MemberState:
+        """This agent as a member of its round: what it tells its lead."""
+        r = self.round
+        if r is None:
+            return p.MemberState(self.replica, self.instance, *self.seen, state=p.State.STARTING)
         return p.MemberState(
             self.replica,
             self.instance,
             *self.seen,
-            state=self._own_state(),
+            state=self.state.on_wire,
             step=r.workers.step,
             failure=r.failure,
-            notice=self._notice.grace if self._notice else 0.0,
-            leaving=self._leaving(),
+            notice=self.notice.grace if self.notice else 0.0,
+            leaving=self.leaving(),
             snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
-            durable_parts=self._durability.parts,
+            durable_parts=self.uploads.parts,
             pulses=r.hearts.pulses,
             hung=r.lead is not None and r.lead.watchdog.hung,
             next_call=r.stopping.next_call,
         )
 
     def beat(self) -> p.MemberState:
-        """What a lead tells its members: as state(), but succeeded and drained stand for the whole round."""
-        state = self.state()
-        return dataclasses.replace(state, state=self._reported_state()) if state.state in ENDS else state
+        """What a lead tells its members: as member_state(), but succeeded and drained stand for the whole round."""
+        state = self.member_state()
+        if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
+            return state
+        return dataclasses.replace(state, state=self.reported.on_wire)
 
     def report(self) -> p.Report:
-        """All that this agent knows."""
-        r = self._round
+        """All that this agent knows: what Watch streams."""
+        r, reported = self.round, self.reported
         lead = r.lead if r else None
         return p.Report(
             replica=self.replica,
             instance=self.instance,
-            ready=self._ready,
+            ready=self.ready,
             round=self.seen[0],
             claim=self.seen[1],
-            state=self._reported_state(),
+            state=reported.on_wire,
             lead=lead is not None,
             members=dict(lead.members) if lead else {},
             failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
             progress=r.workers.progress if r else None,
             hang=lead.watchdog.hang if lead else None,
             stragglers=lead.watchdog.stragglers.found if lead else (),
-            storage=self._durability.storage,
-            startup_error=self._startup_error,
-            notice=self._notice.grace if self._notice else 0.0,
+            storage=self.uploads.storage,
+            startup_error=self.startup_error,
+            notice=self.notice.grace if self.notice else 0.0,
         )
 
     @property
     def held(self) -> tuple[p.Held, ...]:
         """Newest first."""
-        return self._holdings.all()
+        return self.snapshots.all()
 
     @property
     def latest(self) -> Optional[p.Durable]:
         """What LATEST names, unless it was undone."""
-        return self._durability.latest
+        return self.uploads.latest
 
-    @property
-    def world(self) -> Optional[p.Assign]:
-        """The round that runs here, or has ended here."""
-        return self._round.assign if self._round else None
+    # --- whether it may go ------------------------------------------------------------------------------------------
 
-    def _own_state(self) -> str:
-        """As in MemberState."""
-        return self._round.state(self._notice is not None, self._holdings) if self._round else "starting"
-
-    def _reported_state(self) -> str:
-        """As in Report: a lead's end is the end of the whole round."""
-        r, own = self._round, self._own_state()
-        if r is None:
-            return "idle" if self._preparation is None else "prepared"
-        if own == "starting" or (own == "failed" and r.lead is not None and not r.lead.settled):
-            return "running"
-        if r.lead is None or own not in ENDS or (r.lead.all_are(own) and self._is_durable(r, r.lead, own)):
-            return own
-        return "draining" if r.drain is not None else "running"
-
-    def _is_durable(self, r: Membership, lead: Lead, own: str) -> bool:
-        """What the end of this round asks of durable storage is there; or, after a drain, can't get there any more."""
-        if own == "drained" and (not (r.drain and r.drain.durable) or lead.gone_unshipped(r.workers.step)):
-            return True
-        return self._durability.has(self.uid, r.workers.step, complete=own == "succeeded")
-
-    def _at_rest(self) -> bool:
+    def at_rest(self) -> bool:
         """Nothing would be lost if this agent went now.
 
         What it holds may be needed by a round to come: that of one that is prepared; and that of one whose neighbour in
         the ring of copies leaves too, unless it is in storage."""
-        r = self._round
+        r = self.round
         if r is None:
-            prepared = self._preparation
+            prepared = self.preparation
             return prepared is None or prepared.left_out or not self.held
-        if self._bundled and r.failure is None and self._is_last_holder(r):
+        if self.bundled and r.failure is None and self._is_last_holder(r):
             return False
-        copied = r.failure is not None or r.peer_has_all(self._holdings)
-        led = r.lead is None or not self._bundled or self._reported_state() in OVER
-        return r.workers.all_over() and self._durability.all_shipped and copied and led
+        copied = r.failure is not None or r.peer_has_all(self.snapshots)
+        led = r.lead is None or not self.bundled or self.reported in OVER
+        return r.workers.all_over() and self.uploads.all_shipped and copied and led
 
-    def _leaving(self) -> tuple[str, ...]:
-        """As far as known here: the lead itself, or what its beats say."""
-        r = self._round
+    def leaving(self) -> tuple[str, ...]:
+        """Members that have to go, as far as known here: the lead itself, or what its beats say."""
+        r = self.round
         if r is None:
             return ()
         return tuple(member.replica for member in r.lead.noticed()) if r.lead is not None else r.leaving
@@ -150,8 +174,8 @@ class AgentState:
     def _is_last_holder(self, r: Membership) -> bool:
         """Also where the lead has not said yet who leaves besides this one: notices come in groups."""
         names = [member.replica for member in r.assign.members]
-        leaving, durable = set(self._leaving()), r.drain is not None and r.drain.durable
-        if durable and self._durability.storage is not None:
+        leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
+        if durable and self.uploads.storage is not None:
             return False
         if leaving.issuperset(names):
             return durable
@@ -159,12 +183,28 @@ class AgentState:
             return not r.lead_gone
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
-    def _current(self, round: int) -> Optional[Membership]:
-        """The round in progress here, if it is this one."""
-        return self._round if round == self.seen[0] else None
+    def all_succeeded(self) -> bool:
+        """Whether the round has, as a whole: exit code 0 says that to the operator. Of a member, that its lead has."""
+        r = self.round
+        known = r is not None and (r.lead is not None or r.succeeded_at is not None)
+        return known and self.reported is State.SUCCEEDED
 
-    def _is_current_or_higher(self, round: int, claim: str) -> bool:
+    # --- whose word counts ------------------------------------------------------------------------------------------
+
+    def current(self, round: int) -> Optional[Membership]:
+        """The round in progress here, if it is this one."""
+        return self.round if round == self.seen[0] else None
+
+    def is_current_or_higher(self, round: int, claim: str) -> bool:
         return round > self.seen[0] or (round, claim) == self.seen
 
-    def _older(self, round: int) -> str:
-        return f"round {round} under this claim is not the highest seen here: {self.seen[0]} ({self.seen[1]})"
+    def accept(self, request: int) -> e.Reply:
+        return e.Reply(request, p.Accepted(*self.seen))
+
+    def refuse(self, request: int, reason: str) -> e.Reply:
+        return e.Reply(request, p.Refused(reason, *self.seen))
+
+    def refuse_older(self, request: int, round: int) -> e.Reply:
+        """What is asked is not of the highest round and claim."""
+        highest = f"{self.seen[0]} ({self.seen[1]})"
+        return self.refuse(request, f"round {round} under this claim is not the highest seen here: {highest}")

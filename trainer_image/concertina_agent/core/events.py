@@ -1,13 +1,23 @@
-"""What happens to an agent (events) and what it must do about it (effects). Data only; see `rounds` for the rules."""
+"""What happens to an agent (events) and what it must do about it (effects). Data only; see `machine` for the rules."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import concertina_protocol as p
 from concertina_protocol import worker_channel as w
+
+
+class Moment(NamedTuple):
+    """When an event is taken."""
+
+    now: float
+    """Monotonic seconds."""
+    at: float
+    """Unix seconds: only for what people read (Failure.at)."""
+
 
 # --- events ---------------------------------------------------------------------------------------------------------
 
@@ -15,7 +25,7 @@ Request = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Join, p.Ping]
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class RequestReceived:
     """A request over the wire; answered by exactly one Reply with the same `request` number, sooner or later."""
 
     request: int
@@ -42,7 +52,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Answer to ReachOut: the candidates that answered a Ping, oneself included."""
+    """Answer to PingPeers: the candidates that answered a Ping, oneself included."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -57,7 +67,7 @@ class StartFailed:
 
 
 @dataclasses.dataclass(frozen=True)
-class WorkerSaid:
+class WorkerMessage:
     """`message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, Attends, Passed. For a
     command of one's own the shell says Hello when the process has started."""
 
@@ -68,7 +78,7 @@ class WorkerSaid:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerExited:
-    """After the last WorkerSaid of this worker. `code` is negative for a signal, as in `subprocess`."""
+    """After the last WorkerMessage of this worker. `code` is negative for a signal, as in `subprocess`."""
 
     round: int
     rank: int
@@ -81,7 +91,7 @@ class WorkerExited:
 
 
 @dataclasses.dataclass(frozen=True)
-class MemberSaid:
+class MemberMessage:
     """A line on the stream that this member's accepted Join opened."""
 
     state: p.MemberState
@@ -106,7 +116,7 @@ class LeadJoined:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeadSaid:
+class LeadMessage:
     """A line of the lead: Drain, StopAt, DurableMoved, or a beat (MemberState)."""
 
     round: int
@@ -170,7 +180,7 @@ class Warm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Noticed:
+class TerminationNotice:
     """SIGTERM: this pod is to go within `grace` seconds."""
 
     grace: float
@@ -180,7 +190,7 @@ class Noticed:
 class Tick:
     """Time has passed; a few times a second."""
 
-    pulses: tuple[p.Pulse, ...] = ()
+    pulses: tuple[p.Heartbeat, ...] = ()
     """Of own workers that write one."""
     stopped: tuple[tuple[int, int], ...] = ()
     """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""
@@ -195,9 +205,9 @@ class StacksCollected:
 
 
 Event = Union[
-    Asked, WorkersGone, StoreBound, Reached, StartFailed, WorkerSaid, WorkerExited, MemberSaid, MemberGone, LeadJoined,
-    LeadSaid, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm, Noticed, Tick,
-    StacksCollected,
+    RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
+    MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm,
+    TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -229,7 +239,7 @@ class BindStore:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReachOut:
+class PingPeers:
     """Ping the candidates in parallel, with a short limit. Then Reached."""
 
     prepare: p.Prepare
@@ -271,9 +281,9 @@ class DropSnapshots:
 
 
 @dataclasses.dataclass(frozen=True)
-class ToWorker:
+class SendToWorker:
     rank: int
-    message: Union[w.DrainRequest, w.SaveNow, w.CopiedUpTo, w.Attended, w.AskPassed, w.StopAt]
+    message: Union[w.DrainRequest, w.SaveNow, w.CopiedUpTo, w.Registered, w.QueryCalls, w.StopAtCall]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +294,7 @@ class SignalWorkers:
 
 
 @dataclasses.dataclass(frozen=True)
-class ToMembers:
+class Broadcast:
     """From the lead, on the streams of this round; `only`: one replica."""
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
@@ -328,11 +338,12 @@ class CollectStacks:
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """AgentCore.report() and .state() say something new: tell the watchers and the lead. At most once per event."""
+    """AgentState.report() and .member_state() say something new: tell the watchers and the lead. At most once per event
+    and last."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LookAtStorage:
+class ProbeStorage:
     """What is known of LATEST may be out of date; StorageSeen follows."""
 
 
@@ -342,6 +353,6 @@ class Exit:
 
 
 Effect = Union[
-    PersistSeen, KillWorkers, BindStore, ReachOut, Reply, StartRound, CopyFrom, DropSnapshots, ToWorker, SignalWorkers,
-    ToMembers, Ship, Publish, Undo, LookAtStorage, CollectStacks, ReportChanged, Exit,
+    PersistSeen, KillWorkers, BindStore, PingPeers, Reply, StartRound, CopyFrom, DropSnapshots, SendToWorker,
+    SignalWorkers, Broadcast, Ship, Publish, Undo, ProbeStorage, CollectStacks, ReportChanged, Exit,
 ]  # fmt: skip

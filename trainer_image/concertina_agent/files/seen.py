@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from concertina_agent.log import log
+from concertina_agent.runtime.log import log_event
 
 
 def read(volume: Path) -> tuple[int, str]:
@@ -19,7 +19,7 @@ def read(volume: Path) -> tuple[int, str]:
     except FileNotFoundError:
         return 0, ""
     except (ValueError, KeyError, TypeError) as error:
-        log("seen_damaged", error=f"{type(error).__name__}: {error}")
+        log_event("seen_damaged", error=f"{type(error).__name__}: {error}")
         return 0, ""
 
 

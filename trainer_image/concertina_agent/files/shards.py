@@ -1,14 +1,11 @@
-"""One shard file: its mark, its bytes, and how it is filled.
+"""One shard file: its bytes, and how it is filled. Beside it lies its sidecar, without which it is not there.
 
-Beside a file lies its mark, `<file>.json`: {"id", "shard", "size", "crc32", "committed"}. A file without its mark is
-not there. Room for a gigabyte alone takes 0.3 s, so `fill`, `chunks` and `verify` belong in threads.
+Room for a gigabyte alone takes 0.3 s, so `fill`, `chunks` and `verify` belong in threads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,13 +13,9 @@ from pathlib import Path
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_protocol.typed_json import ProtocolError, from_json
+from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_sidecar
 
 CHUNK = 1 << 18
-
-
-class Damaged(Exception):
-    """Bytes that are not what their mark or header says; a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,32 +84,11 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
 
 def commit(path: Path, header: p.ShardHeader) -> Shard:
     """The file that has been filled is there from now on."""
-    facts = {
-        "id": dataclasses.asdict(header.id), "shard": header.shard, "size": header.size,
-        "crc32": header.checksum, "committed": True,
-    }  # fmt: skip
-    draft = path.with_suffix(".json.new")
-    draft.write_text(json.dumps(facts))
-    draft.replace(mark(path))
+    write_sidecar(path, Sidecar(header.id, header.shard, header.size, header.checksum))
     return Shard(path, header.id, header.shard, header.size, header.checksum)
 
 
-def forget(path: Path) -> None:
-    """The file, if it is there, is not there from now on."""
-    mark(path).unlink(missing_ok=True)
-
-
-def mark(path: Path) -> Path:
-    return path.with_suffix(".json")
-
-
-def marked(mark: Path) -> Optional[Shard]:
-    """The shard that a mark speaks of, if its file is there."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ProtocolError):
-        facts = json.loads(mark.read_text())
-        files = (mark.with_suffix(""), mark.with_suffix(".safetensors"))
-        path = next((file for file in files if file.exists()), None)
-        if path is not None and facts["committed"] and path.stat().st_size == facts["size"]:
-            id = from_json(p.SnapshotId, facts["id"])
-            return Shard(path, id, int(facts["shard"]), int(facts["size"]), int(facts["crc32"]))
-    return None
+def committed_shard(path: Path) -> Optional[Shard]:
+    """What the sidecar of this file says of it, if the file is there."""
+    found = read_sidecar(path)
+    return Shard(path, found.id, found.shard, found.size, found.crc32) if found is not None else None

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.changes import Changes
-from concertina_agent.files.shards import Shard, forget, mark, marked
-from concertina_agent.log import log
+from concertina_agent.files.shards import Shard, committed_shard
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.notifier import Notifier
+from concertina_protocol.sidecar import COPY_SLOTS, remove_sidecar
 
 
 class Snapshots:
@@ -25,7 +26,7 @@ class Snapshots:
         self._own, self._copies, self._fetched = (volume / name for name in ("snapshots", "copies", "fetched"))
         self._freed = volume / "freed"
         self._freeing = concurrent.futures.ThreadPoolExecutor(1, "freeing")
-        self.news = Changes()
+        self.news = Notifier()
         """Told at each commit."""
         self._newest: dict[tuple[int, int], Shard] = {}
         """By round and shard: the newest one of our own workers."""
@@ -49,10 +50,10 @@ class Snapshots:
 
     def committed(self, path: Path) -> None:
         """A worker has filled this slot."""
-        shard = marked(path.with_suffix(".json"))
+        shard = committed_shard(path)
         if shard is not None:
             self._newest[shard.id.round, shard.number] = shard
-            self.news.tell()
+            self.news.notify()
 
     def link_for_shipping(self, path: Path, step: int) -> Path:
         """A second name for a committed slot, which goes when it is in storage."""
@@ -69,21 +70,23 @@ class Snapshots:
     def drop(self, ids: Iterable[p.SnapshotId]) -> None:
         unwanted = set(ids)
         for shard in [shard for shard in self._all() if shard.id in unwanted]:
-            forget(shard.path)
+            remove_sidecar(shard.path)
             self._free(shard.path)
         rounds = {id.round for id in unwanted}
         self._newest = {key: shard for key, shard in self._newest.items() if shard.id not in unwanted}
         for folder in (self._folder_of(root, r) for root in (self._own, self._copies) for r in rounds):
-            self._free_without_marks(folder)
+            self._free_without_sidecars(folder)
         self.forget_fetched()
 
     def discard(self, shard: Shard) -> None:
         """Its bytes are not those that were committed: no round is to count on it again. A worker that goes on writing,
-        as at a drain, which waits for no copy, takes the mark away before the first byte: what has another mark by now,
+        as at a drain, which waits for no copy, takes the sidecar away before the first byte: what has another by now,
         or none yet, is a newer snapshot in the same slot, and stays."""
-        if marked(mark(shard.path)) == shard:
-            log("snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number)
-            forget(shard.path)
+        if committed_shard(shard.path) == shard:
+            log_event(
+                "snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number
+            )
+            remove_sidecar(shard.path)
         self._newest = {key: known for key, known in self._newest.items() if known != shard}
 
     def forget_fetched(self) -> None:
@@ -92,9 +95,9 @@ class Snapshots:
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
         """Where the next copy of this shard goes: not over the newest one."""
         folder = self._folder_of(self._copies, id.round) / f"shard-{number}"
-        steps = dict.fromkeys((folder / "slot-0", folder / "slot-1"), -1)
+        steps = dict.fromkeys((folder / f"slot-{index}" for index in range(COPY_SLOTS)), -1)
         for path in steps:
-            if (shard := marked(mark(path))) is not None:
+            if (shard := committed_shard(path)) is not None:
                 steps[path] = shard.id.step
         return min(steps, key=steps.__getitem__)
 
@@ -102,20 +105,20 @@ class Snapshots:
         return self._fetched / f"round-{id.round}-step-{id.step}" / f"shard-{number}"
 
     def fetched(self, id: p.SnapshotId, number: int) -> Optional[Shard]:
-        shard = marked(mark(self.fetched_path(id, number)))
+        shard = committed_shard(self.fetched_path(id, number))
         return shard if shard is not None and shard.id == id else None
 
     def _sweep(self) -> None:
-        """What no mark speaks of takes memory for nothing: slots that were being written, parts that nobody ships."""
+        """What no sidecar speaks of takes memory for nothing: slots being written, parts that nobody ships."""
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):
             for folder in [*root.glob("round-*")]:
-                self._free_without_marks(folder)
+                self._free_without_sidecars(folder)
             for path in [path for path in root.glob("round-*/**/*") if path.is_file() and path.suffix != ".json"]:
                 if path not in whole:
                     self._free(path)
 
-    def _free_without_marks(self, folder: Path) -> None:
+    def _free_without_sidecars(self, folder: Path) -> None:
         if not any(folder.rglob("*.json")):
             self._free(folder)
 
@@ -130,7 +133,7 @@ class Snapshots:
     def _all(self) -> Iterator[Shard]:
         for root in (self._own, self._copies):
             for found in sorted(root.glob("round-*/**/*.json")):
-                if (shard := marked(found)) is not None:
+                if (shard := committed_shard(found.with_suffix(""))) is not None:
                     yield shard
 
     def _folder_of(self, root: Path, round: int) -> Path:

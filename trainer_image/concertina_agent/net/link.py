@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Optional
 
 import concertina_protocol as p
-from concertina_agent.changes import Changes
 from concertina_agent.core import events as e
-from concertina_agent.log import log
-from concertina_agent.net.wire import Dialer, Wire
+from concertina_agent.net.wire import Dialer
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.notifier import Notifier
+from concertina_agent.runtime.nursery import Nursery
+from concertina_protocol.connection import Connection
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.05
@@ -23,7 +25,13 @@ Emit = Callable[[e.Event], None]
 
 
 async def follow_lead(
-    dialer: Dialer, join: p.Join, address: str, state: Callable[[], p.MemberState], changes: Changes, emit: Emit
+    dialer: Dialer,
+    join: p.Join,
+    address: str,
+    state: Callable[[], p.MemberState],
+    changes: Notifier,
+    emit: Emit,
+    tasks: Nursery,
 ) -> None:
     """Join, again and again until the lead says yes or will never; then talk until the stream breaks."""
     key, wire = (join.round, join.claim), None
@@ -36,24 +44,19 @@ async def follow_lead(
             if wire is None:
                 await asyncio.sleep(RETRY_SECONDS)
         emit(e.LeadJoined(*key))
-        telling = asyncio.ensure_future(tell(wire, state, changes))
-        try:
-            await _listen(
-                wire,
-                lambda message: emit(e.LeadSaid(*key, message)),
-                (p.Drain, p.StopAt, p.DurableMoved, p.MemberState),
-            )
-        except ProtocolError as error:
-            log("protocol_error", error=str(error))
-        finally:
-            telling.cancel()
+        said = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
+        with tasks.alongside("tell lead", tell(wire, state, changes)):
+            try:
+                await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), said)
+            except ProtocolError as error:
+                log_event("protocol_error", error=str(error))
         return emit(e.LeadGone(*key))
     finally:
         if wire is not None:
             wire.close()
 
 
-async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[Wire]:
+async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[Connection]:
     """None: try again. Raises PermissionError where the lead has moved on."""
     try:
         wire = await dialer.connect(address)
@@ -72,17 +75,17 @@ async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[W
     return None
 
 
-async def tell(wire: Wire, state: Callable[[], p.Message], changes: Changes) -> None:
+async def tell(wire: Connection, state: Callable[[], p.Message], changes: Notifier) -> None:
     """Send what `state` returns now, whenever it changes, and at least every BEAT_SECONDS."""
     count = changes.count
     with contextlib.suppress(OSError):
         while True:
             await wire.send(state())
             await asyncio.sleep(MIN_GAP_SECONDS)
-            count = await changes.after(count, p.BEAT_SECONDS)
+            count = await changes.wait(count, p.BEAT_SECONDS)
 
 
-async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
+async def _listen(wire: Connection, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
     """Until the stream breaks. Raises ProtocolError where it says what it may not."""
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
@@ -93,18 +96,18 @@ async def _listen(wire: Wire, heard: Callable[..., None], kinds: tuple[type, ...
 class MemberStreams:
     """The lead's ends."""
 
-    def __init__(self, state: Callable[[], p.MemberState], emit: Emit) -> None:
-        self._state, self._emit = state, emit
-        self._never = Changes()
-        self._wires: dict[str, Wire] = {}
+    def __init__(self, state: Callable[[], p.MemberState], emit: Emit, tasks: Nursery) -> None:
+        self._state, self._emit, self._tasks = state, emit, tasks
+        self._never = Notifier()
+        self._wires: dict[str, Connection] = {}
 
-    def add(self, join: p.Join, wire: Wire) -> None:
+    def add(self, join: p.Join, wire: Connection) -> None:
         """Take the place of an older stream of the same member."""
         if old := self._wires.get(join.replica):
             old.close()
         self._wires[join.replica] = wire
 
-    async def serve(self, join: p.Join, wire: Wire) -> None:
+    async def serve(self, join: p.Join, wire: Connection) -> None:
         """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines.
         Raises ProtocolError."""
 
@@ -114,16 +117,16 @@ class MemberStreams:
                 raise ProtocolError(
                     f"{join.replica} ({join.instance}) may not speak for {state.replica} ({state.instance})"
                 )
-            self._emit(e.MemberSaid(state))
+            self._emit(e.MemberMessage(state))
 
-        detail, telling = "", asyncio.ensure_future(tell(wire, self._state, self._never))
+        detail = ""
         try:
-            await _listen(wire, heard, (p.MemberState,))
+            with self._tasks.alongside("tell member", tell(wire, self._state, self._never)):
+                await _listen(wire, heard, (p.MemberState,))
         except ProtocolError as error:
             detail = f"said what it may not: {error}"
             raise
         finally:
-            telling.cancel()
             if self._wires.get(join.replica) is wire:
                 del self._wires[join.replica]
                 self._emit(e.MemberGone(join.round, join.claim, join.replica, detail))

@@ -14,8 +14,9 @@ from typing import Any, Optional, Protocol, Union
 import concertina_protocol as p
 from concertina_agent.net import tls
 from concertina_agent.net.shard_wire import THREADS, ShardWire, accept, readable
-from concertina_agent.net.wire import Wire
+from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.addresses import family
+from concertina_protocol.connection import Connection
 from concertina_protocol.typed_json import ProtocolError
 
 MAX_CONNECTIONS = 2048
@@ -39,25 +40,25 @@ class Handler(Protocol):
 
     async def answer(self, message: Answered) -> p.Message: ...
 
-    async def watch(self, wire: Wire) -> None: ...
+    async def watch(self, wire: Connection) -> None: ...
 
-    async def join(self, message: p.Join, wire: Wire) -> None:
+    async def join(self, message: p.Join, wire: Connection) -> None:
         """Raises ProtocolError."""
 
-    async def index(self, message: p.Index, wire: Wire) -> None: ...
+    async def index(self, message: p.Index, wire: Connection) -> None: ...
 
     async def pull(self, message: p.Pull, wire: ShardWire) -> None: ...
 
 
 class Server:
-    def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler) -> None:
-        self._uid, self._context, self._handler = uid, context, handler
+    def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: Nursery) -> None:
+        self._uid, self._context, self._handler, self._tasks = uid, context, handler, tasks
         self._strangers: dict[asyncio.Task[None], str] = {}
         """With their addresses, the oldest first."""
-        self._open: set[asyncio.Task[None]] = set()
-        """Connections, those of strangers included."""
+        self._connections = Nursery()
+        """Those of strangers included."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
-        self._routes: Mapping[type, tuple[str, Callable[[Any, Wire], Awaitable[None]]]] = {
+        self._routes: Mapping[type, tuple[str, Callable[[Any, Connection], Awaitable[None]]]] = {
             **dict.fromkeys((p.Prepare, p.Assign, p.Drain, p.Save), (tls.OPERATOR, self._answer)),
             p.Watch: (tls.OPERATOR, lambda message, wire: handler.watch(wire)),
             p.Ping: (tls.AGENT, self._answer),
@@ -69,14 +70,12 @@ class Server:
         """Raises OSError where the address can't be had."""
         self._listening = socket.create_server((host, port), family=family(host), backlog=512)
         self._listening.setblocking(False)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept_all(self._listening))
+        self._accepting = self._tasks.start("accept connections", self._accept_all(self._listening))
 
     async def close(self) -> None:
         self._accepting.cancel()
         self._listening.close()
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await self._connections.close()
 
     async def _accept_all(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -87,17 +86,12 @@ class Server:
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
             connection.setblocking(False)
-            task = loop.create_task(self._connected(connection))
-            self._open.add(task)
+            task = self._connections.start("connection", self._connected(connection))
             self._strangers[task] = address
-            task.add_done_callback(self._gone)
+            task.add_done_callback(lambda gone: self._strangers.pop(gone, None))
             if len(self._strangers) > MAX_STRANGERS:
                 self._turn_one_away()
             await asyncio.sleep(0)  # the listening socket always has one more in a flood
-
-    def _gone(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
-        self._strangers.pop(task, None)
 
     def _turn_one_away(self) -> None:
         ((busiest, _),) = collections.Counter(self._strangers.values()).most_common(1)
@@ -112,10 +106,10 @@ class Server:
                 task = asyncio.current_task()
                 assert task is not None
                 self._strangers.pop(task, None)
-                if len(self._open) - len(self._strangers) <= MAX_CONNECTIONS:
-                    await (self._serve(wire) if isinstance(wire, Wire) else self._give_shards(wire))
+                if len(self._connections) - len(self._strangers) <= MAX_CONNECTIONS:
+                    await (self._serve(wire) if isinstance(wire, Connection) else self._give_shards(wire))
 
-    async def _introduced(self, connection: socket.socket) -> Union[Wire, ShardWire]:
+    async def _introduced(self, connection: socket.socket) -> Union[Connection, ShardWire]:
         """Once the other end has shown a certificate of the job."""
         try:
             speaks_tls = await _speaks_tls(connection)
@@ -127,7 +121,7 @@ class Server:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(p.MAX_LINE)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._context)
-        return Wire(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def _give_shards(self, wire: ShardWire) -> None:
         message = await asyncio.wait_for(wire.receive(), FIRST_LINE_SECONDS)
@@ -136,7 +130,7 @@ class Server:
             return await self._handler.pull(message, wire)
         return await wire.send(p.Refused(self._forbidden(role, message), 0, ""))
 
-    async def _serve(self, wire: Wire) -> None:
+    async def _serve(self, wire: Connection) -> None:
         role, patience = tls.peer_role(wire.certificate, self._uid), FIRST_LINE_SECONDS
         while True:
             try:
@@ -154,10 +148,10 @@ class Server:
     def _forbidden(self, role: str, message: Optional[p.Message]) -> str:
         return f"{role or 'a stranger'} may not send {type(message).__name__} to an agent of job {self._uid}"
 
-    async def _answer(self, message: Answered, wire: Wire) -> None:
+    async def _answer(self, message: Answered, wire: Connection) -> None:
         await wire.send(await self._handler.answer(message))
 
-    async def _refuse(self, wire: Wire, reason: str) -> None:
+    async def _refuse(self, wire: Connection, reason: str) -> None:
         with contextlib.suppress(OSError):
             await wire.send(p.Refused(reason, 0, ""))
             wire.writer.close()

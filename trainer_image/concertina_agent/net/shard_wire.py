@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 import concertina_protocol as p
-from concertina_agent.files.shards import Shard, commit, fill, forget
+from concertina_agent.files.shards import Shard, commit, fill
 from concertina_protocol.addresses import family, split
+from concertina_protocol.sidecar import remove_sidecar
 from concertina_protocol.typed_json import ProtocolError
 
 PREFACE = b"shard\n"
@@ -72,7 +73,7 @@ class ShardWire:
 
     async def take(self, path: Path, header: p.ShardHeader) -> Shard:
         """The bytes behind a header, into this file, which counts once they are all there. Raises OSError, Damaged."""
-        forget(path)
+        remove_sidecar(path)
         await self._run(lambda: self._take(path, header))
         return commit(path, header)
 

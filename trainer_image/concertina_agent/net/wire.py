@@ -1,63 +1,17 @@
-"""One end of a TLS connection as messages: lines in, lines out, raw bytes after a ShardHeader."""
+"""Connections to the other agents of the job."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import ssl
-from collections.abc import Mapping
-from typing import Any, Optional, Union
 
 import concertina_protocol as p
 from concertina_agent.net.shard_wire import THREADS, ShardWire, dial
-from concertina_protocol.addresses import split
+from concertina_protocol.connection import Connection, connect
 from concertina_protocol.typed_json import ProtocolError
 
 CONNECT_SECONDS = 3.0
-HIGH_WATER = 1 << 20
-
-
-class Wire:
-    """A connection that speaks `protocol`."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def receive(self, timeout: Optional[float] = None) -> Optional[p.Message]:
-        """The next message; None at the end of the stream. Raises ProtocolError, asyncio.TimeoutError."""
-        try:
-            line = await asyncio.wait_for(self.reader.readline(), timeout)
-        except ValueError as error:
-            raise ProtocolError(f"a line over the limit of {p.MAX_LINE} bytes") from error
-        except (ConnectionError, ssl.SSLError):
-            return None
-        return p.decode(line) if line.endswith(b"\n") else None
-
-    @property
-    def certificate(self) -> Mapping[str, Any]:
-        """The other end's, which has been checked."""
-        return self.writer.get_extra_info("peercert") or {}
-
-    def write(self, message: p.Message) -> None:
-        """Buffered, without waiting."""
-        if not self.writer.is_closing():
-            self.writer.write(p.encode(message))
-
-    async def send(self, message: p.Message) -> None:
-        """Raises OSError when the connection is gone."""
-        self.writer.write(p.encode(message))
-        await self.drain()
-
-    async def drain(self) -> None:
-        try:
-            await self.writer.drain()
-        except ssl.SSLError as error:
-            raise ConnectionError(str(error)) from error
-
-    def close(self) -> None:
-        """At once, without the TLS farewell: the other end sees a broken stream immediately."""
-        transport: Union[asyncio.Transport, asyncio.WriteTransport] = self.writer.transport
-        transport.abort()
 
 
 class Dialer:
@@ -67,12 +21,9 @@ class Dialer:
         self._context, self._name = context, f"{uid}.agent"
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
 
-    async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Wire:
+    async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Connection:
         """Raises OSError (refused, unreachable, a wrong certificate) or asyncio.TimeoutError."""
-        opening = asyncio.open_connection(
-            *split(address), ssl=self._context, server_hostname=self._name, limit=p.MAX_LINE
-        )
-        return Wire(*await asyncio.wait_for(opening, timeout))
+        return await asyncio.wait_for(connect(address, self._context, self._name), timeout)
 
     async def for_shards(self, address: str, timeout: float = CONNECT_SECONDS) -> ShardWire:
         """Raises as `connect` does."""
@@ -96,7 +47,7 @@ class Pinger:
 
     def __init__(self, dialer: Dialer, uid: str) -> None:
         self._dialer, self._ping = dialer, p.Ping(uid)
-        self._open: dict[str, Wire] = {}
+        self._open: dict[str, Connection] = {}
 
     async def reachable(self, address: str, timeout: float) -> bool:
         try:
@@ -113,7 +64,7 @@ class Pinger:
                 pass  # it may have been restarted: look again
         return await self._exchange(address, await self._dialer.connect(address))
 
-    async def _exchange(self, address: str, wire: Wire) -> bool:
+    async def _exchange(self, address: str, wire: Connection) -> bool:
         try:
             await wire.send(self._ping)
             if not isinstance(await wire.receive(), p.Accepted):

@@ -10,11 +10,14 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.files.shards import Damaged, Shard
+from concertina_agent.files.shards import Shard
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.log import log
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
-from concertina_agent.net.wire import Dialer, Wire
+from concertina_agent.net.wire import Dialer
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.nursery import Nursery
+from concertina_protocol.connection import Connection
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.1
@@ -23,22 +26,30 @@ GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
 
 class Peers:
-    def __init__(self, uid: str, dialer: Dialer, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
-        self._uid, self._dialer, self._snapshots, self._emit = uid, dialer, snapshots, emit
+    def __init__(
+        self,
+        uid: str,
+        replica: str,
+        dialer: Dialer,
+        snapshots: Snapshots,
+        emit: Callable[[e.Event], None],
+        tasks: Nursery,
+    ) -> None:
+        self._uid, self._replica, self._dialer, self._snapshots = uid, replica, dialer, snapshots
+        self._emit, self._tasks = emit, tasks
         self._assign: Optional[p.Assign] = None
-        self._replica = ""
         self._copying: list[asyncio.Task[None]] = []
         self._fetching: dict[tuple[p.SnapshotId, int], asyncio.Lock] = {}
         self._fetched: dict[tuple[p.SnapshotId, int], Path] = {}
         """Of this round, here and checked."""
 
-    def begin(self, assign: p.Assign, replica: str) -> None:
-        self._assign, self._replica = assign, replica
-        self._snapshots.news.tell()
-        for number in _surely_needed(assign, replica):
-            self._copying.append(asyncio.get_running_loop().create_task(self._expect(assign.restore.id, number)))
+    def begin(self, effect: e.StartRound) -> None:
+        self._assign = assign = effect.assign
+        self._snapshots.news.notify()
+        for number in _surely_needed(assign, self._replica):
+            self._copying.append(self._tasks.start("fetch shard", self._expect(assign.restore.id, number)))
 
-    def stop(self) -> None:
+    def stop(self, effect: e.KillWorkers) -> None:
         """The round is over."""
         self._assign = None
         for task in self._copying:
@@ -47,14 +58,14 @@ class Peers:
         self._fetching.clear()
         self._fetched.clear()
         self._snapshots.forget_fetched()
-        self._snapshots.news.tell()
+        self._snapshots.news.notify()
 
     # --- copying from the member before us --------------------------------------------------------------------------
 
     def copy_from(self, effect: e.CopyFrom) -> None:
         for number in effect.shards:
             work = self._copy(effect.round, effect.member.address, number)
-            self._copying.append(asyncio.get_running_loop().create_task(work))
+            self._copying.append(self._tasks.start("copy shard", work))
 
     async def _copy(self, round: int, address: str, number: int) -> None:
         after = -1
@@ -99,7 +110,9 @@ class Peers:
             except GONE as error:
                 reasons.append(f"{member.address}: {error or type(error).__name__}")
             else:
-                log("shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node)
+                log_event(
+                    "shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node
+                )
                 return path
         raise Damaged(_nowhere(id, number, reasons))
 
@@ -133,7 +146,7 @@ class Peers:
 
     # --- what peers ask of us ---------------------------------------------------------------------------------------
 
-    async def answer_index(self, message: p.Index, wire: Wire) -> None:
+    async def answer_index(self, message: p.Index, wire: Connection) -> None:
         shard = self._snapshots.find(message.id, message.shard)
         if shard is None:
             return await wire.send(_not_here(message.id, message.shard))
@@ -157,7 +170,7 @@ class Peers:
                 return await wire.send(p.Refused(f"round {message.round} is over", self._assign.round, ""))
             shard = self._snapshots.newest(message.round, message.shard, after)
             if shard is None:
-                await news.after(count, p.BEAT_SECONDS)
+                await news.wait(count, p.BEAT_SECONDS)
                 continue
             await self._give(wire, shard)
             answer = await wire.receive()
@@ -195,7 +208,7 @@ def _surely_needed(assign: p.Assign, replica: str) -> range:
     """Shards that workers of this replica will ask for: where nothing was resized, their own numbers."""
     world, id = sum(member.workers for member in assign.members), assign.restore.id
     mine = next((member for member in assign.members if member.replica == replica), None)
-    if assign.restore.source != "Memory" or id is None or id.shards != world or mine is None:
+    if assign.restore.source != p.RestoreSource.MEMORY or id is None or id.shards != world or mine is None:
         return range(0)
     return range(mine.first_rank, mine.first_rank + mine.workers)
 

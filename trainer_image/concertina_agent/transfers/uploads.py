@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Optional, TypeVar
 
 import concertina_protocol as p
-from concertina_agent.changes import Changes
 from concertina_agent.core import events as e
-from concertina_agent.log import log
+from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.settings import Settings
 from concertina_agent.workers.workers import ForkParent, StartError, Target
 from concertina_protocol import worker_channel as w
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between looks at a storage that is in trouble, and between starts of an uploader that dies."""
 T = TypeVar("T")
 
 
-class Uploads:
-    def __init__(self, emit: Callable[[e.Event], None]) -> None:
-        self._emit = emit
+class UploadDriver:
+    def __init__(self, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
+        self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
         """By shard: the newest that is not in storage."""
         self._publish: Optional[e.Publish] = None
         self._undo: list[p.Undone] = []
-        self._news = Changes()
+        self._news = Notifier()
         self._failures, self._look_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
         self._well = self._asked_to_look = False
@@ -37,56 +41,61 @@ class Uploads:
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
     def ship(self, effect: e.Ship) -> None:
+        if effect.is_slot:
+            link = self._snapshots.link_for_shipping(Path(effect.path), effect.id.step)
+            effect = dataclasses.replace(effect, path=str(link), is_slot=False)
         if effect.shard in self._ships:
             _remove(self._ships[effect.shard].path)
         self._ships[effect.shard] = effect
-        self._news.tell()
+        self._news.notify()
 
     def publish(self, effect: e.Publish) -> None:
         self._publish = effect
-        self._news.tell()
+        self._news.notify()
 
-    def undo(self, undone: p.Undone) -> None:
+    def undo(self, effect: e.Undo) -> None:
         """Goes before whatever is to be published, and outlasts its round."""
-        if undone not in self._undo:
-            self._undo.append(undone)
-        self._news.tell()
+        if effect.undone not in self._undo:
+            self._undo.append(effect.undone)
+        self._news.notify()
 
-    def look(self) -> None:
+    def look(self, effect: e.ProbeStorage) -> None:
         """At LATEST, before anything else."""
         self._well, self._asked_to_look, self._look_at = False, True, 0.0
-        self._news.tell()
+        self._news.notify()
 
-    def abandon(self) -> None:
+    def abandon(self, effect: e.KillWorkers) -> None:
         """The round is over."""
-        for effect in self._ships.values():
-            _remove(effect.path)
+        for ship in self._ships.values():
+            _remove(ship.path)
         self._ships.clear()
         self._publish = None
 
     # --- the process ------------------------------------------------------------------------------------------------
 
     async def keep_running(self, parent: ForkParent, settings: Settings, channel: str) -> None:
-        """Start the uploader, and again when it dies."""
+        """Start the uploader once processes can be started, and again when it dies."""
+        if await asyncio.shield(parent.warm):
+            return  # an error: none will ever start
         environment = {**settings.environment, "CONCERTINA_SOCKET": channel}
         deaths = 0
         while True:
             try:
                 process = await parent.run(Target(f"{settings.package}.uploader:main"), environment, "[uploader] ")
-                log("uploader_ended", code=await process.ended)
+                log_event("uploader_ended", code=await process.ended)
             except StartError as error:
-                log("uploader_not_started", error=str(error))
+                log_event("uploader_not_started", error=str(error))
             self._well = False
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
             deaths += 1
 
-    async def serve(self, end: w.AgentEnd) -> None:
+    async def serve(self, end: AgentEnd) -> None:
         """Give it work, as long as its connection lasts."""
         with contextlib.suppress(ConnectionError):
             while True:
                 count = self._news.count
                 if not self._well:
-                    await self._news.after(count, self._look_at - time.monotonic())
+                    await self._news.wait(count, self._look_at - time.monotonic())
                     if time.monotonic() >= self._look_at:
                         await self._look(end)
                 elif self._undo:
@@ -96,24 +105,24 @@ class Uploads:
                 elif self._ships:
                     await self._ship_one(end, min(self._ships.values(), key=lambda ship: ship.id.step))
                 else:
-                    await self._news.after(count, 60.0)
+                    await self._news.wait(count, 60.0)
 
-    async def _look(self, end: w.AgentEnd) -> None:
+    async def _look(self, end: AgentEnd) -> None:
         self._asked_to_look = False
         storage = (await _ask(end, w.Probe(), w.StorageState)).storage
         self._emit(e.StorageSeen(storage))
-        self._well = storage.state == "Ready" and not self._asked_to_look
+        self._well = storage.state == p.StorageHealth.READY and not self._asked_to_look
         self._trouble("" if self._well else storage.message)
 
-    async def _undo_one(self, end: w.AgentEnd, undone: p.Undone) -> None:
+    async def _undo_one(self, end: AgentEnd, undone: p.Undone) -> None:
         storage = (await _ask(end, w.Undo(undone), w.StorageState)).storage
-        if storage.state == "Error":
+        if storage.state == p.StorageHealth.ERROR:
             return self._fail(storage.message)
         self._undo.remove(undone)
         self._emit(e.StorageSeen(storage))
         return None
 
-    async def _ship_one(self, end: w.AgentEnd, effect: e.Ship) -> None:
+    async def _ship_one(self, end: AgentEnd, effect: e.Ship) -> None:
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
         if answer.error:
             return self._fail(answer.error)
@@ -122,7 +131,7 @@ class Uploads:
             self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
         return None
 
-    async def _publish_one(self, end: w.AgentEnd, effect: e.Publish) -> None:
+    async def _publish_one(self, end: AgentEnd, effect: e.Publish) -> None:
         answer = await _ask(end, w.Publish(effect.id, effect.complete), w.Published)
         if answer.error and not answer.refused:
             return self._fail(answer.error)
@@ -134,7 +143,7 @@ class Uploads:
     def _fail(self, message: str) -> None:
         """Work is taken up again when a look at the storage says that it is well."""
         self._well = False
-        self._emit(e.StorageSeen(p.Storage("Error", None, message)))
+        self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
         self._trouble(message)
 
     def _trouble(self, message: str) -> None:
@@ -142,11 +151,11 @@ class Uploads:
             self._failures = 0
             return
         wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
-        log("storage_trouble", error=message, again_in=wait)
+        log_event("storage_trouble", error=message, again_in=wait)
         self._failures, self._look_at = self._failures + 1, time.monotonic() + wait
 
 
-async def _ask(end: w.AgentEnd, message: w.Message, kind: type[T]) -> T:
+async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:
     """Raises ConnectionError when the uploader is gone."""
     end.send(message)
     answer = await end.receive()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from concertina_protocol import Assign
+from concertina_protocol.addresses import split
 
 
 def worker_environment(
@@ -18,7 +19,7 @@ def worker_environment(
     """`base` with what the worker `local_rank` of members[me] needs; `agent_store`: MASTER_PORT is served already."""
     member = assign.members[me]
     rank, world = member.first_rank + local_rank, sum(m.workers for m in assign.members)
-    host, _, port = assign.store.rpartition(":")
+    host, port = split(assign.store)
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": world,
@@ -45,8 +46,8 @@ def worker_environment(
         "CONCERTINA_ROUND": assign.round,
     }
     words = {
-        "MASTER_ADDR": host.strip("[]"),
-        "MASTER_PORT": port,
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": assign.uid,
     }

@@ -11,20 +11,22 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.log import log
-from concertina_agent.memory import oom_kills
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
+from concertina_agent.workers.memory import oom_kills
 from concertina_agent.workers.processes import Reaper, kill_group
 from concertina_agent.workers.workers import ForkParent, Process, StartError, Target, start_command
 from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w
-from concertina_protocol.pulse import VARIABLE, PulseFile
+from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
 """How long a dead worker's last messages are waited for."""
@@ -38,8 +40,8 @@ class LocalWorker:
     assign: Assign
     oom_kills: int
     """Of this container, before it started."""
-    pulse: PulseFile
-    channel: Optional[w.AgentEnd] = None
+    heartbeat: HeartbeatFile
+    channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """For it, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -51,16 +53,22 @@ class LocalWorker:
 
 class LocalWorkers:
     def __init__(
-        self, settings: Settings, reaper: Reaper, parent: Optional[ForkParent], emit: Callable[[e.Event], None]
+        self,
+        settings: Settings,
+        reaper: Reaper,
+        parent: Optional[ForkParent],
+        emit: Callable[[e.Event], None],
+        tasks: Nursery,
     ) -> None:
-        """`parent`: for the bundled trainer; None for a command of one's own."""
+        """`parent`: for the bundled trainer; None for a command of one's own. `tasks`: of these workers alone; they end
+        with the workers, as what is half started could not be killed."""
         self._settings, self._reaper, self._parent, self._emit = settings, reaper, parent, emit
         self._workers: dict[int, LocalWorker] = {}
         """By rank."""
         self._others: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
         self._over = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks, self._looking = tasks, Nursery()
         self._started = asyncio.Event()
 
     # --- start ------------------------------------------------------------------------------------------------------
@@ -68,7 +76,7 @@ class LocalWorkers:
     def start(self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]) -> None:
         """Start the workers of members[me] in the background; `store`: a bound socket to be served here."""
         self._over, self._started = asyncio.Event(), asyncio.Event()
-        self._starting = self._spawn(self._start(assign, me, store, environment))
+        self._starting = self._tasks.start("start workers", self._start(assign, me, store, environment))
 
     async def _start(
         self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]
@@ -104,8 +112,8 @@ class LocalWorkers:
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
-        pulse = self._pulse(assign.round, rank)
-        base[VARIABLE] = pulse.path
+        heartbeat = self._heartbeat(assign.round, rank)
+        base[VARIABLE] = heartbeat.path
         environment = worker_environment(base, assign, me, local_rank, self._parent is not None)
         prefix = f"[rank {rank}] " if member.workers > 1 else ""
         killed = oom_kills()
@@ -113,16 +121,16 @@ class LocalWorkers:
             process = await self._parent.run(Target(f"{self._settings.package}.worker:main"), environment, prefix)
         else:
             process = start_command(self._settings.command, environment, self._reaper, prefix)
-        log("worker_started", round=assign.round, rank=rank, pid=process.pid)
-        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, pulse)
-        self._spawn(self._watch(worker, self._over))
+        log_event("worker_started", round=assign.round, rank=rank, pid=process.pid)
+        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, heartbeat)
+        self._tasks.start("watch worker", self._watch(worker, self._over))
         if self._parent is None:
-            self._emit(e.WorkerSaid(assign.round, rank, w.Hello(rank, process.pid)))
+            self._emit(e.WorkerMessage(assign.round, rank, w.Hello(rank, process.pid)))
 
     async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
         code = await worker.process.ended
         out_of_memory = code == -signal.SIGKILL and oom_kills() > worker.oom_kills
-        log("worker_ended", round=worker.round, rank=worker.rank, code=code)
+        log_event("worker_ended", round=worker.round, rank=worker.rank, code=code)
         if worker.channel is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(worker.channel_closed.wait(), CHANNEL_EOF_SECONDS)
@@ -139,7 +147,7 @@ class LocalWorkers:
         pids = {pid, _session(pid)}  # a command of one's own may be a shell that runs the script
         return next((worker for worker in self._workers.values() if worker.process.pid in pids), None)
 
-    def attach(self, worker: LocalWorker, channel: w.AgentEnd) -> None:
+    def attach(self, worker: LocalWorker, channel: AgentEnd) -> None:
         worker.channel = channel
         for message in worker.waiting:
             channel.send(message)
@@ -163,16 +171,17 @@ class LocalWorkers:
     def look(self) -> e.Tick:
         """Where each is, and who is stopped."""
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
-        pulses = (pulse for worker in running if (pulse := worker.pulse.read(now)) is not None)
+        pulses = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
         return e.Tick(tuple(pulses), tuple((rank, used) for rank, used in stopped if used is not None))
 
     def collect_stacks(self, round: int) -> None:
         """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""
-        self._spawn(self._collect_stacks(round, [worker for worker in self._workers.values() if worker.running]))
+        running = [worker for worker in self._workers.values() if worker.running]
+        self._looking.start("collect stacks", self._collect_stacks(round, running))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
-        found = await asyncio.gather(*(stacks.collect(w.process.pid, w.pulse.path, self._reaper) for w in workers))
+        found = await asyncio.gather(*(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers))
         for worker, lines in zip(workers, found):
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
             sys.stderr.write(f"[rank {worker.rank}] the round stands still; stacks, innermost frame first:\n{text}\n")
@@ -180,14 +189,14 @@ class LocalWorkers:
         bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, found)}
         self._emit(e.StacksCollected(round, bounded))
 
-    def _pulse(self, round: int, rank: int) -> PulseFile:
+    def _heartbeat(self, round: int, rank: int) -> HeartbeatFile:
         folder = self._settings.volume / "pulses"
         folder.mkdir(exist_ok=True)
-        pulse = PulseFile(rank, str(folder / f"round-{round}-rank-{rank}"))
-        for path in (pulse.path, pulse.path + stacks.SUFFIX):  # of an agent before us, in this round
+        heartbeat = HeartbeatFile(rank, str(folder / f"round-{round}-rank-{rank}"))
+        for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX):  # of an agent before us, in this round
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        return pulse
+        return heartbeat
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -211,12 +220,6 @@ class LocalWorkers:
         shutil.rmtree(self._settings.volume / "pulses", ignore_errors=True)
         self._workers.clear()
         self._others.clear()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _session(pid: int) -> int:

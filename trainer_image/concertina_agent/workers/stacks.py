@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import BinaryIO, Optional
 
 from concertina_agent.workers.processes import Reaper
-from concertina_protocol.pulse import VARIABLE
+from concertina_protocol.heartbeat import VARIABLE
 
 SIGNAL = signal.SIGUSR2
 SUFFIX = ".stacks"
@@ -33,16 +33,16 @@ IDLE = ("<no Python frame>", "concurrent/futures/thread.py")
 
 
 def register(environment: Mapping[str, str]) -> None:
-    """In a worker: from now on SIGNAL writes the stacks of all threads into the file beside the pulse."""
+    """In a worker: from now on SIGNAL writes the stacks of all threads into the file beside the heartbeat."""
     if path := environment.get(VARIABLE):
         with contextlib.suppress(OSError):
             faulthandler.register(SIGNAL, open(path + SUFFIX, "w"), all_threads=True)  # noqa: SIM115
 
 
-async def collect(pid: int, pulse: str, reaper: Reaper) -> list[str]:
+async def collect(pid: int, heartbeat: str, reaper: Reaper) -> list[str]:
     """All lines: what the kernel says, then the stacks, innermost frame first."""
-    if _size(pulse + SUFFIX) >= 0:
-        return [_kernel(pid), *await _by_signal(pid, pulse + SUFFIX)]
+    if _size(heartbeat + SUFFIX) >= 0:
+        return [_kernel(pid), *await _by_signal(pid, heartbeat + SUFFIX)]
     family = _family(pid)
     found = await asyncio.gather(*(_from_outside(each, reaper) for each in family))
     return [line for each, lines in zip(family, found) for line in (_kernel(each), *lines)]

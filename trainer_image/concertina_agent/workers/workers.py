@@ -15,12 +15,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from concertina_agent.log import log
-from concertina_agent.memory import oom_kills
+from concertina_agent.runtime.log import log_event
 from concertina_agent.workers import descriptors, output
 from concertina_agent.workers.forkserver import MAX_PACKET
+from concertina_agent.workers.memory import oom_kills
 from concertina_agent.workers.processes import Reaper, die_with_parent, kill_group
-from concertina_protocol.reports import OUT_OF_MEMORY
+from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Where `concertina_agent` is imported from: a folder or the zipapp."""
@@ -138,7 +138,7 @@ class ForkParent:
             if "pid" in answer:
                 tail.start(prefix)
                 return self._adopt(Process(answer["pid"], tail))
-        log("fork_unfit", why=answer.get("unfit", ""))
+        log_event("fork_unfit", why=answer.get("unfit", ""))
         arguments = [str(target.fds[int(a[3:])]) if a.startswith("fd:") else a for a in target.arguments]
         command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--run", target.run, "--", *arguments]
         environment = {**environment, **_search_path(environment)}
@@ -200,7 +200,7 @@ class ForkParent:
         if control is not self._control:
             return
         self._control = None
-        log("fork_parent_lost", children=sorted(self._children))
+        log_event("fork_parent_lost", children=sorted(self._children))
         for answer in self._answers:
             answer.set_exception(StartError("The warm parent died."))
         self._answers.clear()

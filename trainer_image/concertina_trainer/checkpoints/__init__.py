@@ -1,1 +1,1 @@
-"""Durable checkpoints: parts, manifests, LATEST, what is kept. No torch."""
+"""Durable checkpoints: shards, manifests, LATEST, what is kept. No torch."""

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concertina_protocol import Durable
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.checkpoint import LATEST, Latest, read_all_of_latest, read_latest
-from concertina_trainer.checkpoints.manifest import NAME, Manifest, Place, to_json
+from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
+from concertina_trainer.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
 from concertina_trainer.checkpoints.retention import Keeping, doomed, found, lease, remove
-from concertina_trainer.checkpoints.stored import StoredCheckpoint, StoredPart, resolve
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Changed, Folder, StorageError
+from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
 
 Advance = Callable[[int], None]
 THREADS = 4
 
 
-def finished(folder: Folder) -> tuple[list[Manifest], list[str]]:
+def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
     """All finished checkpoints below a run's folder, oldest first; and of those that can't be used, why: a sentence."""
     _, places = found(folder.entries())
     read, problems = [], []
@@ -35,7 +35,7 @@ def finished(folder: Folder) -> tuple[list[Manifest], list[str]]:
     return sorted(read, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)), sorted(problems)
 
 
-def named(folder: Folder, whole: Sequence[Manifest]) -> tuple[Place | None, str]:
+def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKey | None, str]:
     """Which of these finished checkpoints LATEST names; and what is wrong with it: a sentence, or nothing."""
     try:
         latest = read_latest(folder)
@@ -43,13 +43,13 @@ def named(folder: Folder, whole: Sequence[Manifest]) -> tuple[Place | None, str]
         return None, str(error)
     if latest is None:
         return None, ""
-    place = Place(latest.uid, latest.round, latest.step)
+    place = CheckpointKey(latest.uid, latest.round, latest.step)
     if place not in [manifest.place for manifest in whole]:
         return None, f"{folder.uri}/{LATEST} names {place.folder}, which is not there or can't be used."
     return place, ""
 
 
-def undone(folder: Folder, manifests: Sequence[Manifest]) -> set[Place]:
+def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[CheckpointKey]:
     """Which of these a rollback has made void, as far as LATEST can be read."""
     with contextlib.suppress(StorageError):
         if latest := read_all_of_latest(folder):
@@ -61,27 +61,27 @@ def undone(folder: Folder, manifests: Sequence[Manifest]) -> set[Place]:
 def verify(checkpoint: StoredCheckpoint, advance: Advance) -> list[str]:
     """Read everything; what is wrong, a sentence for each file."""
     with lease(checkpoint.folder), concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        problems = list(pool.map(lambda part: _problem(part, checkpoint.manifest, advance), checkpoint.parts))
+        problems = list(pool.map(lambda shard: _problem(shard, checkpoint.manifest, advance), checkpoint.shards))
     return [problem for problem in problems if problem]
 
 
-def _problem(part: StoredPart, manifest: Manifest, advance: Advance) -> str:
+def _problem(shard: StoredShard, manifest: Manifest, advance: Advance) -> str:
     try:
         value = 0
-        for block in part.blocks():
+        for block in shard.blocks():
             value = zlib.crc32(block, value)
             advance(len(block))
-        facts = part.header.facts
+        metadata = shard.header.metadata
     except (BadInput, StorageError) as error:
         return str(error)
-    if value != part.part.crc32:
-        return f"{part.uri} is damaged: its crc32 is {value:08x} and the manifest says {part.part.crc32:08x}."
-    if (facts.id, facts.position, facts.data) != (manifest.id, manifest.position, manifest.data):
-        return f"{part.uri} belongs to step {facts.id.step} of round {facts.id.round}, not to this checkpoint."
+    if value != shard.file.crc32:
+        return f"{shard.uri} is damaged: its crc32 is {value:08x} and the manifest says {shard.file.crc32:08x}."
+    if (metadata.id, metadata.position, metadata.data) != (manifest.id, manifest.position, manifest.data):
+        return f"{shard.uri} belongs to step {metadata.id.step} of round {metadata.id.round}, not to this checkpoint."
     return ""
 
 
-def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
+def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> str:
     """Copy one checkpoint below another run's folder, read it back, and point LATEST there at it where there is none.
     Returns its URI. Raises StorageError, or BadInput where the source is damaged or the copy is."""
     manifest = source.manifest
@@ -89,7 +89,7 @@ def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
     if source.uri == f"{target.uri}/{place.folder}":
         raise BadInput(f"{source.uri} would be copied onto itself: name another folder.")
     with lease(source.folder), concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda part: _copy_part(part, source.folder, target, place, advance), source.parts))
+        list(pool.map(lambda shard: _copy_shard(shard, source.folder, target, place, advance), source.shards))
     text = to_json(manifest)
     target.put(f"{place.folder}/{NAME}", text)
     target.settle([f"{place.folder}/{NAME}"])
@@ -103,34 +103,36 @@ def copy(source: StoredCheckpoint, target: Folder, advance: Advance) -> str:
     return copied.uri
 
 
-def _copy_part(part: StoredPart, source: Folder, target: Folder, place: Place, advance: Advance) -> None:
+def _copy_shard(
+    shard: StoredShard, source: ObjectPrefix, target: ObjectPrefix, place: CheckpointKey, advance: Advance
+) -> None:
     def counted() -> Iterator[memoryview]:
-        for block in part.blocks():
+        for block in shard.blocks():
             yield block
             advance(len(block))
 
-    mark = part.part.key.removesuffix(".safetensors") + ".json"
-    written = [f"{place.folder}/{part.part.key}"]
-    target.put_pieces(written[0], counted(), part.part.size)
-    text = source.get(mark)
+    sidecar = shard.file.key.removesuffix(".safetensors") + ".json"
+    written = [f"{place.folder}/{shard.file.key}"]
+    target.put_pieces(written[0], counted(), shard.file.size)
+    text = source.get(sidecar)
     if text is not None:
-        written.append(f"{place.folder}/{mark}")
+        written.append(f"{place.folder}/{sidecar}")
         target.put(written[1], text)
     target.settle(written)
 
 
-def to_prune(folder: Folder, keep: int, keep_every: int | None) -> list[Place]:
+def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
     """What `prune` would delete, oldest first. Raises BadInput where LATEST names nothing."""
     read = read_all_of_latest(folder)
     latest = read.durable if read else None
     if read is None or latest is None:
         raise BadInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
     places, whole = found(folder.entries())
-    newest = Place(latest.uid, latest.round, latest.step)
+    newest = CheckpointKey(latest.uid, latest.round, latest.step)
     return doomed(places, whole, newest, Keeping(keep, keep_every), read.undid(latest.uid))
 
 
-def prune(folder: Folder, places: list[Place]) -> list[Place]:
+def prune(folder: ObjectPrefix, places: list[CheckpointKey]) -> list[CheckpointKey]:
     """Delete these; returns those that stay because somebody reads them."""
     now = max(entry.at for entry in folder.entries().values())
     return [place for place in places if not remove(folder, place, now)]

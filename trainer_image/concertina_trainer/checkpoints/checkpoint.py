@@ -1,8 +1,8 @@
 """Durable checkpoints: how they are written, and `LATEST` with its fence.
 
-    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a part: a committed arena as it is
-    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its checksums: a part without it is not there
-    <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every part is there
+    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
+    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it is not there
+    <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is there
     <uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of who reads it (see `retention`)
     <uri>/LATEST                                                  names one manifest; moved by conditional write
 
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from concertina_protocol import Durable, SnapshotId, Undone
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import retention
 from concertina_trainer.checkpoints.manifest import (
@@ -31,15 +32,15 @@ from concertina_trainer.checkpoints.manifest import (
     VERSION,
     Code,
     Manifest,
-    Part,
-    PartMark,
+    ShardFile,
+    StoredSidecar,
     here,
     part_name,
     running_crc32,
     to_json,
 )
-from concertina_trainer.format.shardfile import Continued, Damaged, header_length, parse_header
-from concertina_trainer.objects.folder import Changed, Folder, StorageError
+from concertina_trainer.format.shardfile import Continued, header_length, parse_header
+from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
@@ -83,32 +84,32 @@ class Publishing:
     keeping: retention.Keeping
 
 
-def ship(folder: Folder, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
+def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
     """Put one shard file into storage, to stay. Raises StorageError or Damaged."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
         begin = header_length(content[:8])
         header = content[:begin]
-        facts = parse_header(header[8:]).facts
-        if (facts.id, facts.shard) != (id, shard):
-            raise Damaged(f"{path} holds shard {facts.shard} of step {facts.id.step}, not {shard} of {id.step}")
+        metadata = parse_header(header[8:]).metadata
+        if (metadata.id, metadata.shard) != (id, shard):
+            raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
         name, blocks = part_name(id, shard), running_crc32(content)
-        part = Part(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
-    keys = [f"{here(uid, id)}/{key}" for key in (part.key, f"{name}.json")]
+        shipped = ShardFile(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
+    keys = [f"{here(uid, id)}/{key}" for key in (shipped.key, f"{name}.json")]
     folder.put(keys[0], path)
-    folder.put(keys[1], to_json(PartMark(part, facts, blocks)))
+    folder.put(keys[1], to_json(StoredSidecar(shipped, metadata, blocks)))
     folder.settle(keys)
 
 
-def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> Durable:
+def publish(folder: ObjectPrefix, run: Publishing, id: SnapshotId, complete: bool) -> Durable:
     """Write the manifest of a wholly shipped snapshot, move LATEST, delete what is not kept. Raises StorageError, or
     Fenced."""
     place, now = here(run.uid, id), time.time()
     durable = Durable(run.uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
     found = _read_latest(folder)[0]
-    _check_round(durable, found)  # first: a later round may have collected the parts
-    marks = _shipped(folder, place, id)
-    facts = marks[0].facts
-    _check_fence(durable, facts.continued, found)
+    _check_round(durable, found)  # first: a later round may have collected the shards
+    sidecars = _shipped(folder, place, id)
+    metadata = sidecars[0].facts
+    _check_fence(durable, metadata.continued, found)
     undone = found.undid(run.uid) if found else ()
     manifest = to_json(
         Manifest(
@@ -116,34 +117,34 @@ def publish(folder: Folder, run: Publishing, id: SnapshotId, complete: bool) -> 
             uid=run.uid,
             job=run.job,
             id=id,
-            position=facts.position,
-            config=facts.config,
-            data=facts.data,
+            position=metadata.position,
+            config=metadata.config,
+            data=metadata.data,
             complete=complete,
             at=now,
-            parts=tuple(mark.part for mark in marks),
+            parts=tuple(each.part for each in sidecars),
             parallelism={"data": id.shards},
             trainer=run.trainer,
             code=run.code,
-            continued=facts.continued,
-            skipped=facts.skipped,
+            continued=metadata.continued,
+            skipped=metadata.skipped,
             undone=undone,
         )
     )
     folder.put(f"{place}/{NAME}", manifest)
     folder.settle([f"{place}/{NAME}"])
     try:
-        durable = _move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), facts.continued)
+        durable = _move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), metadata.continued)
     except Fenced:
         with contextlib.suppress(StorageError):  # it will never be named: a leftover without a manifest
             folder.delete([f"{place}/{NAME}"])
         raise
-    before = facts.continued.uid if facts.continued and facts.continued.uid != run.uid else ""
+    before = metadata.continued.uid if metadata.continued and metadata.continued.uid != run.uid else ""
     retention.sweep(folder, durable, before, undone, run.keeping)
     return durable
 
 
-def _shipped(folder: Folder, place: str, id: SnapshotId) -> list[PartMark]:
+def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSidecar]:
     present = folder.list(place)
     names = [f"{place}/{part_name(id, shard)}" for shard in range(id.shards)]
     missing = next((shard for shard, name in enumerate(names) if f"{name}.json" not in present), None)
@@ -151,16 +152,16 @@ def _shipped(folder: Folder, place: str, id: SnapshotId) -> list[PartMark]:
         raise StorageError(f"Part {missing} of step {id.step} is not in storage yet.")
     texts = folder.get_many([f"{name}.json" for name in names])
     try:
-        marks = [from_json(PartMark, json.loads(text or b"null")) for text in texts]
+        sidecars = [from_json(StoredSidecar, json.loads(text or b"null")) for text in texts]
     except (ValueError, AttributeError) as error:
         raise StorageError(f"What lies beside the parts in {folder.uri}/{place} can't be read: {error}.") from error
-    for name, mark in zip(names, marks, strict=True):
-        if present.get(f"{name}.safetensors") != mark.part.size:
-            raise StorageError(f"{folder.uri}/{name}.safetensors is not the {mark.part.size} bytes that were written.")
-    return marks
+    for name, each in zip(names, sidecars, strict=True):
+        if present.get(f"{name}.safetensors") != each.part.size:
+            raise StorageError(f"{folder.uri}/{name}.safetensors is not the {each.part.size} bytes that were written.")
+    return sidecars
 
 
-def _move_latest(folder: Folder, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
+def _move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
     def moved(found: Latest | None) -> Latest | None:
         _check_fence(durable, continued, found)
         if found and found.durable and _place(found.durable) == _place(durable):
@@ -173,7 +174,7 @@ def _move_latest(folder: Folder, durable: Durable, key: str, crc32: int, continu
     return now.durable
 
 
-def change_latest(folder: Folder, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
+def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
     """By conditional write; None of `change`: it stays as it is. Returns what it is then. Raises StorageError."""
     for _ in range(10):
         found, version = _read_latest(folder)
@@ -217,18 +218,18 @@ def _place(durable: Durable) -> tuple[str, int, int]:
     return durable.uid, durable.round, durable.step
 
 
-def read_latest(folder: Folder) -> Durable | None:
+def read_latest(folder: ObjectPrefix) -> Durable | None:
     """What `LATEST` names. Raises StorageError."""
     found = read_all_of_latest(folder)
     return found.durable if found else None
 
 
-def read_all_of_latest(folder: Folder) -> Latest | None:
+def read_all_of_latest(folder: ObjectPrefix) -> Latest | None:
     """With what was undone. Raises StorageError."""
     return _read_latest(folder)[0]
 
 
-def _read_latest(folder: Folder) -> tuple[Latest | None, UpdateVersion | None]:
+def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | None]:
     found = folder.get_version(LATEST)
     if found is None:
         return None, None

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its manifest, and the mark beside each part. docs/checkpoints.md describes both.
+"""What a checkpoint says of itself: its manifest, and each shard's sidecar. docs/checkpoints.md describes both.
 
 No torch. The forms are dataclasses, read by their type hints: fields that this version does not know are passed over.
 """
@@ -19,18 +19,18 @@ from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.ranges import Ranges
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import Continued, Facts
+from concertina_trainer.format.shardfile import Continued, ShardMetadata
 
 VERSION = 1
 BLOCK = 4 << 20
-"""Bytes of a part that have a checksum of their own, so that byte ranges can be checked."""
+"""Bytes of a file that have a checksum of their own, so that byte ranges can be checked."""
 NAME = "manifest.json"
 LIBRARIES = ("concertina", "torch", "numpy", "obstore")
 _PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class CheckpointKey:
     """Where a checkpoint lies below its run's URI."""
 
     uid: str
@@ -42,10 +42,10 @@ class Place:
         return f"{self.uid}/round-{self.round}/step-{self.step}"
 
     @staticmethod
-    def of(key: str) -> tuple[Place, str] | None:
+    def of(key: str) -> tuple[CheckpointKey, str] | None:
         """The place that a key is in, and the rest of the key; None for a key of something else."""
         found = _PLACE.match(key)
-        return (Place(found[1], int(found[2]), int(found[3])), found[4]) if found else None
+        return (CheckpointKey(found[1], int(found[2]), int(found[3])), found[4]) if found else None
 
 
 def part_name(id: SnapshotId, shard: int) -> str:
@@ -54,7 +54,7 @@ def part_name(id: SnapshotId, shard: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ShardFile:
     """One shard's file."""
 
     key: str
@@ -67,11 +67,11 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartMark:
-    """Beside a part: a part without it is not there."""
+class StoredSidecar:
+    """Beside a shard's file, which is not there without it."""
 
-    part: Part
-    facts: Facts
+    part: ShardFile
+    facts: ShardMetadata
     blocks: tuple[int, ...]
     """crc32 of the file up to the end of each block of BLOCK bytes; the last one is that of the whole."""
 
@@ -103,7 +103,7 @@ class Manifest:
     complete: bool
     at: float
     """Unix seconds."""
-    parts: tuple[Part, ...]
+    parts: tuple[ShardFile, ...]
     parallelism: Mapping[str, int]
     """Ranks by kind; their product is the world's size."""
     trainer: Mapping[str, Any]
@@ -116,12 +116,12 @@ class Manifest:
     """What the run went back from before this: checkpoints of those rounds beyond those steps are void."""
 
     @property
-    def place(self) -> Place:
-        return Place(self.uid, self.id.round, self.id.step)
+    def place(self) -> CheckpointKey:
+        return CheckpointKey(self.uid, self.id.round, self.id.step)
 
     @property
     def size(self) -> int:
-        """Bytes of all parts."""
+        """Of all shards."""
         return sum(part.size for part in self.parts)
 
 
@@ -172,7 +172,7 @@ def to_json(value: Any) -> bytes:
 
 def here(uid: str, id: SnapshotId) -> str:
     """The folder of a snapshot's checkpoint."""
-    return Place(uid, id.round, id.step).folder
+    return CheckpointKey(uid, id.round, id.step).folder
 
 
 def about_this_process() -> tuple[str, Code]:

@@ -15,8 +15,8 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from concertina_protocol import Durable, Undone
-from concertina_trainer.checkpoints.manifest import NAME, Place
-from concertina_trainer.objects.folder import Entry, Folder, StorageError
+from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
+from concertina_trainer.objects.prefix import Entry, ObjectPrefix, StorageError
 
 LEASE = datetime.timedelta(hours=6)
 READERS = "readers"
@@ -34,21 +34,21 @@ class Keeping:
 
 
 def doomed(
-    places: Collection[Place],
-    finished: Collection[Place],
-    latest: Place,
+    places: Collection[CheckpointKey],
+    finished: Collection[CheckpointKey],
+    latest: CheckpointKey,
     keeping: Keeping,
     undone: Iterable[Undone] = (),
-) -> list[Place]:
+) -> list[CheckpointKey]:
     """What may go, oldest first. What was undone stays only as LATEST names it; parts of unfinished ones stay while
     they can still be finished, which is as long as LATEST has not passed them. Other uids than `latest`'s are those of
     jobs that it went on from, and older."""
     void = tuple(undone)
 
-    def age(place: Place) -> tuple[bool, int, int]:
+    def age(place: CheckpointKey) -> tuple[bool, int, int]:
         return place.uid == latest.uid, place.round, place.step
 
-    def is_void(place: Place) -> bool:
+    def is_void(place: CheckpointKey) -> bool:
         return place.uid == latest.uid and any(some.covers(place.round, place.step) for some in void)
 
     ordered = [place for place in sorted(finished, key=age) if not is_void(place)]
@@ -61,9 +61,9 @@ def doomed(
     return sorted([*(place for place in finished if place not in kept), *passed], key=age)
 
 
-def _milestones(ordered: list[Place], every: int) -> Iterator[Place]:
+def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[CheckpointKey]:
     """The first of every `every` steps, of those that no later round has gone over again."""
-    current: list[Place] = []
+    current: list[CheckpointKey] = []
     for place in ordered:
         current = [*(before for before in current if before.step < place.step), place]
     for number, group in itertools.groupby(current, key=lambda place: place.step // every):
@@ -71,23 +71,25 @@ def _milestones(ordered: list[Place], every: int) -> Iterator[Place]:
             yield next(group)
 
 
-def sweep(folder: Folder, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping) -> list[Place]:
+def sweep(
+    folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
+) -> list[CheckpointKey]:
     """Delete what may go, of this job and of the one with uid `before` that it went on from ("": none)."""
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
-    here = Place(latest.uid, latest.round, latest.step)
+    here = CheckpointKey(latest.uid, latest.round, latest.step)
     places, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)
     gone = doomed(places, finished, here, keeping, undone)
     return [place for place in gone if now is not None and remove(folder, place, now)]
 
 
-def found(entries: Mapping[str, Entry]) -> tuple[set[Place], set[Place]]:
+def found(entries: Mapping[str, Entry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
     """All places, and those with a manifest, in a listing of a run's folder."""
-    keys = [where for key in entries if (where := Place.of(key))]
+    keys = [where for key in entries if (where := CheckpointKey.of(key))]
     return {place for place, _ in keys}, {place for place, rest in keys if rest == NAME}
 
 
-def remove(folder: Folder, place: Place, now: datetime.datetime) -> bool:
+def remove(folder: ObjectPrefix, place: CheckpointKey, now: datetime.datetime) -> bool:
     """Delete one checkpoint unless somebody reads it. `now`: by the store's clock. The manifest goes first, so that no
     manifest ever names a part that is gone."""
     here = place.folder
@@ -103,12 +105,12 @@ def remove(folder: Folder, place: Place, now: datetime.datetime) -> bool:
     return True
 
 
-def _leased(folder: Folder, here: str, now: datetime.datetime) -> bool:
+def _leased(folder: ObjectPrefix, here: str, now: datetime.datetime) -> bool:
     return any(entry.at > now - LEASE for entry in folder.entries(f"{here}/{READERS}").values())
 
 
 @contextlib.contextmanager
-def lease(folder: Folder) -> Iterator[None]:
+def lease(folder: ObjectPrefix) -> Iterator[None]:
     """Around reading a checkpoint, `folder` being its own. Who may only read goes without: parts that are deleted
     meanwhile are then named, with the advice to try again."""
     key = f"{READERS}/{secrets.token_hex(8)}"

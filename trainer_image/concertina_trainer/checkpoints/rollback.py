@@ -12,10 +12,10 @@ from concertina_protocol.undone import joined
 from concertina_trainer.checkpoints.checkpoint import Latest, change_latest, read_all_of_latest
 from concertina_trainer.checkpoints.manifest import NAME, Manifest
 from concertina_trainer.checkpoints.retention import found
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 
-def undo(folder: Folder, uid: str, undone: Undone) -> Durable | None:
+def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
     """From now on `LATEST` names nothing of this job that was undone, and takes nothing of it. Returns what it names.
     Again does no harm; a `LATEST` of a later round is past it. Raises StorageError."""
 
@@ -36,13 +36,13 @@ def undo(folder: Folder, uid: str, undone: Undone) -> Durable | None:
 def go_back(uri: str, uid: str, *undone: Undone) -> Durable | None:
     """The newest checkpoint of this job that was not undone, now or before; None where none is left. Raises
     StorageError."""
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     latest = read_all_of_latest(folder)
     good = newest(folder, uid, reduce(joined, undone, latest.undid(uid) if latest else ()))
     return good.durable if good else None
 
 
-def newest(folder: Folder, uid: str, undone: tuple[Undone, ...]) -> Latest | None:
+def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...]) -> Latest | None:
     """As `LATEST` would name it."""
     _, finished = found(folder.entries(uid))
     good = [place for place in finished if not any(some.covers(place.round, place.step) for some in undone)]

@@ -15,7 +15,7 @@ from concertina_protocol.typed_json import ProtocolError, from_json
 from concertina_trainer.data.manifest import Manifest, Shard
 from concertina_trainer.data.rows import packed, singles
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 FORMAT = 1
 
@@ -37,7 +37,7 @@ def name(length: int) -> str:
     return f"packing-{length}.json"
 
 
-def pack(folder: Folder, manifest: Manifest, length: int, threads: int) -> Iterator[tuple[int, Packing | None]]:
+def pack(folder: ObjectPrefix, manifest: Manifest, length: int, threads: int) -> Iterator[tuple[int, Packing | None]]:
     """Plans every shard. Yields how many are done and, with the last, what was written."""
 
     def counted(shard: Shard) -> tuple[int, int, int]:

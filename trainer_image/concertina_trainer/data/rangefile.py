@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 CHUNK = 4 * 2**20
 """Bytes asked of a store at once, at least."""
@@ -16,7 +16,7 @@ CHUNK = 4 * 2**20
 class RangeFile(io.RawIOBase):
     """An object of a store, read by ranges as it is sought in."""
 
-    def __init__(self, folder: Folder, key: str, size: int) -> None:
+    def __init__(self, folder: ObjectPrefix, key: str, size: int) -> None:
         self._folder, self._key, self._size, self._at = folder, key, size, 0
 
     def readable(self) -> bool:
@@ -44,7 +44,7 @@ class RangeFile(io.RawIOBase):
 
 
 def split(location: str) -> tuple[str, str]:
-    """Folder and name of a path or URI."""
+    """ObjectPrefix and name of a path or URI."""
     head, _, name = location.rpartition("/")
     return head or ("/" if location.startswith("/") else "."), name
 
@@ -57,7 +57,7 @@ def open_range(location: str, size: int) -> BinaryIO:
         except OSError as error:
             raise BadInput(f"{location} can't be read: {error.strerror}.") from error
     folder, key = split(location)
-    return cast(BinaryIO, io.BufferedReader(RangeFile(Folder(folder), key, size), CHUNK))
+    return cast(BinaryIO, io.BufferedReader(RangeFile(ObjectPrefix(folder), key, size), CHUNK))
 
 
 def read_whole(location: str) -> bytes:
@@ -66,7 +66,7 @@ def read_whole(location: str) -> bytes:
         with open_range(location, 0) as file:
             return file.read()
     folder, key = split(location)
-    content = Folder(folder).get(key)
+    content = ObjectPrefix(folder).get(key)
     if content is None:
         raise BadInput(f"{location} does not exist.")
     return content

@@ -16,7 +16,7 @@ from concertina_trainer.data import manifest as data_manifests
 from concertina_trainer.data.manifest import TokenizerFacts
 from concertina_trainer.data.tokenizer import BYTES
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import IMPATIENCE, Folder, StorageError
+from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 CLASS = "PreTrainedTokenizerFast"
@@ -58,10 +58,12 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
     return ExportedTokenizer({}, said, facts)
 
 
-def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[Folder, TokenizerFacts]:
+def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, TokenizerFacts]:
     """The data's folder (of a mixture the first: all have one tokenizer), and what its manifest says."""
     sources = trainer.data.sources
-    folders = [Folder(uri, IMPATIENCE) for uri in ([elsewhere] if elsewhere else [source.uri for source in sources])]
+    folders = [
+        ObjectPrefix(uri, IMPATIENCE) for uri in ([elsewhere] if elsewhere else [source.uri for source in sources])
+    ]
     found = [_manifest(folder) for folder in folders]
     if len(found) == len(sources):
         digests, weights = [each.digest for each in found], [source.weight for source in sources]
@@ -70,14 +72,14 @@ def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[F
     return folders[0], found[0].tokenizer
 
 
-def _manifest(folder: Folder) -> data_manifests.Manifest:
+def _manifest(folder: ObjectPrefix) -> data_manifests.Manifest:
     text = folder.get(data_manifests.NAME)
     if text is None:
         raise BadInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")
     return data_manifests.parse(text, folder.uri)
 
 
-def _hugging_face(folder: Folder, facts: TokenizerFacts, length: int) -> dict[str, object]:
+def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> dict[str, object]:
     text = folder.get(FILE)
     if text is None or data_manifests.short_digest(text) != facts.digest:
         raise BadInput(

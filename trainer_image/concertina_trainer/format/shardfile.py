@@ -2,7 +2,7 @@
 
 8 bytes of header length, the JSON header padded with blanks to a multiple of 64, raw tensor bytes. In the header's
 `__metadata__` stand `DCP_SHARDING_INFO` (torch's own key, by which torch.distributed.checkpoint's
-HuggingFaceStorageReader puts shards together) and `concertina` (ours, see Facts).
+HuggingFaceStorageReader puts shards together) and `concertina` (ours, see ShardMetadata).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Optional
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.ranges import MOST_RANGES, Ranges
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import from_json
 
 ITEM_SIZES = {"F64": 8, "F32": 4, "I64": 8, "BF16": 2, "F16": 2}
@@ -60,7 +61,7 @@ class Trend:
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class ShardMetadata:
     """What a shard says of the state it belongs to."""
 
     id: SnapshotId
@@ -78,7 +79,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class StoredChunk:
     chunk: Chunk
     begin: int
     """Offset of the chunk's first byte in the file."""
@@ -86,16 +87,12 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    facts: Facts
-    chunks: dict[str, Placed]
-
-
-class Damaged(ValueError):
-    """Not a shard of ours, in a sentence."""
+    metadata: ShardMetadata
+    chunks: dict[str, StoredChunk]
 
 
 class Layout:
-    """The fixed places of one shard's chunks; only the facts change from snapshot to snapshot."""
+    """The fixed places of one shard's chunks; only the metadata changes from snapshot to snapshot."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = sorted(chunks, key=lambda chunk: (-ITEM_SIZES[chunk.dtype], chunk.name))
@@ -112,7 +109,7 @@ class Layout:
         other = Continued("0" * 64, 2**62, 2**62)
         skipped = ((2**62, 2**62),) * MOST_RANGES
         trend = Trend(-sys.float_info.max, -sys.float_info.max, 2**62)
-        longest = self._json(Facts(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other, skipped, trend))
+        longest = self._json(ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other, skipped, trend))
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
         self.size = self.data_begin + end
 
@@ -121,14 +118,14 @@ class Layout:
         """Offset in the file of each of `chunks`."""
         return [self.data_begin + offset for offset in self._offsets]
 
-    def header(self, facts: Facts) -> bytes:
+    def header(self, metadata: ShardMetadata) -> bytes:
         """The file's first `data_begin` bytes."""
-        return struct.pack("<Q", self.data_begin - 8) + self._json(facts).ljust(self.data_begin - 8)
+        return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
-    def _json(self, facts: Facts) -> bytes:
-        ours = {**dataclasses.asdict(facts), "global_shapes": self._global_shapes}
-        metadata = {"format": "pt", "DCP_SHARDING_INFO": self._sharding, "concertina": json.dumps(ours)}
-        return f'{{"__metadata__":{json.dumps(metadata)}{self._entries}}}'.encode()
+    def _json(self, metadata: ShardMetadata) -> bytes:
+        ours = {**dataclasses.asdict(metadata), "global_shapes": self._global_shapes}
+        of_the_file = {"format": "pt", "DCP_SHARDING_INFO": self._sharding, "concertina": json.dumps(ours)}
+        return f'{{"__metadata__":{json.dumps(of_the_file)}{self._entries}}}'.encode()
 
 
 def header_length(start: bytes) -> int:
@@ -139,15 +136,15 @@ def header_length(start: bytes) -> int:
     return 8 + length
 
 
-def parse_header(text: str | bytes, data_begin: int = 0) -> Header:
-    """The JSON header; without `data_begin` (its length in the file plus 8) the places count from the data's start."""
+def parse_header(text: bytes) -> Header:
+    """The JSON header, padded as it is in the file: what `header_length` counts, without the first 8 bytes."""
     try:
         entries = json.loads(text)
-        metadata = entries.pop("__metadata__")
-        ours = json.loads(metadata["concertina"])
-        offsets = json.loads(metadata["DCP_SHARDING_INFO"])
+        of_the_file = entries.pop("__metadata__")
+        ours = json.loads(of_the_file["concertina"])
+        offsets = json.loads(of_the_file["DCP_SHARDING_INFO"])
         chunks = {
-            name: Placed(
+            name: StoredChunk(
                 Chunk(
                     name,
                     entry["dtype"],
@@ -155,11 +152,11 @@ def parse_header(text: str | bytes, data_begin: int = 0) -> Header:
                     tuple(entry["shape"]),
                     tuple(ours["global_shapes"][name]),
                 ),
-                data_begin + entry["data_offsets"][0],
+                8 + len(text) + entry["data_offsets"][0],
             )
             for name, entry in entries.items()
         }
-        return Header(from_json(Facts, ours), chunks)
+        return Header(from_json(ShardMetadata, ours), chunks)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damaged(f"its header can't be read ({error})") from error
 

@@ -48,7 +48,7 @@ class Kind:
     open: Callable[[str, str | None, ClientConfig, RetryConfig], CloudStore]
     """By bucket and prefix."""
     endpoint: Callable[[], str]
-    """For sentences."""
+    """For messages."""
     endpoints: tuple[str, ...]
     """Variables with a URL."""
     keys: str

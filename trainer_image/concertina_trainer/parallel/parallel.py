@@ -28,7 +28,9 @@ _SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
-class World:
+class DistContext:
+    """This rank's place in the process group of a round."""
+
     rank: int
     size: int
     device: torch.device
@@ -56,7 +58,7 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def join(environment: Mapping[str, str]) -> World:
+def join(environment: Mapping[str, str]) -> DistContext:
     """Join the round's process group: the store is served by the lead's agent, under a prefix for this round."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
@@ -82,10 +84,10 @@ def join(environment: Mapping[str, str]) -> World:
         device_id=device if device.type == "cuda" else None,
     )
     mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("data",))
-    return World(rank, size, device, mesh, Waits(device))
+    return DistContext(rank, size, device, mesh, Waits(device))
 
 
-def sharded_model(config: ModelConfig, precision: Precision, world: World) -> Decoder:
+def sharded_model(config: ModelConfig, precision: Precision, world: DistContext) -> Decoder:
     """The model cut over the mesh, its memory allocated and not yet filled.
 
     Gradients come out as plain sums over ranks, on every module (neither setting is recursive): the loss is already
@@ -126,12 +128,10 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bfloat16 operations a second by device, as the vendor states them."""
 
 
-def peak_flops(world: World) -> float:
-    """Of all devices together; 0 where the device is not in the table."""
-    if world.device.type != "cuda":
-        return 0.0
-    name = torch.cuda.get_device_name(world.device)
-    return world.size * next((peak for model, peak in PEAK_FLOPS.items() if model in name), 0.0)
+def peak_flops(world: DistContext) -> float | None:
+    """Of all devices together; None where the device is not in the table."""
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+    return next((world.size * peak for model, peak in PEAK_FLOPS.items() if model in name), None)
 
 
 def token_flops(config: ModelConfig, model: Decoder) -> float:

@@ -32,8 +32,8 @@ _TOO_MUCH = 2.0 ** (LEAST + BITS * WORDS + 16)
 
 
 class Sums(Protocol):
-    """What travels in the step's all-reduce: `losses` and `squares` make words of float64, which are added up over the
-    ranks, `loss` and `squared_norm` read the sums."""
+    """What travels in the step's all-reduce: `losses` and `squares` make payloads of float64, which are added up over
+    the ranks, `loss` and `squared_norm` read the sums."""
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         """Before microbatch `index` of `count`."""
@@ -47,9 +47,9 @@ class Sums(Protocol):
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor: ...
 
-    def loss(self, word: Sequence[float]) -> float: ...
+    def loss(self, payload: Sequence[float]) -> float: ...
 
-    def squared_norm(self, word: Sequence[float]) -> float: ...
+    def squared_norm(self, payload: Sequence[float]) -> float: ...
 
 
 class PlainSums:
@@ -67,11 +67,11 @@ class PlainSums:
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
         return torch.stack(torch._foreach_norm(list(gradients))).double().square().sum().view(1)
 
-    def loss(self, word: Sequence[float]) -> float:
-        return word[0]
+    def loss(self, payload: Sequence[float]) -> float:
+        return payload[0]
 
-    def squared_norm(self, word: Sequence[float]) -> float:
-        return word[0]
+    def squared_norm(self, payload: Sequence[float]) -> float:
+        return payload[0]
 
 
 class OrderedSums:
@@ -99,14 +99,14 @@ class OrderedSums:
         torch._foreach_add_(list(gradients), 0.0)
 
     def losses(self, parts: Sequence[Tensor]) -> Tensor:
-        word = torch.zeros(self._plan.cuts, dtype=torch.float64, device=parts[0].device)
+        payload = torch.zeros(self._plan.cuts, dtype=torch.float64, device=parts[0].device)
         for part, index in zip(parts, range(self._rank, self._plan.cuts, self._plan.world), strict=False):
-            word[index] = part
-        return word
+            payload[index] = part
+        return payload
 
-    def loss(self, word: Sequence[float]) -> float:
+    def loss(self, payload: Sequence[float]) -> float:
         total = 0.0
-        for part in word:
+        for part in payload:
             total += part
         return total
 
@@ -125,8 +125,8 @@ class OrderedSums:
         carried = _digits(_whole(sums))
         return torch.tensor([*carried, infinite], dtype=torch.float64, device=rows.device)
 
-    def squared_norm(self, word: Sequence[float]) -> float:
-        *digits, infinite = (round(part) for part in word)
+    def squared_norm(self, payload: Sequence[float]) -> float:
+        *digits, infinite = (round(part) for part in payload)
         return math.inf if infinite else math.ldexp(_whole(digits), LEAST)
 
 

@@ -4,70 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import mmap
 import os
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from concertina_protocol import Restore, SnapshotId
+from concertina_protocol import Restore, RestoreSource, SnapshotId
+from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
+from concertina_trainer.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_trainer.checkpoints.retention import lease
 from concertina_trainer.checkpoints.rollback import go_back
-from concertina_trainer.checkpoints.stored import StoredCheckpoint, resolve
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import Continued, Damaged, Facts, Header, header_length, parse_header
-from concertina_trainer.objects.folder import Folder
-from concertina_trainer.objects.refusals import final
-from concertina_trainer.parallel.parallel import World
-from concertina_trainer.state.train_state import ShardBytes, TrainState, overlapping
+from concertina_trainer.format.shardfile import Continued, Header, ShardMetadata, header_length, parse_header
+from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_trainer.objects.retry import final
+from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.state.train_state import ShardReader, TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
-
-STRETCH = 16 << 20
-"""Bytes that one thread reads at a time."""
-THREADS = 4
-"""One alone does not fill a memory bus."""
 
 
 class LocalShard:
-    """A shard file on this machine."""
+    """A shard file on this machine, in memory as a rule. Raises RestoreFailed."""
+
+    batch_bytes = 16 << 20
 
     def __init__(self, path: Path, expected: SnapshotId) -> None:
         try:
             self._path, self._file = path, path.open("rb", buffering=0)
-            self._map = mmap.mmap(self._file.fileno(), os.fstat(self._file.fileno()).st_size, flags=mmap.MAP_PRIVATE)
-            begin = header_length(self._map[:8])
-            self.header = parse_header(self._map[8:begin], begin)
+            self.header = parse_header(self._file.read(header_length(self._file.read(8)) - 8))
         except (OSError, ValueError) as error:
             raise RestoreFailed(f"the snapshot in {path} can't be used: {error}") from error
-        if self.header.facts.id != expected:
-            raise RestoreFailed(f"{path} holds {self.header.facts.id} where {expected} was expected")
+        if self.header.metadata.id != expected:
+            raise RestoreFailed(f"{path} holds {self.header.metadata.id} where {expected} was expected")
 
-    def read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        whole = memoryview(self._map)
-        return [whole[begin:end] for begin, end in ranges]
-
-    def read_into(self, parts: list[tuple[memoryview, int]]) -> None:
-        """Cheaper than to copy out of the mapping, whose pages would have to be faulted in; and `read` needs no GIL."""
-        stretches = [
-            (target[at : at + STRETCH], begin + at) for target, begin in parts for at in range(0, len(target), STRETCH)
-        ]
-        with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))), "restore") as pool:
-            for _ in pool.map(self._read, stretches):
-                pass
-
-    def _read(self, stretch: tuple[memoryview, int]) -> None:
-        target, begin = stretch
-        while target:
-            count = os.preadv(self._file.fileno(), [target], begin)
-            if not count:
-                raise RestoreFailed(f"the snapshot in {self._path} ends {len(target)} bytes early")
-            target, begin = target[count:], begin + count
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Cheaper than to copy out of a mapping, whose pages would have to be faulted in; and this needs no GIL."""
+        for begin, target in parts:
+            while target:
+                count = os.preadv(self._file.fileno(), [target], begin)
+                if not count:
+                    raise RestoreFailed(f"the snapshot in {self._path} ends {len(target)} bytes early")
+                target, begin = target[count:], begin + count
 
 
 def restore(
@@ -77,35 +59,32 @@ def restore(
     config: TrainerConfig,
     checkpoint: CheckpointConfig | None,
     data: str,
-    world: World,
+    world: DistContext,
     channel: WorkerEnd,
-) -> Facts:
+) -> ShardMetadata:
     """Fill the state; returns what was restored (its id is meaningless for a fresh start)."""
     start = _not_undone(start, uid, world)
-    if start.source == "Fresh" and checkpoint is not None and checkpoint.resume_from:
+    if start.source == RestoreSource.FRESH and checkpoint is not None and checkpoint.resume_from:
         return _resume(checkpoint.resume_from, state, data, world)
-    if start.source == "Fresh":
+    if start.source == RestoreSource.FRESH:
         uri = checkpoint.init_from if checkpoint is not None else ""
         files = _files(uri, config.model, world) if uri else None
         state.initialise(config)
         if uri:
             _begin_with(uri, files, config.model, state, world)
-        return Facts(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
-    if start.source == "Memory":
+        return ShardMetadata(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
+    if start.source == RestoreSource.MEMORY:
         assert start.id is not None
-        shards = _from_memory(start.id, state, world, channel)
-        continued = next(iter(shards.values())).header.facts.continued
-    else:
-        assert start.durable is not None
-        durable = start.durable
-        shards, stored = _from_storage(durable.uri, state, world)
-        continued = stored.manifest.continued
-        if start.durable.uid != uid:
-            continued = Continued(start.durable.uid, start.durable.round, start.durable.step)
-    return _take(shards, continued, state, data, world)
+        return _load(InMemory(start.id, channel), state, data, world)
+    assert start.durable is not None
+    stored = StoredCheckpoint(start.durable.uri)
+    continued = stored.manifest.continued
+    if start.durable.uid != uid:
+        continued = Continued(start.durable.uid, start.durable.round, start.durable.step)
+    return dataclasses.replace(_load(stored, state, data, world), continued=continued)
 
 
-def _not_undone(start: Restore, uid: str, world: World) -> Restore:
+def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
     """With the newest checkpoint that was not undone; from the beginning where none is left."""
     durable = start.durable
     if start.source != "Storage" or durable is None or durable.uid != uid or not start.voids(durable):
@@ -114,33 +93,79 @@ def _not_undone(start: Restore, uid: str, world: World) -> Restore:
     found = _same(world, go_back(root, uid, *start.all_undone) if world.rank == 0 else None)
     if found is None and world.rank == 0:
         print(f"no checkpoint that was not undone is left in {root}: training begins anew", flush=True)
-    return dataclasses.replace(start, source="Storage" if found else "Fresh", durable=found)
+    return dataclasses.replace(start, source=RestoreSource.STORAGE if found else RestoreSource.FRESH, durable=found)
 
 
-def _take(
-    shards: dict[int, ShardBytes], continued: Continued | None, state: TrainState, data: str, world: World
-) -> Facts:
-    facts = next(iter(shards.values())).header.facts
-    if facts.data != data:
+class SavedState(Protocol):
+    """A state wherever it lies: what a shard holds is known before it is brought here."""
+
+    @property
+    def id(self) -> SnapshotId: ...
+
+    def header(self, shard: int) -> Header: ...
+
+    def open(self, shard: int) -> ShardReader: ...
+
+
+class InMemory:
+    """What agents hold; ours brings a shard here from another one if need be. Raises RestoreFailed."""
+
+    def __init__(self, id: SnapshotId, channel: WorkerEnd) -> None:
+        self.id, self._channel = id, channel
+
+    def header(self, shard: int) -> Header:
+        answer = self._channel.request(FetchHeader(self.id, shard), FetchedHeader)
+        try:
+            if not answer.error:
+                return parse_header(answer.header.encode())
+        except Damaged as error:
+            raise RestoreFailed(f"shard {shard} of the snapshot of step {self.id.step} is damaged: {error}") from error
+        raise RestoreFailed(f"shard {shard} of the snapshot of step {self.id.step}: {answer.error}")
+
+    def open(self, shard: int) -> LocalShard:
+        answer = self._channel.request(Fetch(self.id, shard), Fetched)
+        if answer.error:
+            raise RestoreFailed(f"shard {shard} of the snapshot of step {self.id.step}: {answer.error}")
+        return LocalShard(Path(answer.path), self.id)
+
+
+def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
+    """Where nothing was resized, each rank needs the shard of its own number alone. Else all headers are compared with
+    what this rank wants, and the shards that have some of it are brought here."""
+    shards: dict[int, ShardReader] = {}
+    if (saved.id.layout, saved.id.shards) == (state.digest, world.size):
+        shards[world.rank] = saved.open(world.rank)
+        held = {world.rank: shards[world.rank].header}
+    else:
+        held = {shard: saved.header(shard) for shard in range(saved.id.shards)}
+    metadata = next(iter(held.values())).metadata
+    if metadata.data != data:
         raise BadInput(
-            f"the saved state of step {facts.id.step} was trained on data with digest {facts.data}, and data.uri now "
-            f"holds {data}: positions in one mean nothing in the other. Give data.uri the same data, or start a new "
-            "run under another checkpoint.uri."
+            f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and data.uri "
+            f"now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, or start a "
+            "new run under another checkpoint.uri."
         )
-    state.load(shards, facts.id.step)
-    return dataclasses.replace(facts, shard=world.rank, continued=continued)
+    plan = state.plan(held)
+    for shard in plan.shards:
+        shards[shard] = shards.get(shard) or saved.open(shard)
+        if shards[shard].header != held[shard]:
+            raise RestoreFailed(
+                f"shard {shard} of step {metadata.id.step} is not what its header said: one is damaged."
+            )
+    state.load(plan, shards, metadata.id.step)
+    return dataclasses.replace(shards[plan.shards[0]].header.metadata, shard=world.rank)
 
 
-def _resume(uri: str, state: TrainState, data: str, world: World) -> Facts:
+def _resume(uri: str, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
     """Another run's whole state: this one goes on from it."""
     with _reading(uri, world) as folder:
-        shards, stored = _from_storage(folder, state, world)
+        stored = StoredCheckpoint(folder)
         place = stored.manifest.place
-        continued = Continued(place.uid, place.round, place.step)
-        return _take(shards, continued, state, data, world)
+        metadata = _load(stored, state, data, world)
+        return dataclasses.replace(metadata, continued=Continued(place.uid, place.round, place.step))
 
 
-def _files(uri: str, model: ModelConfig, world: World) -> Collection[ShardBytes] | None:
+def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardReader] | None:
     """Of weights to begin with that are not a checkpoint of ours, and of this model as far as can be told; before
     anything that takes long."""
     if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
@@ -153,7 +178,7 @@ def _files(uri: str, model: ModelConfig, world: World) -> Collection[ShardBytes]
 
 
 def _begin_with(
-    uri: str, files: Collection[ShardBytes] | None, model: ModelConfig, state: TrainState, world: World
+    uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
     """Weights alone; everything else stays as at step 0. `files`: where they are not a checkpoint of ours."""
     if files is not None:
@@ -163,7 +188,7 @@ def _begin_with(
             stored = StoredCheckpoint(folder)
             if said := stored.manifest.trainer.get("model"):
                 hf_config.check_fields(hf_names.config_json(_model(said, stored.uri)), stored.uri, model)
-            state.load_weights(stored.parts, stored.uri)
+            state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)
 
@@ -177,54 +202,16 @@ def _model(said: object, whence: str) -> ModelConfig:
 
 
 @contextlib.contextmanager
-def _reading(uri: str, world: World) -> Iterator[str]:
+def _reading(uri: str, world: DistContext) -> Iterator[str]:
     """The same checkpoint on all ranks, wherever LATEST moves meanwhile, and kept until all have read it."""
     folder = _same(world, final(lambda: resolve(uri)) if world.rank == 0 else None)
-    with lease(Folder(folder)) if world.rank == 0 else contextlib.nullcontext():
+    with lease(ObjectPrefix(folder)) if world.rank == 0 else contextlib.nullcontext():
         yield folder
         dist.barrier()
 
 
-def _same(world: World, value: Any) -> Any:
+def _same(world: DistContext, value: Any) -> Any:
     """Rank 0's, on all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=world.device)
     return box[0]
-
-
-def _from_memory(id: SnapshotId, state: TrainState, world: World, channel: WorkerEnd) -> dict[int, ShardBytes]:
-    """The shards that overlap this rank's part: its own number alone where nothing was resized."""
-
-    def header(shard: int) -> Header:
-        answer = channel.request(FetchHeader(id, shard), FetchedHeader)
-        try:
-            if not answer.error:
-                return parse_header(answer.header)
-        except Damaged as error:
-            raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step} is damaged: {error}") from error
-        raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step}: {answer.error}")
-
-    def fetch(shard: int) -> ShardBytes:
-        answer = channel.request(Fetch(id, shard), Fetched)
-        if answer.error:
-            raise RestoreFailed(f"shard {shard} of the snapshot of step {id.step}: {answer.error}")
-        return LocalShard(Path(answer.path), id)
-
-    return {shard: fetch(shard) for shard in _needed(id, state, world, header)}
-
-
-def _from_storage(uri: str, state: TrainState, world: World) -> tuple[dict[int, ShardBytes], StoredCheckpoint]:
-    checkpoint = StoredCheckpoint(uri)
-    try:
-        needed = _needed(checkpoint.manifest.id, state, world, lambda shard: checkpoint.part(shard).header)
-    except Damaged as error:
-        raise BadInput(f"the checkpoint {uri} is damaged: {error}") from error
-    return {shard: checkpoint.part(shard) for shard in needed}, checkpoint
-
-
-def _needed(id: SnapshotId, state: TrainState, world: World, header: Callable[[int], Header]) -> list[int]:
-    if (id.layout, id.shards) == (state.digest, world.size):
-        return [world.rank]
-    candidates = ((shard, header(shard)) for shard in range(id.shards))
-    found = [shard for shard, head in candidates if any(overlapping(piece.chunk, head) for piece in state.pieces)]
-    return found or [0]

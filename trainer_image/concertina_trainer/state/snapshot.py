@@ -2,7 +2,7 @@
 
 One slot holds the newest snapshot that is complete on the peers of all ranks, one the newest committed, and the third
 is free to be written. A `slot-N.json` beside the file says that it is whole; it is taken away before the first byte
-is changed, and put back when the last one stands. A file with a second name (a part on its way to storage) is never
+is changed, and put back when the last one stands. A file with a second name (a shard on its way to storage) is never
 written: a new file takes its place.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import mmap
 import os
 import time
@@ -24,16 +23,16 @@ import torch
 from torch import Tensor
 
 from concertina_protocol import SnapshotId
+from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.format.shardfile import Facts
+from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.state.train_state import DTYPES, TrainState
 
-SLOTS = 3
 ROOM_SECONDS = 10.0
 _MADV_POPULATE_WRITE = 23
 
 
-class Slot:
+class MappedShard:
     """A shard file, mapped and with its pages in place, and a view of each tensor in it."""
 
     def __init__(self, path: Path, state: TrainState) -> None:
@@ -47,28 +46,18 @@ class Slot:
             for chunk, begin in zip(state.layout.chunks, state.layout.begins, strict=True)
         ]
 
-    def fill(self, facts: Facts) -> None:
-        """Copy the live state in; until `seal` the slot is not there."""
-        self.path.with_suffix(".json").unlink(missing_ok=True)
+    def fill(self, metadata: ShardMetadata) -> None:
+        """Copy the live state in; until `commit` the file is not there."""
+        remove_sidecar(self.path)
         layout = self._state.layout
-        self._map[: layout.data_begin] = layout.header(facts)
+        self._map[: layout.data_begin] = layout.header(metadata)
         with torch.no_grad():
             for view, tensor in zip(self._views, self._state.tensors, strict=True):
                 view.copy_(tensor)
 
-    def seal(self, facts: Facts) -> None:
+    def commit(self, metadata: ShardMetadata) -> None:
         """Commit what was filled in."""
-        layout, mark = self._state.layout, self.path.with_suffix(".json")
-        committed = {
-            "id": dataclasses.asdict(facts.id),
-            "shard": facts.shard,
-            "size": layout.size,
-            "crc32": zlib.crc32(self._map),
-            "committed": True,
-        }
-        draft = mark.with_suffix(".json.new")
-        draft.write_text(json.dumps(committed))
-        draft.replace(mark)
+        write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, self._state.layout.size, zlib.crc32(self._map)))
 
     @property
     def shared(self) -> bool:
@@ -91,63 +80,63 @@ class Snapshots:
 
     def __init__(self, folder: Path, state: TrainState) -> None:
         self._folder, self._state = folder, state
-        self._slots: list[Slot | None] = [None] * SLOTS
-        self._holds = [-1] * SLOTS
+        self._slots: list[MappedShard | None] = [None] * SNAPSHOT_SLOTS
+        self._holds = [-1] * SNAPSHOT_SLOTS
         self._steps: list[int] = []
         self.complete = -1
         """Ordinal of the newest one that is complete on the peers of all ranks."""
-        self._sealer = ThreadPoolExecutor(1, "seal")
-        self._sealing: Future[None] | None = None
+        self._committer = ThreadPoolExecutor(1, "commit")
+        self._committing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def count(self) -> int:
         return len(self._steps)
 
-    def step_of(self, ordinal: int) -> int:
-        """-1 where there is none."""
-        return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else -1
+    def step_of(self, ordinal: int) -> int | None:
+        """None where there is no such snapshot."""
+        return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else None
 
-    def copied(self, ordinal: int, copied_step: int) -> bool:
+    def copied(self, ordinal: int, copied_step: int | None) -> bool:
         """Whether this rank's snapshot of that ordinal is on its peer, which has all up to `copied_step`."""
-        return ordinal < 0 or copied_step >= self._steps[ordinal]
+        return ordinal < 0 or (copied_step is not None and copied_step >= self._steps[ordinal])
 
     @property
     def keeping_up(self) -> bool:
         """Whether the next one would leave alone what peers are still copying: the one before the last is complete."""
         return self.complete >= self.count - 2
 
-    def take(self, facts: Facts) -> Taken:
+    def take(self, metadata: ShardMetadata) -> Taken:
         """Write and commit."""
-        taken = self.begin(facts)
+        taken = self.begin(metadata)
         self.finish()
         return taken
 
-    def begin(self, facts: Facts, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
+    def begin(self, metadata: ShardMetadata, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
         """Write; the checksum, which takes longer than the copy, is a thread's, and so is the commit: then `committed`
         is called there. Where peers don't keep up this still leaves the newest complete one and the newest committed
         one untouched."""
         self.finish()
         ordinal = self.count
         kept = {self.complete, ordinal - 1}
-        free = [index for index in range(SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
+        free = [index for index in range(SNAPSHOT_SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
         index = min(free, key=self._holds.__getitem__)
         slot = self._slots[index]
         path = self._folder / f"slot-{index}"
         if slot is None or slot.shared:
-            slot = self._slots[index] = Slot(path, self._state)
-        slot.fill(facts)
+            slot = self._slots[index] = MappedShard(path, self._state)
+        slot.fill(metadata)
         self._holds[index] = ordinal
-        self._steps.append(facts.id.step)
-        taken = Taken(facts.id, path)
-        self._sealing = self._sealer.submit(_seal, slot, facts, taken, committed)
+        self._steps.append(metadata.id.step)
+        taken = Taken(metadata.id, path)
+        self._committing = self._committer.submit(_commit, slot, metadata, taken, committed)
         return taken
 
     def finish(self) -> None:
         """Wait until the last one is committed. Raises what went wrong there."""
-        if self._sealing is not None:
-            self._sealing.result()
-            self._sealing = None
+        if self._committing is not None:
+            self._committing.result()
+            self._committing = None
 
     def link_for_shipping(self, taken: Taken) -> Path:
         """A second name for a committed slot, under which it stays as it is until that name is removed."""
@@ -158,12 +147,12 @@ class Snapshots:
 
     @property
     def shipping(self) -> bool:
-        """Whether a part is still on its way to storage."""
+        """Whether a shard is still on its way to storage."""
         return any(self._folder.glob("shipping-*"))
 
 
-def _seal(slot: Slot, facts: Facts, taken: Taken, committed: Callable[[Taken], None]) -> None:
-    slot.seal(facts)
+def _commit(slot: MappedShard, metadata: ShardMetadata, taken: Taken, committed: Callable[[Taken], None]) -> None:
+    slot.commit(metadata)
     committed(taken)
 
 
@@ -183,7 +172,7 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
         os.close(descriptor)
     with contextlib.suppress(OSError):  # an old kernel: the pages are faulted in one by one
         mapped.madvise(_MADV_POPULATE_WRITE)
-    path.with_suffix(".json").unlink(missing_ok=True)
+    remove_sidecar(path)
     draft.replace(path)
     return mapped
 

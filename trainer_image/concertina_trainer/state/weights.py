@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 
 from concertina_protocol import SnapshotId
+from concertina_protocol.sidecar import Damaged
 from concertina_trainer.checkpoints.checkpoint import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
+from concertina_trainer.checkpoints.reader import StoredShard, copy_ranges
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Damaged, Facts, Header, Placed, header_length
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Header, ShardMetadata, StoredChunk, header_length
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
@@ -21,18 +23,21 @@ UNSEEN = {name: hf_config.OURS[name] for name in ("num_attention_heads", "rms_no
 """What neither a tensor's name nor its shape tells."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
 """Endings of what files hold beside weights."""
-_NOBODY = Facts(SnapshotId(0, 0, "", 1), 0, 0, "", "")
+_NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 
 class FileWeights:
     """The tensors of one safetensors file that are the same part of one of ours."""
 
-    def __init__(self, folder: Folder, key: str, chunks: dict[str, Placed]) -> None:
+    batch_bytes = StoredShard.batch_bytes
+
+    def __init__(self, folder: ObjectPrefix, key: str, chunks: dict[str, StoredChunk]) -> None:
         self._folder, self._key = folder, key
         self.header = Header(_NOBODY, chunks)
 
-    def read(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
-        return self._folder.get_ranges(self._key, ranges)
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Raises StorageError."""
+        copy_ranges(partial(self._folder.get_ranges, self._key), parts)
 
 
 class SafetensorsFiles:
@@ -43,9 +48,9 @@ class SafetensorsFiles:
         self.uri = uri
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
-            self._folder, self._keys = Folder(folder), [file]
+            self._folder, self._keys = ObjectPrefix(folder), [file]
         else:
-            self._folder = Folder(uri)
+            self._folder = ObjectPrefix(uri)
             self._keys = self._of_the_model()
         if not self._keys:
             raise BadInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
@@ -82,13 +87,13 @@ class SafetensorsFiles:
         """Raises BadInput for a file that can't be used, and for a tensor that our model has no place for."""
         found = []
         for key in self._keys:
-            parts: dict[int, dict[str, Placed]] = {}
-            for index, placed in self._placed(key):
-                parts.setdefault(index, {})[placed.chunk.name] = placed
+            parts: dict[int, dict[str, StoredChunk]] = {}
+            for index, stored in self._stored_chunks(key):
+                parts.setdefault(index, {})[stored.chunk.name] = stored
             found += [FileWeights(self._folder, key, chunks) for chunks in parts.values()]
         return found
 
-    def _placed(self, key: str) -> Iterator[tuple[int, Placed]]:
+    def _stored_chunks(self, key: str) -> Iterator[tuple[int, StoredChunk]]:
         where = f"{self._folder.uri}/{key}"
         try:
             data_begin = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
@@ -96,12 +101,12 @@ class SafetensorsFiles:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 if not name.endswith(PASSED_OVER):
-                    yield _place(name, entry, data_begin, where)
+                    yield _stored_chunk(name, entry, data_begin, where)
         except (Damaged, ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{where} is no safetensors file that can be read: {error}.") from error
 
 
-def _place(name: str, entry: dict[str, object], data_begin: int, where: str) -> tuple[int, Placed]:
+def _stored_chunk(name: str, entry: dict[str, object], data_begin: int, where: str) -> tuple[int, StoredChunk]:
     """Which of the parts of our tensor, and where it lies."""
     dtype, shape, offsets = str(entry["dtype"]), entry["shape"], entry["data_offsets"]
     assert isinstance(shape, list)
@@ -119,12 +124,12 @@ def _place(name: str, entry: dict[str, object], data_begin: int, where: str) -> 
     rows = shape[0]
     whole = (rows * count, *shape[1:])
     chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (rows * index, *(0 for _ in shape[1:])), tuple(shape), whole)
-    return index, Placed(chunk, data_begin + offsets[0])
+    return index, StoredChunk(chunk, data_begin + offsets[0])
 
 
 def is_checkpoint(uri: str) -> bool:
     """Whether a URI names a checkpoint of ours or a run's folder, rather than files of weights."""
     if uri.endswith(ENDING):
         return False
-    folder = Folder(uri)
+    folder = ObjectPrefix(uri)
     return folder.get(NAME) is not None or folder.get(LATEST) is not None

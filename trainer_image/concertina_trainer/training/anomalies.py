@@ -24,8 +24,8 @@ IN_A_ROW = 8
 """Batches skipped one after another: then it is not the batch."""
 
 
-class Judged(Protocol):
-    """Of a step: as `agreement.Agreed` says it. (No torch here: the simulation plays these rules too.)"""
+class Measured(Protocol):
+    """Of a step: as `agreement.StepResult` says it. (No torch here: the simulation plays these rules too.)"""
 
     @property
     def loss(self) -> float: ...
@@ -33,7 +33,7 @@ class Judged(Protocol):
     def squared_norm(self) -> float: ...
 
 
-def followed(trend: Trend, loss: float) -> Trend:
+def with_loss(trend: Trend, loss: float) -> Trend:
     """With one more loss: exponentially weighted mean and variance (West 1979)."""
     if trend.losses == 0:
         return Trend(loss, 0.0, 1)
@@ -47,7 +47,7 @@ def spikes(trend: Trend, loss: float, deviations: float) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sight:
+class _Anomaly:
     reason: str
     says: str
     answer: Answer
@@ -60,40 +60,40 @@ class Anomalies:
         self.skipped, self.trend = _few(skipped), trend
         self._in_a_row = 0
 
-    def skips(self, step: int, position: int, agreed: Judged) -> str:
+    def skips(self, step: int, position: int, result: Measured) -> str:
         """Why the batch of this step is left out, in a sentence; empty where it counts. Raises RollBack, BadInput, or
         FloatingPointError."""
-        seen = self._look(agreed)
-        if seen is None:
-            self.trend, self._in_a_row = followed(self.trend, agreed.loss), 0
+        found = self._find(result)
+        if found is None:
+            self.trend, self._in_a_row = with_loss(self.trend, result.loss), 0
             return ""
         batch = positions(position, position + self._batch, self.skipped)
-        said = f"step {step + 1} ({words(batch)}): {seen.says}"
-        if seen.answer is Answer.roll_back:
+        said = f"step {step + 1} ({words(batch)}): {found.says}"
+        if found.answer is Answer.roll_back:
             back = max(0, step - self._policy.rollback_steps)
             first = position - (step - back) * self._batch
             skip = positions(max(0, first), position + self._batch, self.skipped)
-            raise RollBack(seen.reason, f"{said}; rolled back to step {back} or before, {words(skip)} left out",
+            raise RollBack(found.reason, f"{said}; rolled back to step {back} or before, {words(skip)} left out",
                            back, self._with(skip))  # fmt: skip
-        if seen.answer is Answer.skip and self._in_a_row < IN_A_ROW:
+        if found.answer is Answer.skip and self._in_a_row < IN_A_ROW:
             self.skipped, self._in_a_row = self._with(batch), self._in_a_row + 1
             return f"{said}; left out"
         also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
-        if seen.reason == "LossNotFinite":
+        if found.reason == "LossNotFinite":
             raise FloatingPointError(f"{said}{also}; nothing of that step is kept")
         raise BadInput(f"{said}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
                        "again: the run goes on from its checkpoint.")  # fmt: skip
 
-    def _look(self, agreed: Judged) -> _Sight | None:
+    def _find(self, result: Measured) -> _Anomaly | None:
         policy = self._policy
-        if not math.isfinite(agreed.loss + agreed.squared_norm):
-            norm = math.sqrt(agreed.squared_norm) if agreed.squared_norm >= 0 else agreed.squared_norm
-            says = f"the loss is {agreed.loss} and the gradient's norm {norm}"
-            return _Sight("LossNotFinite", says, policy.non_finite)
-        if policy.spike is Answer.ignore or not spikes(self.trend, agreed.loss, policy.spike_deviations):
+        if not math.isfinite(result.loss + result.squared_norm):
+            norm = math.sqrt(result.squared_norm) if result.squared_norm >= 0 else result.squared_norm
+            says = f"the loss is {result.loss} and the gradient's norm {norm}"
+            return _Anomaly("LossNotFinite", says, policy.non_finite)
+        if policy.spike is Answer.ignore or not spikes(self.trend, result.loss, policy.spike_deviations):
             return None
-        says = f"the loss is {agreed.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
-        return _Sight("LossSpike", says + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
+        says = f"the loss is {result.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
+        return _Anomaly("LossSpike", says + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
 
     def _with(self, more: Ranges) -> Ranges:
         return _few(united(self.skipped, more))

@@ -1,9 +1,9 @@
 """`data.balance: speed`: what each rank takes of a batch follows what it is measured to do.
 
-Measured is what stragglers are told by (`Pulse.busy`): what a rank does in a step apart from waiting for others, which
-its wait for data is part of. The median of a window travels in the step's all-reduce, each rank's in a place of its
-own, so all read the same bits, come to the same shares by the same pure function, and change them at the same batch.
-Nothing of it is saved: every round begins with even shares.
+Measured is what stragglers are told by (`Heartbeat.busy`): what a rank does in a step apart from waiting for others,
+which its wait for data is part of. The median of a window travels in the step's all-reduce, each rank's in a place of
+its own, so all read the same bits, come to the same shares by the same pure function, and change them at the same
+batch. Nothing of it is saved: every round begins with even shares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Balance:
         self._seconds: list[float] = []
         """A sequence, of each step since the last look."""
 
-    def told(self) -> Shares:
+    @property
+    def reported(self) -> Shares:
         """For the status: sequences of each rank; empty where they don't follow its speed."""
         return self.shares if self._on else ()
 
@@ -45,28 +46,25 @@ class Balance:
             self._seconds.append(max(1e-9, busy - self._busy) / rows)
         self._busy = busy
 
-    def word(self, device: torch.device) -> Tensor:
+    def payload(self, device: torch.device) -> Tensor:
         """float64: nothing, or at the end of a window for each rank its seconds a sequence."""
         if len(self._seconds) < WINDOW:
             return torch.empty(0, dtype=torch.float64, device=device)
-        said = torch.zeros(self._plan.world, dtype=torch.float64)
-        said[self._rank] = statistics.median(self._seconds)
+        found = torch.zeros(self._plan.world, dtype=torch.float64)
+        found[self._rank] = statistics.median(self._seconds)
         self._seconds.clear()
-        return said.to(device)
+        return found.to(device)
 
-    def judge(self, word: Sequence[float]) -> str:
+    def decide(self, payload: Sequence[float]) -> str:
         """Takes other shares where they pay, from a batch on that no rank has begun to prepare; says so in a sentence,
         else empty."""
-        shares = rebalanced(self.shares, word) if word else self.shares
+        shares = rebalanced(self.shares, payload) if payload else self.shares
         if shares == self.shares:
             return ""
         self.shares = shares
         self._batches.change(self._plan.shared_out(shares, self._micro))
-        return f"balance: sequences a step by rank are {_listed(shares)}; each takes ms {_listed(_milliseconds(word))}"
-
-
-def _milliseconds(seconds: Sequence[float]) -> list[float]:
-    return [round(1000 * each, 1) for each in seconds]
+        milliseconds = [round(1000 * each, 1) for each in payload]
+        return f"balance: sequences a step by rank are {_listed(shares)}; each takes ms {_listed(milliseconds)}"
 
 
 def _listed(numbers: Sequence[float]) -> str:

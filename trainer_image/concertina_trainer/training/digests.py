@@ -41,7 +41,8 @@ class Digests:
         """`still`: this rank's state; `step`: from which it goes on, and which is taken to be good."""
         self._every, self._still, self._rank, self._size = every, still, rank, size
         self._agreed = step
-        self._gathered, self._resting = 0, -1
+        self._gathered = 0
+        self._resting: int | None = None
         self._unseen: set[nn.Module] = set()
         self._own: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         if every:
@@ -66,22 +67,22 @@ class Digests:
 
     def rest(self, step: int) -> None:
         """After the update that ends `step`, and after anything that may take long."""
-        self._resting = digest(self._still) if self.due(step) else -1
+        self._resting = digest(self._still) if self.due(step) else None
 
-    def word(self, step: int, device: torch.device) -> Tensor:
+    def payload(self, step: int, device: torch.device) -> Tensor:
         """float64: nothing, or for each rank what it gathered and whether what lay still has changed."""
         if not self.due(step):
             return torch.empty(0, dtype=torch.float64, device=device)
-        said = torch.zeros(2, self._size, dtype=torch.float64)
-        said[0, self._rank] = self._gathered
-        said[1, self._rank] = self._resting >= 0 and digest(self._still) != self._resting
-        return said.flatten().to(device)
+        found = torch.zeros(2, self._size, dtype=torch.float64)
+        found[0, self._rank] = self._gathered
+        found[1, self._rank] = self._resting is not None and digest(self._still) != self._resting
+        return found.flatten().to(device)
 
-    def judge(self, step: int, word: Sequence[float], skipped: Ranges) -> None:
+    def check(self, step: int, payload: Sequence[float], skipped: Ranges) -> None:
         """Raises RollBack where ranks don't agree: to the last step at which they did."""
-        if not word:
+        if not payload:
             return
-        gathered, changed = word[: self._size], word[self._size :]
+        gathered, changed = payload[: self._size], payload[self._size :]
         bad = {rank: "its memory changed while nothing wrote to it" for rank in range(self._size) if changed[rank]}
         counts = collections.Counter(gathered).most_common()
         if len(counts) > 1:

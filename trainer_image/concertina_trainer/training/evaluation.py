@@ -24,7 +24,7 @@ from concertina_trainer.data.read.batches import Microbatch, microbatches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import BadInput
 from concertina_trainer.model.decoder import Decoder, token_losses
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.report import Reporter
 from concertina_trainer.training.saving import Saving
@@ -35,7 +35,7 @@ SEED = 0
 
 class Evaluation:
     def __init__(
-        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: World,
+        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: DistContext,
         reporter: Reporter, saving: Saving,
     ) -> None:  # fmt: skip
         self._every, self._reader, self._plan = config.every_steps, reader, plan
@@ -68,7 +68,7 @@ class Evaluation:
     @torch.no_grad()
     def _losses(self) -> tuple[list[float], list[int]]:
         """Of each batch: its mean, and how many tokens its sequences predict. Of fewer where a drain has come."""
-        words: list[Tensor] = []
+        sums: list[Tensor] = []
         tokens: list[int] = []
         for begin in range(0, self._count, self._plan.global_size):
             end = min(self._count, begin + self._plan.global_size)
@@ -76,18 +76,18 @@ class Evaluation:
             count = int(self._reader.predicted(begin, end).sum())
             # The host waits for the device once a batch, as it does once a step, and only here: this batch was read
             # while the device computed the one before.
-            if words and words[-1][-1].item():
+            if sums and sums[-1][-1].item():
                 break
             losses = self._sums.losses(self._parts(batch))
-            word = torch.cat([losses, losses.new_tensor([self._saving.say().drain])])
+            payload = torch.cat([losses, losses.new_tensor([self._saving.local_flags().drain])])
             with self._world.waits.measured():
-                dist.all_reduce(word)
-            words.append(word)
+                dist.all_reduce(payload)
+            sums.append(payload)
             tokens.append(count)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # no backward comes that would
-        return [self._sums.loss(word) for *word, _ in torch.stack(words).tolist()], tokens
+        return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
 
     def _parts(self, batch: Sequence[Microbatch]) -> list[Tensor]:
         found = []

@@ -53,6 +53,7 @@ class Interval:
         """None: not by the clock."""
         return self.suggested if self._setting == "auto" else None if self._setting is None else float(self._setting)
 
-    def told(self) -> CheckpointInterval:
+    @property
+    def reported(self) -> CheckpointInterval:
         failures = round(self.between_failures, 1)
         return CheckpointInterval(round(self.seconds or 0.0, 1), round(self.suggested, 1), self._cost, failures)

@@ -8,26 +8,26 @@ import math
 import torch
 from torch import Tensor
 
-from concertina_protocol.worker_channel import Done
+from concertina_protocol.worker_channel import Done, Outcome
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
-from concertina_trainer.parallel.parallel import World
+from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
-from concertina_trainer.training.agreement import Said, agree
+from concertina_trainer.training.agreement import StepFlags, agree
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.evaluation import Evaluation
-from concertina_trainer.training.report import Reporter
+from concertina_trainer.training.report import Phase, Reporter, StepInfo
 from concertina_trainer.training.saving import Saving
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     config: TrainerConfig
-    world: World
+    world: DistContext
     model: Decoder
     optimizer: ShardedAdamW
     sums: Sums
@@ -43,50 +43,63 @@ class Run:
         """Done where a drain has come meanwhile: the round ends with `step`, and who goes on from it evaluates it."""
         if self.evaluation is None or self.evaluation.after(step, last):
             return None
-        self.reporter.pulse.enter("checkpointing", step)
-        return self.saving.drained(step, position)
+        self.reporter.enter(Phase.checkpointing, step)
+        self.saving.stop_at(step, position, self.anomalies.skipped, self.anomalies.trend)
+        return Done(Outcome.DRAINED, step)
 
 
 def train(run: Run, step: int, position: int) -> Done:
     """From `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
-    if step >= run.config.steps:
-        done = run.evaluate(step, position, last=True) or run.saving.after(step, position, Said())
-        assert done is not None
-        return done
-    enter = run.reporter.pulse.enter
+    config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
+    if step >= config.steps:
+        if done := run.evaluate(step, position, last=True):
+            return done
+        saving.save(saving.decide(step, StepFlags()), position, anomalies.skipped, anomalies.trend)
+        return Done(Outcome.COMPLETE, step)
     while True:
+        # What is due of the step before, where a round ended before it could.
         if done := run.evaluate(step, position):
             return done
-        enter("loading data", step)
-        microbatches = run.batches.next(run.reporter.stalled)
-        enter("computing", step)
+
+        reporter.enter(Phase.loading_data, step)
+        microbatches = run.batches.next(reporter.stalled)
+
+        reporter.enter(Phase.computing, step)
         run.digests.begin(step)
-        losses = forward_backward(run.model, run.optimizer, run.sums, microbatches)
-        enter("reducing", step)
-        digests = run.digests.word(step, run.world.device)
-        work = run.balance.word(run.world.device)
-        agreed = agree(run.world, run.sums, losses, run.optimizer.gradients(), run.saving.say(), digests, work)
-        run.digests.judge(step, agreed.digests, run.anomalies.skipped)
-        if why := run.anomalies.skips(step, position, agreed):
-            run.optimizer.drop_gradients()
-            run.reporter.left_out(why, run.anomalies.skipped)
+        losses = forward_backward(run.model, optimizer, run.sums, microbatches)
+
+        # All ranks come to the same result, before the weights are touched.
+        reporter.enter(Phase.reducing, step)
+        result = agree(
+            run.world, run.sums, losses, optimizer.gradients(), saving.local_flags(),
+            run.digests.payload(step, run.world.device), run.balance.payload(run.world.device),
+        )  # fmt: skip
+        run.digests.check(step, result.digests, anomalies.skipped)
+        if why := anomalies.skips(step, position, result):
+            optimizer.drop_gradients()
+            reporter.note(why)
             continue
-        run.reporter.note(run.balance.judge(agreed.work))
+        reporter.note(run.balance.decide(result.work))
 
-        rate = learning_rate(step, run.config.steps, run.config.optimizer)
-        run.optimizer.update(rate, clip_scale(agreed.squared_norm, run.config.optimizer.gradient_clip))
-        step, position = step + 1, position + run.config.global_batch_size
+        rate = learning_rate(step, config.steps, config.optimizer)
+        optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.gradient_clip))
+        step, position = step + 1, position + config.global_batch_size
 
-        run.saving.heard(agreed.said)
-        saving, stalled = run.saving.seconds, run.batches.stalled_seconds
-        run.reporter.step(step, position, agreed.loss, rate, run.saving.snapshot_step, saving, stalled)
-        run.balance.worked(microbatches, run.reporter.pulse.busy)
-        if step == run.config.steps and (done := run.evaluate(step, position, last=True)):
+        decision = saving.decide(step, result.flags)
+        reporter.step(
+            StepInfo(
+                step, position, result.loss, rate, saving.snapshot_step, saving.seconds, run.batches.stalled_seconds,
+                anomalies.skipped, run.balance.reported, saving.reported_interval,
+            )
+        )  # fmt: skip
+        run.balance.worked(microbatches, reporter.heartbeat.busy)
+
+        if step == config.steps and (done := run.evaluate(step, position, last=True)):
             return done
-        enter("checkpointing", step)
-        done = run.saving.after(step, position, agreed.said)
-        if done is not None:
-            return done
+        reporter.enter(Phase.checkpointing, step)
+        saving.save(decision, position, anomalies.skipped, anomalies.trend)
+        if decision.outcome is not None:
+            return Done(decision.outcome, step)
         run.digests.rest(step)
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from concertina.api import CHECKPOINT_NOW, KIND
+from concertina.api import CHECKPOINT_NOW, KIND, TRAINER
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.kube.deep_json import DEEPEST
-from concertina.kube.manifests.pod import AVOIDS, END_POD, TRAINER_CONTAINER
-from concertina.kube.manifests.pod_needs import PORT_NAME
-from concertina.kube.manifests.torchrun import ROUND
+from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND
+from concertina.kube.manifests.pod import END_POD
+from concertina.kube.parse import pod_names
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
@@ -30,8 +30,6 @@ _STARTING = ("", "ContainerCreating", "PodInitializing")
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
 """Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
 _NUMBER = re.compile("[0-9]{1,9}")
-_PLACE = re.compile("([0-9]{1,9})-([0-9]{1,9})|rendezvous-([0-9]{1,9})")
-"""What follows a job's name in the names of its pods: index and attempt, or the round of its rendezvous."""
 MOST_INDEXES = 11_000
 """More than a job can have replicas and spares; as many as status.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -175,13 +173,10 @@ def _owner(metadata: Raw) -> tuple[str, int, int]:
     pod of a job's."""
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
     owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
-    if not owner or not metadata["name"].startswith(f"{owner['name']}-"):
+    name = pod_names.parse(metadata["name"])
+    if not owner or name is None or name.job != owner["name"] or (name.index or 0) >= MOST_INDEXES:
         return "", -1, -1
-    found = _PLACE.fullmatch(metadata["name"][len(owner["name"]) + 1 :])
-    if found is None or int(found[1] or 0) >= MOST_INDEXES:
-        return "", -1, -1
-    index, attempt = (-1, found[3]) if found[3] else (int(found[1]), found[2])
-    return owner["uid"], index, int(attempt)
+    return owner["uid"], -1 if name.index is None else name.index, name.attempt
 
 
 def _waiting(status: Raw) -> tuple[str, str]:
@@ -200,8 +195,8 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
     pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
     for container in _containers(status):
         ended = (container.get("state") or {}).get("terminated") or _held_back(container)
-        failed_init = ended and ended["exitCode"] and container["name"] != TRAINER_CONTAINER
-        if ended and (container["name"] == TRAINER_CONTAINER or failed_init):
+        failed_init = ended and ended["exitCode"] and container["name"] != TRAINER
+        if ended and (container["name"] == TRAINER or failed_init):
             reason = pod_reason or ended.get("reason") or ""
             return ended["exitCode"], reason, (ended.get("message") or pod_message).strip()
     return None, pod_reason, pod_message
@@ -229,7 +224,7 @@ def _held_back(container: Raw) -> Raw | None:
 def _trainer(status: Raw) -> Raw:
     """Empty while it has no status."""
     containers: Iterable[Raw] = status.get("containerStatuses") or ()
-    return next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
+    return next((each for each in containers if each["name"] == TRAINER), {})
 
 
 def _port(spec: Raw) -> int:

@@ -1,6 +1,6 @@
 """A local copy of one kind of objects: LIST in chunks, then WATCH with bookmarks, LIST again on 410.
 
-kopf would hold the same objects at 30 times the CPU (docs/decisions.md).
+kopf would hold the same objects at 30 times the CPU (decision "kubernetes.aio for access, requests by hand").
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from concertina import backoff
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Gone
 from concertina.kube.resources import Raw, Resource, version_of
@@ -21,7 +22,8 @@ Key = tuple[str, str]
 """(namespace, name)"""
 log = logging.getLogger(__name__)
 _GHOSTS = 4096
-_RETRY = (0.0, 0.2, 0.5, 1.0)
+FIRST_SECONDS, LONGEST_SECONDS = 0.2, 1.0
+"""Until a watch that broke is tried again."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Reflector(Generic[T]):
     def values(self) -> Iterator[T]:
         return (kept.value for kept in self._kept.values())
 
-    def remember(self, obj: Raw) -> None:
+    def assume(self, obj: Raw) -> None:
         """Take in what a write of our own returned, so that nothing is planned on what came before it."""
         if obj["metadata"]["uid"] not in self._ghosts:
             self._put(obj)
@@ -77,8 +79,8 @@ class Reflector(Generic[T]):
                 version = ""
             except ApiError as error:
                 log.log(logging.INFO if failures else logging.DEBUG, "watch of %s: %s", self._resource.plural, error)
+                await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
                 failures += 1
-                await asyncio.sleep(_RETRY[min(failures, len(_RETRY) - 1)])
 
     async def _list(self) -> str:
         items, version = await self._client.list_all(self._resource, self._namespace, self._labels)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import random
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +13,7 @@ import aiohttp
 import kopf
 from kopf._cogs.clients import api as kopf_client
 
+from concertina import backoff
 from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube import deep_json
 from concertina.kube.access import Access
@@ -21,17 +22,15 @@ from concertina.kube.errors import NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 
 log = logging.getLogger(__name__)
-Hear = Callable[[str | None, Raw], None]
-"""Called with (ADDED, MODIFIED, DELETED, or None while kopf lists, object)."""
+RELIST_SECONDS = 10.0
+"""From the beginning of one of kopf's lists to its end, at the very most."""
 
 
 class Backoffs:
     """Seconds between tries, without end: an outage of the API server is waited out in process."""
 
     def __iter__(self) -> Iterator[float]:
-        yield from (0.2, 0.5)
-        while True:
-            yield random.uniform(0.7, 1.3)
+        return (backoff.seconds(failures, 0.2, 1.0) for failures in itertools.count())
 
 
 async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
@@ -54,12 +53,16 @@ async def run(
     access: Access,
     identity: str,
     namespaces: Sequence[str],
-    hear: Hear,
+    on_job: Callable[[Raw], None],
+    on_deleted: Callable[[str], None],
+    on_listed: Callable[[set[str]], None],
     stop: asyncio.Event,
     started: Callable[[], None],
 ) -> None:
-    """Hears every event of TrainingJobs until `stop` is set. `started` is called once kopf has set itself up: it has
-    taken over the handling of signals by then, which the caller may want back."""
+    """Until `stop` is set: `on_job` gets each TrainingJob that is new or has changed, `on_deleted` the uid of one that
+    is gone, and `on_listed` the uids of all jobs after kopf has listed them again, as it tells of no deletion that it
+    missed. `started` is called once kopf has set itself up: it has taken over the handling of signals by then, which
+    the caller may want back."""
     _decode_what_is_nested_deeply()
     others = asyncio.all_tasks()
     registry = kopf.OperatorRegistry()
@@ -68,9 +71,27 @@ async def run(
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await _connection(access)
 
+    named: set[str] = set()
+    """Jobs that kopf has named since it began its latest list; None of `listed`: it is not listing."""
+    listed: asyncio.TimerHandle | None = None
+
+    def end_of_list() -> None:
+        nonlocal listed
+        listed = None
+        on_listed(named)
+
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def heard(type: str | None, body: kopf.Body, **_: Any) -> None:
-        hear(type, dict(body))
+    async def on_event(type: str | None, body: kopf.Body, **_: Any) -> None:
+        nonlocal listed
+        uid = body["metadata"]["uid"]
+        if type == "DELETED":
+            on_deleted(uid)
+            return
+        if type is None and listed is None:  # the first of a list
+            named.clear()
+            listed = asyncio.get_running_loop().call_later(RELIST_SECONDS, end_of_list)
+        named.add(uid)
+        on_job(dict(body))
 
     tasks = await kopf.spawn_tasks(
         registry=registry,

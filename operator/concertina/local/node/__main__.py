@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from concertina.local import namespaces
 from concertina.local.errors import LocalClusterError
-from concertina.local.node import rootfs
-from concertina.local.node.runtime import Runtime
-from concertina.local.processes import Identity
+from concertina.local.host import namespaces
+from concertina.local.host.processes import Identity
+from concertina.local.node.runtime import rootfs
+from concertina.local.node.runtime.process import Runtime
 
 _REFUSED = 3  # exit status: the sentence is on stderr
 

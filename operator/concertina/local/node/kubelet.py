@@ -17,8 +17,8 @@ import aiohttp
 from concertina.local.node import server
 from concertina.local.node.client import STRATEGIC_MERGE, Client, Refused
 from concertina.local.node.node import Addresses, Node, NodeConfig
-from concertina.local.node.pod import Pod
-from concertina.local.node.runtime_client import RuntimeClient
+from concertina.local.node.pods.pod import Pod
+from concertina.local.node.runtime.client import RuntimeClient
 from concertina.local.node.status import now
 
 Object = dict[str, Any]

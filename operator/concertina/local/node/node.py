@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from concertina.local import images
+from concertina.local.node import images
 from concertina.local.node.client import Client, Refused
-from concertina.local.node.runtime_client import RuntimeClient
+from concertina.local.node.runtime.client import RuntimeClient
 from concertina.local.node.status import now
 
 Object = dict[str, Any]

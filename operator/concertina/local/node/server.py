@@ -8,10 +8,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from concertina.local.node import logs
-from concertina.local.node.container import Container
 from concertina.local.node.node import NodeConfig
-from concertina.local.node.pod import Pod
+from concertina.local.node.pods.pod import Pod
+from concertina.local.node.runtime import logs
+from concertina.local.node.runtime.container import Container
 
 EXEC_PROTOCOL = "v4.channel.k8s.io"
 _EXEC_SECONDS = 60.0  # to give up

@@ -46,3 +46,7 @@ STEADY = 60.0
 """A look at a job to which nothing happens."""
 SLOW_START = 30.0
 """For a pod that has a node and says nothing, before people are told where to look."""
+
+STRAGGLER_FACTOR = 2.0
+"""A straggler's own work in a step takes so many times that of the others. A busy neighbour or a warm GPU makes less;
+what makes more is worth a word, whatever the model."""

@@ -10,7 +10,7 @@ from concertina.plan.types import Action, Event
 
 
 class Phase(enum.Enum):
-    """Where a job stands. Its conditions follow from it (`conditions`), and where its time goes (`accounting`)."""
+    """Where a job stands. Its conditions follow from it (`conditions`), and where its time goes (`progress`)."""
 
     WAITING = "Waiting"
     STARTING = "Starting"
@@ -22,6 +22,11 @@ class Phase(enum.Enum):
     STALLED = "Stalled"
     COMPLETE = "Complete"
     FAILED = "Failed"
+
+    @property
+    def final(self) -> bool:
+        """The job has ended, for good."""
+        return self in (Phase.COMPLETE, Phase.FAILED)
 
 
 class Pods(enum.Enum):

@@ -23,7 +23,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Sight:
+class NoticeInput:
     """One replica, as far as it concerns its end."""
 
     pod: PodView
@@ -33,46 +33,46 @@ class Sight:
     now: float
 
 
-def of(sight: Sight) -> Notice | None:
+def of(given: NoticeInput) -> Notice | None:
     """The most urgent one."""
-    if sight.pod.phase not in ("Pending", "Running"):
+    if given.pod.phase not in ("Pending", "Running"):
         return None
-    return next((notice for check in CHECKS if (notice := check(sight))), None)
+    return next((notice for check in CHECKS if (notice := check(given))), None)
 
 
-def _deleted(sight: Sight) -> Notice | None:
-    pod = sight.pod
+def _deleted(given: NoticeInput) -> Notice | None:
+    pod = given.pod
     if not pod.deleting:
         return None
     # At least half of the grace: the API server's clock may be ahead of ours.
-    left = max(pod.grace / 2, min(pod.grace, pod.deletion_at - sight.now))
+    left = max(pod.grace / 2, min(pod.grace, pod.deletion_at - given.now))
     return Notice(f"is being deleted{_why(pod)}", left)
 
 
-def _disrupted(sight: Sight) -> Notice | None:
-    return Notice(f"is about to be deleted{_why(sight.pod)}", sight.pod.grace) if sight.pod.disruption else None
+def _disrupted(given: NoticeInput) -> Notice | None:
+    return Notice(f"is about to be deleted{_why(given.pod)}", given.pod.grace) if given.pod.disruption else None
 
 
 def _why(pod: PodView) -> str:
     return f" ({pod.disruption})" if pod.disruption else ""
 
 
-def _node_ends(sight: Sight) -> Notice | None:
-    node = sight.node
+def _node_ends(given: NoticeInput) -> Notice | None:
+    node = given.node
     if not node.notice:
         return None
-    return Notice(f"is on node {node.name}, whose end is announced by the taint {node.notice}", sight.pod.grace)
+    return Notice(f"is on node {node.name}, whose end is announced by the taint {node.notice}", given.pod.grace)
 
 
-def _told(sight: Sight) -> Notice | None:
-    return Notice(f"was told to stop within {sight.told:g} s", sight.told) if sight.told else None
+def _told(given: NoticeInput) -> Notice | None:
+    return Notice(f"was told to stop within {given.told:g} s", given.told) if given.told else None
 
 
-def _cordoned(sight: Sight) -> Notice | None:
-    node = sight.node
+def _cordoned(given: NoticeInput) -> Notice | None:
+    node = given.node
     if not node.cordoned:
         return None
-    return Notice(f"is on node {node.name}, which is cordoned", sight.pod.grace, urgent=False)
+    return Notice(f"is on node {node.name}, which is cordoned", given.pod.grace, urgent=False)
 
 
-CHECKS: tuple[Callable[[Sight], Notice | None], ...] = (_deleted, _disrupted, _node_ends, _told, _cordoned)
+CHECKS: tuple[Callable[[NoticeInput], Notice | None], ...] = (_deleted, _disrupted, _node_ends, _told, _cordoned)

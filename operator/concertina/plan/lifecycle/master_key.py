@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods
-from concertina.plan.facts.look import Look
-from concertina.plan.recovery import rounds
+from concertina.plan.recovery import causes
 from concertina.plan.types import ConnectionRefusal
 
 MISMATCH = "MasterKeyMismatch"
@@ -19,27 +19,27 @@ REMEDY = (
 )
 
 
-def recorded(look: Look) -> str:
+def recorded(ctx: JobContext) -> str:
     """status.masterKey: the key for new jobs as long as there are no pods. Of a job that an older operator started, the
     first agent that answers shows that it is the same one."""
-    if look.status.master_key or look.spec.launcher == "torchrun":
-        return look.status.master_key
-    answered = any(view.connected for view in look.observed.agents.values())
-    return next(iter(look.observed.master_keys), "") if answered or not look.observed.pods else ""
+    if ctx.status.master_key or ctx.spec.launcher == "torchrun":
+        return ctx.status.master_key
+    answered = any(view.connected for view in ctx.observed.agents.values())
+    return next(iter(ctx.observed.master_keys), "") if answered or not ctx.observed.pods else ""
 
 
-def missing(look: Look) -> Decision | None:
+def missing(ctx: JobContext) -> Decision | None:
     """The operator does not have the job's key: all stays as it is, down to the dead, whom nobody could succeed."""
-    key = look.status.master_key
-    if not key or key in look.observed.master_keys:
+    key = ctx.status.master_key
+    if not key or key in ctx.observed.master_keys:
         return None
     message = f"the job was started with master key {key}, which this operator does not have: no agent can be reached"
-    return replace(rounds.as_before(look), stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}", pods=Pods.KEPT)
+    return replace(causes.as_before(ctx), stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}", pods=Pods.KEPT)
 
 
-def told(look: Look, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision with what is to be said of live replicas whose certificates come from another key."""
-    names = [name for name in look.live if look.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
+    names = [name for name in ctx.replicas.live if ctx.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from concertina.api.status import World, rfc3339
 from concertina.plan.facts import constants, sizes
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.facts.look import Look
 from concertina.plan.pods import backoff, pods, refusals
+from concertina.plan.pods.attempts import packed, pass_over_taken
 from concertina.plan.recovery import budget, startup
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import Action, CreatePod, CreateRendezvous, Event, PodView
@@ -27,166 +28,166 @@ def rendezvous_name(job: str, round: int) -> str:
     return f"{job}-rendezvous-{round}"
 
 
-def succeeded(look: Look) -> Decision | None:
+def succeeded(ctx: JobContext) -> Decision | None:
     """Every member has ended with 0, as torchrun does when all of its workers have, everywhere."""
-    members = _members(look)
+    members = _members(ctx)
     if not members or any(pod.phase != "Succeeded" for pod in members):
         return None
     message = f"torchrun has ended with exit code 0 in all {len(members)} replicas"
     return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
 
 
-def next_round(look: Look) -> Decision | None:
+def next_round(ctx: JobContext) -> Decision | None:
     """A new rendezvous, where there is none or the last one is over."""
-    if not look.world.round:
-        return _begun(look, Cause("FirstRound", "the first rendezvous", planned=True))
-    if rendezvous_name(look.observed.job.name, look.world.round) in look.observed.taken:
-        return _begun(look, Cause("NameTaken", "another pod has the name of the rendezvous", planned=True))
-    cause = _over(look)
+    if not ctx.world.round:
+        return _begun(ctx, Cause("FirstRound", "the first rendezvous", planned=True))
+    if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
+        return _begun(ctx, Cause("NameTaken", "another pod has the name of the rendezvous", planned=True))
+    cause = _over(ctx)
     if cause is None:
         return None
-    return replace(_answered(look, cause), last_failure=budget.last_failure(look, cause))
+    return replace(_answered(ctx, cause), last_failure=budget.last_failure(ctx, cause))
 
 
-def _answered(look: Look, cause: Cause) -> Decision:
-    if failed := budget.exhausted(look, cause):
+def _answered(ctx: JobContext, cause: Cause) -> Decision:
+    if failed := budget.exhausted(ctx, cause):
         return failed
-    wait = backoff.next_round(look)
+    wait = backoff.next_round(ctx)
     if wait > 0:
         message = f"{cause.sentence}; the next rendezvous waits, for failures follow each other closely"
         return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait, pods=Pods.KEPT)
-    return _begun(look, cause)
+    return _begun(ctx, cause)
 
 
-def running(look: Look) -> Decision:
-    here = [pod for pod in _members(look) if pod.phase == "Running" and pod.name in look.live]
-    least, most = sizes.least(look.spec), sizes.most(look.spec)
+def running(ctx: JobContext) -> Decision:
+    here = [pod for pod in _members(ctx) if pod.phase == "Running" and pod.name in ctx.replicas.live]
+    least, most = sizes.least(ctx.spec), sizes.most(ctx.spec)
     text = f"{len(here)} of {most} replicas run torchrun"
-    if any(pod.phase == "Succeeded" for pod in _members(look)):
+    if any(pod.phase == "Succeeded" for pod in _members(ctx)):
         return Decision(Phase.TRAINING, "Ending", f"{text}, the others have ended well", pods=Pods.TORCHRUN)
     if len(here) >= least:
         message = f"{text}; who is in its world, and how far that is, torchrun does not tell"
         return Decision(Phase.TRAINING, "TorchrunRuns", message, pods=Pods.TORCHRUN)
-    if stuck := startup.waiting(look):
+    if stuck := startup.waiting(ctx):
         return Decision(
             stuck.phase, stuck.reason, stuck.message,
             stalled=stuck.stalled, stalled_message=stuck.stalled_message, pods=Pods.TORCHRUN,
         )  # fmt: skip
-    reasons = [pods.waiting(look, pod) for pod in look.live.values() if pod.phase != "Running"]
-    refused = [look.observed.refused.message] if look.observed.refused else []
+    reasons = [pods.waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase != "Running"]
+    refused = [ctx.observed.refused.message] if ctx.observed.refused else []
     message = "; ".join([f"{text}, {least} are needed", *refused, *(sorted(set(reasons))[:3])])
     return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.TORCHRUN, recheck=constants.CREATE_RETRY)
 
 
-def plan_pods(look: Look) -> pods.PodPlan:
+def plan_pods(ctx: JobContext) -> pods.PodPlan:
     """The store first; members when its address is known; nothing of earlier rounds."""
-    round = look.world.round
+    round = ctx.world.round
     deletes = [
         action
-        for pod in look.observed.pods
+        for pod in ctx.observed.pods
         if pod.round != round and not (pod.round == round - 1 and pod.released)
-        for action in pods.delete(look, pod, "is of a rendezvous that is over")
+        for action in pods.delete(ctx, pod, "is of a rendezvous that is over")
     ]
-    store = _store(look)
+    store = _store(ctx)
     if store is None:
-        creates, wait = _allowed(look, (CreateRendezvous(round),))
-        return pods.PodPlan((*deletes, *creates), look.status.attempts, recheck=wait, missing=True)
-    wanted = range(sizes.most(look.spec))
-    ending = any(pod.phase == "Succeeded" for pod in _members(look))
-    attempts = dict(enumerate(look.status.attempts))
+        creates, wait = _allowed(ctx, (CreateRendezvous(round),))
+        return pods.PodPlan((*deletes, *creates), ctx.status.attempts, recheck=wait, missing=True)
+    wanted = range(sizes.most(ctx.spec))
+    ending = any(pod.phase == "Succeeded" for pod in _members(ctx))
+    attempts = dict(enumerate(ctx.status.attempts))
     replaced: list[PodView] = []
-    for pod in look.observed.pods:
+    for pod in ctx.observed.pods:
         if pod.index not in wanted:
             extra = pod.index >= 0 and pod.round == round
-            deletes += pods.delete(look, pod, "is more than spec.replicas") if extra else []
+            deletes += pods.delete(ctx, pod, "is more than spec.replicas") if extra else []
             continue
-        gone = pod.round != round or (pod.name in look.deaths and not ending)
+        gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
         least = pod.attempt + 1 if gone else pod.attempt
         if gone and pod.round == round and least > attempts.get(pod.index, 0):
             replaced.append(pod)
         if gone and pod.round == round:
-            deletes += _let_go(look, pod)
+            deletes += _let_go(ctx, pod)
         attempts[pod.index] = max(attempts.get(pod.index, 0), least)
     deletes += [
         action
-        for pod in look.observed.pods
+        for pod in ctx.observed.pods
         if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
-        for action in pods.delete(look, pod, "has had two successors")
+        for action in pods.delete(ctx, pod, "has had two successors")
     ]
-    pods.pass_over_taken(look, attempts, wanted)
-    current = {(pod.index, pod.attempt) for pod in look.observed.pods}
+    pass_over_taken(ctx.observed.job.name, attempts, wanted, ctx.observed.taken)
+    current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
     missing = [index for index in wanted if (index, attempts.get(index, 0)) not in current]
     address = f"[{store.ip}]:{store.port}" if ":" in store.ip else f"{store.ip}:{store.port}"
     told: tuple[Action, ...] = ()
     if store.ip and store.phase == "Running" and not ending:
         told = tuple(CreatePod(i, attempts.get(i, 0), rendezvous=address, round=round) for i in missing)
-    creates, wait = _allowed(look, told)
-    events = tuple(pods.replaced_event(look, pod) for pod in replaced)
-    return pods.PodPlan((*deletes, *creates), pods.packed(attempts), tuple(replaced), events, wait, bool(missing))
+    creates, wait = _allowed(ctx, told)
+    events = tuple(pods.replaced_event(ctx, pod) for pod in replaced)
+    return pods.PodPlan((*deletes, *creates), packed(attempts), tuple(replaced), events, wait, bool(missing))
 
 
-def _let_go(look: Look, pod: PodView) -> list[Action]:
+def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
     """What has ended stays, for its logs, unless it holds resources."""
-    return [] if pod.released else pods.delete(look, pod, look.deaths[pod.name])
+    return [] if pod.released else pods.delete(ctx, pod, ctx.replicas.dead[pod.name])
 
 
-def _allowed(look: Look, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
+def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
     if not creates:
         return (), None
-    wait = refusals.left(look)
+    wait = refusals.left(ctx)
     if wait > 0:
         return (), wait
-    return creates[:1] if look.observed.refused else creates, constants.CREATE_RETRY
+    return creates[:1] if ctx.observed.refused else creates, constants.CREATE_RETRY
 
 
-def _members(look: Look) -> list[PodView]:
+def _members(ctx: JobContext) -> list[PodView]:
     """Pods of this round, those aside that are going or have a successor."""
     newest: dict[int, PodView] = {}
-    for pod in look.observed.pods:  # in order of attempts
-        if pod.index >= 0 and pod.round == look.world.round and not pod.deleting:
+    for pod in ctx.observed.pods:  # in order of attempts
+        if pod.index >= 0 and pod.round == ctx.world.round and not pod.deleting:
             newest[pod.index] = pod
     return list(newest.values())
 
 
-def _store(look: Look) -> PodView | None:
-    stores = (pod for pod in look.observed.pods if pod.index < 0 and pod.round == look.world.round)
+def _store(ctx: JobContext) -> PodView | None:
+    stores = (pod for pod in ctx.observed.pods if pod.index < 0 and pod.round == ctx.world.round)
     return next(stores, None)
 
 
-def _over(look: Look) -> Cause | None:
+def _over(ctx: JobContext) -> Cause | None:
     """Why this round can't go on."""
-    members, store = _members(look), _store(look)
+    members, store = _members(ctx), _store(ctx)
     if store is None and members:
         return Cause("RendezvousLost", "the pod that served torchrun's store is gone")
-    if store is not None and store.name in look.deaths:
-        message = f"the pod that served torchrun's store {look.deaths[store.name]}"
+    if store is not None and store.name in ctx.replicas.dead:
+        message = f"the pod that served torchrun's store {ctx.replicas.dead[store.name]}"
         return Cause("RendezvousLost", message, store.name, counted=backoff.ended_by_itself(store))
-    if look.spec.elastic is None and look.world.replicas != sizes.most(look.spec):
+    if ctx.spec.elastic is None and ctx.world.replicas != sizes.most(ctx.spec):
         return Cause("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size", planned=True)
-    live = [pod for pod in members if pod.name in look.live]
+    live = [pod for pod in members if pod.name in ctx.replicas.live]
     if any(pod.phase == "Succeeded" for pod in members) and live:
         return None  # they are about to end too
     for pod in members:
         if pod.phase == "Failed" and backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
             return Cause(
-                "TorchrunFailed", f"torchrun gave up: {look.deaths[pod.name]}", pod.name, counted=True,
+                "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
             )  # fmt: skip
     return None
 
 
-def _begun(look: Look, cause: Cause) -> Decision:
-    fixed = look.spec.elastic is None
-    round = look.world.round + 1
-    while rendezvous_name(look.observed.job.name, round) in look.observed.taken:
+def _begun(ctx: JobContext, cause: Cause) -> Decision:
+    fixed = ctx.spec.elastic is None
+    round = ctx.world.round + 1
+    while rendezvous_name(ctx.observed.job.name, round) in ctx.observed.taken:
         round += 1
     world = World(
-        round=round, replicas=sizes.most(look.spec) if fixed else 0, since=rfc3339(look.now)
+        round=round, replicas=sizes.most(ctx.spec) if fixed else 0, since=rfc3339(ctx.now)
     )  # fmt: skip
-    first = not look.world.round
+    first = not ctx.world.round
     phase = Phase.STARTING if first else Phase.RECOVERING
     events = () if first else (Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence),)
     return Decision(
         phase, cause.reason, cause.sentence,
-        world=world, restart=budget.restart(look, cause), events=events, pods=Pods.KEPT,
+        world=world, restart=budget.restart(ctx, cause), events=events, pods=Pods.KEPT,
     )  # fmt: skip

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from concertina.api.status import Restart, rfc3339, unix_seconds
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
+from concertina.plan.pods.attempts import at, parsed
 from concertina.plan.types import PodView
 
 OUTSIDE = frozenset(
@@ -37,14 +38,14 @@ FREE = 2
 LONGEST = 30.0
 
 
-def next_round(look: Look) -> float:
+def next_round(ctx: JobContext) -> float:
     """Seconds to wait before the next round, by the failures at this step that earlier rounds answered."""
-    since = unix_seconds(look.world.since) if look.world.since else look.now
-    answered = [entry for entry in look.recent if unix_seconds(entry.at) <= since]
+    since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
+    answered = [entry for entry in ctx.recent if unix_seconds(entry.at) <= since]
     if not answered:
         return 0.0
-    row = _in_a_row(answered, look.now, lambda entry: entry.step >= look.step)
-    return unix_seconds(answered[-1].at) + _delay(row) - look.now
+    row = _in_a_row(answered, ctx.now, lambda entry: entry.step >= ctx.round.step)
+    return unix_seconds(answered[-1].at) + _delay(row) - ctx.now
 
 
 @dataclass(frozen=True)
@@ -57,25 +58,21 @@ class Held:
     """What it waits for and how long; the same as long as it waits."""
 
 
-def next_pods(look: Look) -> Mapping[int, Held]:
+def next_pods(ctx: JobContext) -> Mapping[int, Held]:
     """Replica indexes without a live pod whose next one has to wait: those before ended by themselves, in a row."""
-    empty = look.slots - {pod.index for pod in look.live.values() if pod.attempt >= _attempt(look, pod.index)}
+    empty = ctx.replicas.wanted_indexes - {
+        pod.index for pod in ctx.replicas.live.values() if pod.attempt >= at(ctx.status.attempts, pod.index)
+    }
     if not empty:
         return {}
     failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
-    for entry in (*look.recent, *(entry_of(look, pod) for pod in look.observed.pods if _has_just_ended(look, pod))):
-        index = _index(entry.replica)
-        if entry.counted and index in failed:
-            failed[index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
-            failed[index][entry.replica] = entry
-    made = {index: _held(look, index, list(pods.values())) for index, pods in failed.items() if pods}
+    for entry in (*ctx.recent, *(entry_of(ctx, pod) for pod in ctx.observed.pods if _has_just_ended(ctx, pod))):
+        known = parsed(entry.replica)
+        if entry.counted and known and known.index in failed:
+            failed[known.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
+            failed[known.index][entry.replica] = entry
+    made = {index: _held(ctx, index, list(pods.values())) for index, pods in failed.items() if pods}
     return {index: held for index, held in made.items() if held.left > 0}
-
-
-def _index(replica: str) -> int:
-    """Of a pod's name; -1 for what an agent may have made up."""
-    index = replica.rsplit("-", 2)[-2:][0]
-    return int(index) if index.isdecimal() else -1
 
 
 def ended_by_itself(pod: PodView) -> bool:
@@ -84,33 +81,28 @@ def ended_by_itself(pod: PodView) -> bool:
     return pod.ended and not noticed and pod.exit_reason not in OUTSIDE
 
 
-def entry_of(look: Look, pod: PodView) -> Restart:
+def entry_of(ctx: JobContext, pod: PodView) -> Restart:
     """In status.restarts, for a pod that has ended by itself."""
     reason = pod.exit_reason or "ReplicaEnded"
-    return Restart(at=rfc3339(look.now), replica=pod.name, node=pod.node, reason=reason, step=look.step)
+    return Restart(at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=reason, step=ctx.round.step)
 
 
-def _has_just_ended(look: Look, pod: PodView) -> bool:
+def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
     """It will be in status.restarts after this pass: its index is still on this attempt."""
-    return ended_by_itself(pod) and pod.attempt == _attempt(look, pod.index)
+    return ended_by_itself(pod) and pod.attempt == at(ctx.status.attempts, pod.index)
 
 
-def _attempt(look: Look, index: int) -> int:
-    attempts = look.status.attempts
-    return attempts[index] if index < len(attempts) else 0
-
-
-def _held(look: Look, index: int, pods: list[Restart]) -> Held:
+def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:
     last = pods.pop()
     at = unix_seconds(last.at)
     row = _in_a_row(pods, at)
     delay = _delay(row)
-    why = look.deaths.get(last.replica, f"failed ({last.reason})")
+    why = ctx.replicas.dead.get(last.replica, f"failed ({last.reason})")
     sentence = (
         f"the next pod of replica {index} waits {delay:.0f} s: {row + 1} in a row ended by themselves, "
         f"the last, {last.replica}, {why}"
     )
-    return Held(at + delay - look.now, sentence)
+    return Held(at + delay - ctx.now, sentence)
 
 
 def _in_a_row(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from concertina.plan.facts import constants
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
 from concertina.plan.types import Event, Refusal, Refused
 
 REASON = "PodRefused"
@@ -14,10 +14,10 @@ LONGEST = 300.0
 """Seconds, at most, between tries of what is refused for good: policies and webhooks get mended too."""
 
 
-def left(look: Look) -> float:
+def left(ctx: JobContext) -> float:
     """Seconds until a pod may be created again, after the API server refused one."""
-    refused = look.observed.refused
-    return refused.at + _pause(refused) - look.now if refused else 0.0
+    refused = ctx.observed.refused
+    return refused.at + _pause(refused) - ctx.now if refused else 0.0
 
 
 def _pause(refused: Refused) -> float:
@@ -28,16 +28,16 @@ def _pause(refused: Refused) -> float:
     return constants.CREATE_RETRY
 
 
-def told(look: Look, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to wait for pods, or to go on without some, that no time will bring: said as Stalled."""
-    refused = look.observed.refused
+    refused = ctx.observed.refused
     if refused is None or decision.stalled or not _needs_a_person(refused):
         return decision
     message = f"{_advice(refused)} The API server says: {refused.message}"
     said = replace(decision, stalled=REASON, stalled_message=message)
     if decision.phase is Phase.WAITING:
         return replace(said, phase=Phase.STALLED, reason=REASON)
-    before = look.status.condition("Stalled")
+    before = ctx.status.condition("Stalled")
     known = before is not None and (before.status, before.reason) == ("True", REASON)
     return said if known else replace(said, events=(*decision.events, Event("Warning", REASON, message)))
 

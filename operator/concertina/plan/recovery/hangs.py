@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.api.spec import Reaction
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.types import Event
 
@@ -19,34 +20,34 @@ FRAMES, THREADS = 4, 3
 """Of a stack that stand in a message."""
 
 
-def hung(look: Look) -> Cause | None:
+def hung(ctx: JobContext) -> Cause | None:
     """A cause for a new round, unless failurePolicy says that hangs are only to be reported."""
-    report = look.report
-    if report is None or report.hang is None or look.spec.failure_policy.hang_action != "Replace":
+    report = ctx.round.report
+    if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
         return None
     hang = report.hang
     reason, error = HANG if hang.replica else STANDSTILL, f"hangs while {hang.phase}"
-    return Cause(reason, sentence(look, hang), hang.replica, counted=True, error=error, step=hang.step)
+    return Cause(reason, sentence(ctx, hang), hang.replica, counted=True, error=error, step=hang.step)
 
 
-def reported(look: Look, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to let the round go on, where it hangs: said as Stalled and in an event."""
-    report = look.report
+    report = ctx.round.report
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
-    message = sentence(look, report.hang)
-    before = look.status.condition("Stalled")
+    message = sentence(ctx, report.hang)
+    before = ctx.status.condition("Stalled")
     known = before is not None and (before.reason, before.message) == (HANG, message)
     events = () if known else (Event("Warning", HANG, message),)
     return replace(decision, stalled=HANG, stalled_message=message, events=(*decision.events, *events))
 
 
-def sentence(look: Look, hang: protocol.Hang) -> str:
+def sentence(ctx: JobContext, hang: protocol.Hang) -> str:
     """The same as long as the round hangs."""
     since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
     if not hang.replica:
         return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
-    member = look.members.get(hang.replica)
+    member = ctx.round.members.get(hang.replica)
     node = f" on node {member.node}" if member and member.node else ""
     does = f" is {hang.phase}" if hang.phase else " is behind"
     others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""

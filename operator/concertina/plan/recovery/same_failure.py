@@ -7,7 +7,7 @@ import signal
 
 import concertina_protocol as protocol
 from concertina.api.status import Restart
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.recovery import history
 
 TRIES = 3
@@ -44,11 +44,11 @@ def normalised(text: str) -> str:
     return text[:LONGEST]
 
 
-def alike(look: Look, failed: Restart) -> tuple[Restart, ...]:
+def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
     """Failures like this one, at its step and without progress since; itself the last."""
     if not failed.error:
         return (failed,)
-    same = tuple(entry for entry in history.since_progress(look, failed) if _same(entry, failed))
+    same = tuple(entry for entry in history.since_progress(ctx, failed) if _same(entry, failed))
     return (*same, failed)
 
 
@@ -57,22 +57,22 @@ def _same(entry: Restart, failed: Restart) -> bool:
     return near and (entry.reason, entry.error) == (failed.reason, failed.error)
 
 
-def is_bug(look: Look, failed: Restart) -> bool:
+def is_bug(ctx: JobContext, failed: Restart) -> bool:
     """Often enough, and no single node is to blame: it was seen on several, or there is no other to try."""
-    found = alike(look, failed)
+    found = alike(ctx, failed)
     if len(found) < TRIES:
         return False
     if len({entry.node for entry in found if entry.node}) != 1:
         return True
-    others = any(node.ready and node.name != failed.node for node in look.observed.nodes.values())
+    others = any(node.ready and node.name != failed.node for node in ctx.observed.nodes.values())
     return failed.reason not in LIKE_HARDWARE and not others
 
 
-def sentence(look: Look, failed: Restart, told: str) -> str:
+def sentence(ctx: JobContext, failed: Restart, told: str) -> str:
     """For the condition; `told` is the last failure in a sentence."""
-    times = len(alike(look, failed))
-    where = f"at step {failed.step}" if look.status.progress else "soon after its start"
-    saved = look.status.last_checkpoint
+    times = len(alike(ctx, failed))
+    where = f"at step {failed.step}" if ctx.status.progress else "soon after its start"
+    saved = ctx.status.last_checkpoint
     resumes = f"; it goes on from its checkpoint of step {saved.step}" if saved else ""
     return (
         f"failed {times} times {where} with the same error; this looks like a bug in the script, not bad luck: "

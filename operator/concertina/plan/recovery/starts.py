@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.api.status import Restart, rfc3339
-from concertina.plan.facts import constants, membership, sizes
-from concertina.plan.facts.look import REPLACE_POD, Look
-from concertina.plan.pods import nodes
+from concertina.plan.facts import constants, quorum, sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.replicas import REPLACE_POD
+from concertina.plan.pods import bad_nodes
 from concertina.plan.recovery import same_failure
 from concertina.plan.recovery.startup import WAITING
 from concertina.plan.rounds import claims
@@ -26,37 +27,37 @@ CLAIMS = 3
 @dataclass(frozen=True)
 class Symptom:
     reason: str
-    seen: Callable[[Look, PodView], str]
+    seen: Callable[[JobContext, PodView], str]
     """What is wrong, for long enough; empty where nothing is."""
     elsewhere: bool
     """Only another node can help: without one to spare, the pod is left to its kubelet."""
 
 
-def _image(look: Look, pod: PodView) -> str:
-    late = look.now - pod.created >= IMAGE_PATIENCE
+def _image(ctx: JobContext, pod: PodView) -> str:
+    late = ctx.now - pod.created >= IMAGE_PATIENCE
     unavailable = WAITING.get(pod.waiting) == "ImageUnavailable"
     return f"{pod.waiting}: {pod.waiting_message}" if unavailable and late else ""
 
 
-def _never_started(look: Look, pod: PodView) -> str:
-    view = look.agent(pod.name)
-    if pod.phase != "Running" or view.alive or view.lost_at or not view.wanted_at or look.blind:
+def _never_started(ctx: JobContext, pod: PodView) -> str:
+    view = ctx.agent(pod.name)
+    if pod.phase != "Running" or view.alive or view.lost_at or not view.wanted_at or ctx.health.no_agent_reachable:
         return ""
-    return "its agent was never heard of" if look.now - view.wanted_at >= constants.AGENT_START else ""
+    return "its agent was never heard of" if ctx.now - view.wanted_at >= constants.AGENT_START else ""
 
 
-def _cannot_start(look: Look, pod: PodView) -> str:
-    report = look.agent(pod.name).report
+def _cannot_start(ctx: JobContext, pod: PodView) -> str:
+    report = ctx.agent(pod.name).report
     return report.startup_error if report else ""
 
 
-def _cut_off(look: Look, pod: PodView) -> str:
+def _cut_off(ctx: JobContext, pod: PodView) -> str:
     """It answers the operator, but not the others, and they are too few without it: claim after claim has failed."""
-    if look.claim is None or look.claim.round - look.world.round <= CLAIMS:
+    if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
-    replies = claims.answers(look)
-    together = membership.connected(replies, look.members)
-    if pod.name not in replies or pod.name in together or sizes.fitting(len(together), look.spec):
+    replies = claims.answers(ctx)
+    together = quorum.connected(replies, ctx.round.members)
+    if pod.name not in replies or pod.name in together or sizes.fitting(len(together), ctx.spec):
         return ""
     return "the other replicas and it can't reach each other"
 
@@ -69,21 +70,21 @@ SYMPTOMS = (
 )
 
 
-def stuck(look: Look) -> tuple[Restart, ...]:
+def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     """For status.restarts; empty where no replica has started yet: then it is not the replica's fault."""
-    going = look.members.keys() if look.committed else ()
-    outside = [pod for name, pod in look.live.items() if name not in going and pod.node]
-    if not outside or not (look.ready or look.members):
+    going = ctx.round.members.keys() if ctx.round.committed else ()
+    outside = [pod for name, pod in ctx.replicas.live.items() if name not in going and pod.node]
+    if not outside or not (ctx.replicas.ready or ctx.round.members):
         return ()
-    room = len(nodes.avoided(look)) < nodes.spare(look)
-    found = ((pod, _symptom(look, pod, room)) for pod in outside)
+    room = len(bad_nodes.avoided(ctx)) < bad_nodes.spare(ctx)
+    found = ((pod, _symptom(ctx, pod, room)) for pod in outside)
     return tuple(
         Restart(
-            at=rfc3339(look.now),
+            at=rfc3339(ctx.now),
             replica=pod.name,
             node=pod.node,
             reason=symptom[0],
-            step=look.step,
+            step=ctx.round.step,
             counted=False,
             rung=REPLACE_POD,
             error=same_failure.normalised(symptom[1]),
@@ -93,18 +94,22 @@ def stuck(look: Look) -> tuple[Restart, ...]:
     )
 
 
-def _symptom(look: Look, pod: PodView, room: bool) -> tuple[str, str] | None:
+def _symptom(ctx: JobContext, pod: PodView, room: bool) -> tuple[str, str] | None:
     return next(
-        ((each.reason, why) for each in SYMPTOMS if (room or not each.elsewhere) and (why := each.seen(look, pod))),
+        ((each.reason, why) for each in SYMPTOMS if (room or not each.elsewhere) and (why := each.seen(ctx, pod))),
         None,
     )
 
 
-def missing(look: Look) -> tuple[str, ...]:
+def missing(ctx: JobContext) -> tuple[str, ...]:
     """Replicas that a round goes on without, each with what keeps it from starting."""
-    outside = ((name, pod) for name, pod in look.live.items() if name not in look.members and name not in look.ready)
+    outside = (
+        (name, pod)
+        for name, pod in ctx.replicas.live.items()
+        if name not in ctx.round.members and name not in ctx.replicas.ready
+    )
     return tuple(
         f"{name} does not start{f' on node {pod.node}' if pod.node else ''}: {why[:300]}"
         for name, pod in outside
-        if (why := _cannot_start(look, pod) or (f"{pod.waiting} ({pod.waiting_message})" if pod.waiting else ""))
+        if (why := _cannot_start(ctx, pod) or (f"{pod.waiting} ({pod.waiting_message})" if pod.waiting else ""))
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
-from concertina.plan.facts.look import Look
 from concertina.plan.pods.pods import shortage
 from concertina.plan.types import PodView
 from concertina_protocol import EXIT_OLD_PYTHON
@@ -25,27 +25,27 @@ NOT_THERE = re.compile(r"executable file not found|no such file or directory|per
 AGAIN = "Then set spec.suspend to true, change the template, and set it to false"
 
 
-def waiting(look: Look) -> Decision | None:
+def waiting(ctx: JobContext) -> Decision | None:
     """No replica can start, for a reason that Kubernetes tries again."""
-    live = look.live.values()
+    live = ctx.replicas.live.values()
     reasons = [WAITING.get(pod.waiting, "") for pod in live]
     if not reasons or not all(reasons):
         return None
-    return stalled(reasons[0], shortage(look), Pods.WANTED)
+    return stalled(reasons[0], shortage(ctx), Pods.WANTED)
 
 
-def refused(look: Look) -> Decision | None:
+def refused(ctx: JobContext) -> Decision | None:
     """The image can't run what it is asked to: the next pod would fare no better. The pods stay, to be looked at."""
-    if look.world.members:
+    if ctx.world.members:
         return None
-    for pod in look.observed.pods:
-        if pod.phase == "Failed" and (found := _fault(look, pod)):
+    for pod in ctx.observed.pods:
+        if pod.phase == "Failed" and (found := _fault(ctx, pod)):
             return stalled(*found, Pods.KEPT)
     return None
 
 
-def _fault(look: Look, pod: PodView) -> tuple[str, str] | None:
-    trainer = look.spec.template.trainer
+def _fault(ctx: JobContext, pod: PodView) -> tuple[str, str] | None:
+    trainer = ctx.spec.template.trainer
     if pod.exit_code == EXIT_OLD_PYTHON and pod.exit_message:
         return "PythonTooOld", f"image {trainer.image}: {pod.exit_message[:500]}. {AGAIN}"
     if pod.exit_reason in NOT_STARTED and NOT_THERE.search(pod.exit_message):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.api.spec import Reaction
 from concertina.api.status import Restart, StragglerMark, rfc3339
 from concertina.plan.facts import sizes
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
 from concertina.plan.pods import pods
+from concertina.plan.pods.attempts import same_replica
 from concertina.plan.types import Event
 
 STRAGGLER = "Straggler"
@@ -18,38 +20,38 @@ REPLACEMENTS = 3
 """Of one replica within failurePolicy.windowSeconds: what stays slow on so many nodes is not the node's fault."""
 
 
-def marks(look: Look) -> tuple[StragglerMark, ...]:
+def marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
     """status.stragglers. While the lead says nothing (an operator that has just come) it stays as it was."""
-    old, report = look.status.stragglers, look.report
-    if not look.committed or report is None:
-        return old if look.committed else ()
+    old, report = ctx.status.stragglers, ctx.round.report
+    if not ctx.round.committed or report is None:
+        return old if ctx.round.committed else ()
     known = {(mark.rank, mark.replica): mark for mark in old}
-    found = tuple(_mark(look, one, known) for one in report.stragglers if one.rank >= 0)
+    found = tuple(_mark(ctx, one, known) for one in report.stragglers if one.rank >= 0)
     return old if found[:MOST] == old else found[:MOST]
 
 
-def _mark(look: Look, found: protocol.Straggler, known: dict[tuple[int, str], StragglerMark]) -> StragglerMark:
-    member = look.members.get(found.replica)
+def _mark(ctx: JobContext, found: protocol.Straggler, known: dict[tuple[int, str], StragglerMark]) -> StragglerMark:
+    member = ctx.round.members.get(found.replica)
     return known.get((found.rank, found.replica)) or StragglerMark(
         rank=found.rank,
         replica=found.replica,
         node=member.node if member else "",
         seconds=found.seconds,
         others_seconds=found.others,
-        since=rfc3339(round(look.now, 3)),
+        since=rfc3339(round(ctx.now, 3)),
     )
 
 
-def told(look: Look, decision: Decision) -> Decision:
+def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision to go on, with what is to be said of stragglers, and done about the first of them."""
-    found = marks(look)
+    found = marks(ctx)
     if decision.phase is not Phase.TRAINING or not found:
         return decision
     message = "; ".join((decision.message, *map(sentence, found[:3])))
-    news = [mark for mark in found if mark not in look.status.stragglers]
+    news = [mark for mark in found if mark not in ctx.status.stragglers]
     events = tuple(Event("Warning", STRAGGLER, sentence(mark)) for mark in news[:3])
     decision = replace(decision, message=message, events=(*decision.events, *events))
-    return _replaced(look, decision, found[0])
+    return _replaced(ctx, decision, found[0])
 
 
 def sentence(mark: StragglerMark) -> str:
@@ -60,23 +62,23 @@ def sentence(mark: StragglerMark) -> str:
     )
 
 
-def _replaced(look: Look, decision: Decision, mark: StragglerMark) -> Decision:
+def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
     """Its pod is deleted, which drains the round; the entry among the restarts has its node avoided."""
-    pod = look.pods.get(mark.replica)
-    if look.spec.failure_policy.straggler.action != "Replace" or pod is None or pod.deleting:
+    pod = ctx.replicas.pods.get(mark.replica)
+    if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
         return decision
-    entries = [entry for entry in look.recent if entry.reason == STRAGGLER]
-    before = [entry for entry in entries if entry.replica.rsplit("-", 1)[0] == mark.replica.rsplit("-", 1)[0]]
+    entries = [entry for entry in ctx.recent if entry.reason == STRAGGLER]
+    before = [entry for entry in entries if same_replica(entry.replica, mark.replica)]
     if len(before) >= REPLACEMENTS and before[-1].replica != mark.replica:
         why = f"{REPLACEMENTS} pods before it were slow as well"
         return replace(decision, message=f"{decision.message}; it is not replaced: {why}")
-    if not sizes.fitting(len(look.ready | look.members.keys()) - 1, look.spec):
+    if not sizes.fitting(len(ctx.replicas.ready | ctx.round.members.keys()) - 1, ctx.spec):
         return replace(decision, message=f"{decision.message}; it is not replaced: the job can't go on without it")
     entry = Restart(
-        at=rfc3339(look.now), replica=pod.name, node=pod.node, reason=STRAGGLER, step=look.step, counted=False
+        at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=STRAGGLER, step=ctx.round.step, counted=False
     )
     return replace(
         decision,
         restart=entry,
-        actions=(*decision.actions, *pods.delete(look, pod, "is a straggler")),
+        actions=(*decision.actions, *pods.delete(ctx, pod, "is a straggler")),
     )

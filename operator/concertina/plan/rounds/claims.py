@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
 from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
-from concertina.plan.facts import constants, membership, sizes
+from concertina.plan.facts import constants, quorum, sizes
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
 from concertina.plan.pods import pods
 from concertina.plan.rounds.commits import commit
-from concertina.plan.rounds.handover import together
+from concertina.plan.rounds.handoff import include_departing
 from concertina.plan.types import Action, Call, Event, Send
 from concertina_protocol import Prepared
 
@@ -43,173 +43,217 @@ class Cause:
         return self.message[:1000]
 
 
-def candidates(look: Look) -> tuple[str, ...]:
+def candidates(ctx: JobContext) -> tuple[str, ...]:
     """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready."""
     return tuple(
         name
-        for index, name in sorted(look.seats.items())
-        if index in look.slots and _can_answer(look, name) and (name in look.ready or _member_still(look, name))
+        for index, name in sorted(ctx.replicas.pod_by_index.items())
+        if index in ctx.replicas.wanted_indexes
+        and _can_answer(ctx, name)
+        and (name in ctx.replicas.ready or _member_still(ctx, name))
     )
 
 
-def leavers(look: Look) -> tuple[str, ...]:
+def departing(ctx: JobContext) -> tuple[str, ...]:
     """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
     handed over. (A member's snapshots are copied to the next one.)"""
-    names = list(look.members) if look.spec.bundled else []
-    seated = set(look.seats.values())
+    names = list(ctx.round.members) if ctx.spec.bundled else []
+    seated = set(ctx.replicas.pod_by_index.values())
     going = [name not in seated for name in names]
     return tuple(
         name
         for i, name in enumerate(names)
         if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
-        if name in look.notices and _can_answer(look, name) and _member_still(look, name)
+        if name in ctx.replicas.notices and _can_answer(ctx, name) and _member_still(ctx, name)
     )
 
 
-def _can_answer(look: Look, name: str) -> bool:
-    pod = look.pods[name]
-    return bool(pod.ip) and pod.phase == "Running" and not _known_lost(look, name)
+def _can_answer(ctx: JobContext, name: str) -> bool:
+    pod = ctx.replicas.pods[name]
+    return bool(pod.ip) and pod.phase == "Running" and ctx.health.may_answer(name)
 
 
-def _member_still(look: Look, name: str) -> bool:
-    return name in look.members and look.members[name].uid == look.pods[name].uid
+def _member_still(ctx: JobContext, name: str) -> bool:
+    return name in ctx.round.members and ctx.round.members[name].uid == ctx.replicas.pods[name].uid
 
 
-def _known_lost(look: Look, name: str) -> bool:
-    view = look.agent(name)
-    silent = bool(view.lost_at) and look.now - view.lost_at >= constants.RECONNECT
-    return not view.connected and (view.refusal is not None or silent)
-
-
-def claim(look: Look, cause: Cause, restart: Restart | None = None) -> Decision | None:
+def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Decision | None:
     """A new claim, and its Prepares; None where too few candidates are there to make up a round."""
-    names = candidates(look)
-    if not sizes.fitting(len(names), look.spec):
+    names = candidates(ctx)
+    if not sizes.fitting(len(names), ctx.spec):
         return None
     made = Claim(
-        round=1 + _highest(look),
-        claim_id=look.observed.fresh_claim,
-        at=rfc3339(look.now),
+        round=1 + _highest(ctx),
+        claim_id=ctx.observed.fresh_claim,
+        at=rfc3339(ctx.now),
         reason=cause.reason,
         message=cause.sentence,
         from_storage=cause.from_storage,
     )
-    phase = Phase.RECOVERING if look.status.rounds else Phase.STARTING
+    phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
     event = Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence)
     return Decision(
         phase,
         cause.reason,
         cause.sentence,
-        world=look.world.model_copy(update={"claim": made}),
+        world=ctx.world.model_copy(update={"claim": made}),
         restart=restart,
-        actions=_prepares(look, made, names + leavers(look)),
+        actions=_prepares(ctx, made, names + departing(ctx)),
         events=(event,),
         recheck=constants.RETRY,
     )
 
 
-def last_claim(look: Look, reason: str) -> Claim:
+def last_claim(ctx: JobContext, reason: str) -> Claim:
     """The claim that no round follows: written at the end of the job or of its rounds, so that an operator that has not
     heard of it loses the precondition of all it writes."""
-    round, claim_id = 1 + _highest(look), look.observed.fresh_claim
-    return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(look.now), reason=reason)
+    round, claim_id = 1 + _highest(ctx), ctx.observed.fresh_claim
+    return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
 
 
-def disbanded(look: Look, reason: str) -> World:
+def world_after(ctx: JobContext, decision: Decision) -> World:
+    """The world from now on; where the job ends, under its last claim."""
+    world = decision.world or ctx.world
+    if decision.phase.final and not ctx.status.completion_time:
+        return world.model_copy(update={"claim": last_claim(ctx, decision.reason)})
+    return world
+
+
+def disbanded(ctx: JobContext, reason: str) -> World:
     """The world without its members, so that no round goes on; as it is where there is none."""
-    world = look.world
+    world = ctx.world
     if not world.members and (world.claim is None or world.claim.committed):
         return world
-    return World(round=world.round, claim=last_claim(look, reason), base=world.base, since=world.since)
+    return World(round=world.round, claim=last_claim(ctx, reason), base=world.base, since=world.since)
 
 
-def _highest(look: Look) -> int:
+def _highest(ctx: JobContext) -> int:
     """The highest round that anybody is known to have seen."""
-    seen = [look.world.round, look.claim.round if look.claim else 0]
-    for view in look.observed.agents.values():
+    seen = [ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0]
+    for view in ctx.observed.agents.values():
         seen += [view.report.round] if view.report else []
         seen += [call.reply.round for call in (view.prepare, view.assign) if call and call.reply]
     return max(seen)
 
 
-def _prepares(look: Look, made: Claim, names: tuple[str, ...]) -> tuple[Action, ...]:
+def _prepares(ctx: JobContext, made: Claim, names: tuple[str, ...]) -> tuple[Action, ...]:
     """To those that were not asked yet, or whose call failed a while ago."""
     message = protocol.Prepare(
-        look.observed.job.uid,
+        ctx.observed.job.uid,
         made.round,
         made.claim_id,
-        tuple(protocol.Candidate(name, look.address(name)) for name in names),
+        tuple(protocol.Candidate(name, ctx.replicas.address(name)) for name in names),
     )
-    return tuple(Send(name, look.address(name), message) for name in names if _is_due(look, _call(look, name, made)))
+    return tuple(
+        Send(name, ctx.replicas.address(name), message) for name in names if _is_due(ctx, _call(ctx, name, made))
+    )
 
 
-def _is_due(look: Look, call: Call | None) -> bool:
-    return call is None or (bool(call.error) and look.now - call.done_at >= constants.RETRY)
+def _is_due(ctx: JobContext, call: Call | None) -> bool:
+    return call is None or (bool(call.error) and ctx.now - call.done_at >= constants.RETRY)
 
 
-def _call(look: Look, name: str, made: Claim) -> Call | None:
+def _call(ctx: JobContext, name: str, made: Claim) -> Call | None:
     """The Prepare of this claim to that replica."""
-    call = look.agent(name).prepare
+    call = ctx.agent(name).prepare
     return call if call and (call.round, call.claim) == (made.round, made.claim_id) else None
 
 
 # --- an open claim
 
 
-def answers(look: Look) -> Mapping[str, Prepared]:
+def answers(ctx: JobContext) -> Mapping[str, Prepared]:
     """What candidates have answered to the claim that is open, in order of replica index; empty where none is."""
-    made = look.claim
+    made = ctx.round.claim
     if made is None or made.committed:
         return {}
-    calls = {name: call for name in candidates(look) if (call := _call(look, name, made))}
+    calls = {name: call for name in candidates(ctx) if (call := _call(ctx, name, made))}
     return {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
 
 
-def proceed(look: Look) -> Decision | None:
+@dataclass(frozen=True)
+class Collecting:
+    """More answers are waited for."""
+
+    seconds_left: float | None = None
+    """Until time alone ends that; None where it doesn't."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    replies: Mapping[str, Prepared]
+    """Of the members to be."""
+    departing: Mapping[str, Call | None]
+    """The Prepares to those who were asked as well, and may go now unless they are members."""
+
+
+@dataclass(frozen=True)
+class Void:
+    """Nothing can come of this claim: there has to be another one."""
+
+    reason: str
+
+
+def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
+    """What the answers to an open claim amount to."""
+    names = candidates(ctx)
+    calls = {name: call for name in names if (call := _call(ctx, name, made))}
+    replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
+    if _overtaken(calls, made):
+        return Void("an agent has seen a higher round, or another claim of this one")
+    if _forgotten(ctx, replies):
+        return Void("an agent was restarted since it answered")
+    seconds_left = _patience(ctx, names, calls, replies)
+    chosen = quorum.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
+    if not chosen:
+        if _hopeless(ctx, made, names, calls):
+            return Void("all have answered or failed, and it is not enough")
+        return Collecting(seconds_left)
+    going = {} if made.from_storage else {name: _call(ctx, name, made) for name in departing(ctx)}
+    found = include_departing(ctx, {name: replies[name] for name in chosen}, going)
+    return Ready(found.replies, going) if found.wait is None else Collecting(found.wait)
+
+
+def proceed(ctx: JobContext) -> Decision | None:
     """A claim that isn't committed: ask, wait for answers, commit."""
-    made = look.claim
+    made = ctx.round.claim
     if made is None or made.committed:
         return None
-    names = candidates(look)
-    calls = {name: call for name in names if (call := _call(look, name, made))}
-    replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
-    patience = _patience(look, names, calls, replies)
-    chosen = membership.choose(replies, look.members, look.spec) if patience is None else ()
-    leaving = {} if made.from_storage else {name: _call(look, name, made) for name in leavers(look)}
-    joined = together(look, {name: replies[name] for name in chosen}, leaving) if chosen else None
-    if _overtaken(calls, made) or _forgotten(look, replies) or (not chosen and _hopeless(look, made, names, calls)):
-        again = claim(look, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
-        if again:
-            return replace(again, events=())  # told already
-    if not calls and not look.members and len(names) < sizes.most(look.spec) and not _late(look, made):
+    match tally(ctx, made):
+        case Ready(replies, going):
+            return commit(ctx, made, replies, going)
+        case Void():
+            again = claim(ctx, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
+            # Told already. Without enough candidates there is none: these are waited for then.
+            return replace(again, events=()) if again else _collect(ctx, made, None)
+        case Collecting(seconds_left):
+            return _collect(ctx, made, seconds_left)
+
+
+def _late(ctx: JobContext, made: Claim) -> bool:
+    return made.at is None or ctx.now - unix_seconds(made.at) >= constants.FIND_AGAIN
+
+
+def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decision:
+    names, replies = candidates(ctx), answers(ctx)
+    asked = any(_call(ctx, name, made) for name in names)
+    if not asked and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
+        # This operator has just come, and finds the claim of a first round before all of its candidates.
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
-    if joined and joined.wait is None:
-        return commit(look, made, joined.replies, leaving)
-    patience = joined.wait if joined else patience
-    return _asking(look, made, names, replies, patience)
-
-
-def _late(look: Look, made: Claim) -> bool:
-    return made.at is None or look.now - unix_seconds(made.at) >= constants.FIND_AGAIN
-
-
-def _asking(
-    look: Look, made: Claim, names: tuple[str, ...], replies: Mapping[str, Prepared], patience: float | None
-) -> Decision:
-    late = bool(made.at) and look.now - unix_seconds(made.at or "") > 1.0
-    phase = Phase.RECOVERING if look.status.rounds else Phase.STARTING
+    late = bool(made.at) and ctx.now - unix_seconds(made.at or "") > 1.0
+    phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
     message = made.message
     if late:
         absent = [name for name in names if name not in replies]
         message += f"; round {made.round} waits for {', '.join(absent[:5]) or 'replicas that can reach each other'}"
-        if len(names) < sizes.least(look.spec):
-            phase, message = Phase.WAITING, f"{made.message}; {pods.shortage(look)}"
+        if len(names) < sizes.least(ctx.spec):
+            phase, message = Phase.WAITING, f"{made.message}; {pods.shortage(ctx)}"
     return Decision(
         phase,
         made.reason or "Claimed",
         message,
-        actions=_prepares(look, made, names + leavers(look)),
-        recheck=min(constants.RETRY, patience or constants.RETRY),
+        actions=_prepares(ctx, made, names + departing(ctx)),
+        recheck=min(constants.RETRY, seconds_left or constants.RETRY),
         watch_all=late,
     )
 
@@ -223,10 +267,10 @@ def _overtaken(calls: Mapping[str, Call], made: Claim) -> bool:
     )
 
 
-def _forgotten(look: Look, replies: Mapping[str, Prepared]) -> bool:
+def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
     """Whether an agent was restarted since it answered: the one that runs now has prepared nothing, and what the other
     was about to find out (of storage, say) is never heard."""
-    views = {name: look.agent(name) for name in replies}
+    views = {name: ctx.agent(name) for name in replies}
     heard = {name: view.report for name, view in views.items() if view.connected and view.report}
     return any(
         report.instance != replies[name].instance and report.round >= replies[name].round
@@ -234,31 +278,31 @@ def _forgotten(look: Look, replies: Mapping[str, Prepared]) -> bool:
     )
 
 
-def _hopeless(look: Look, made: Claim, names: tuple[str, ...], calls: Mapping[str, Call]) -> bool:
+def _hopeless(ctx: JobContext, made: Claim, names: tuple[str, ...], calls: Mapping[str, Call]) -> bool:
     """Everyone has answered or failed, and it is not enough: the Prepares named other candidates than there are now, or
     some can't reach each other. Tried again under a new claim, ever more slowly."""
     if len(calls) < len(names) or any(not call.done_at for call in calls.values()):
         return False
-    delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - look.world.round))
-    last = max((call.done_at for call in calls.values()), default=look.now)
-    return look.now - last >= delay or (bool(made.at) and look.now - unix_seconds(made.at or "") >= 2 * delay)
+    delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - ctx.world.round))
+    last = max((call.done_at for call in calls.values()), default=ctx.now)
+    return ctx.now - last >= delay or (bool(made.at) and ctx.now - unix_seconds(made.at or "") >= 2 * delay)
 
 
 def _patience(
-    look: Look, names: tuple[str, ...], calls: Mapping[str, Call], replies: Mapping[str, Prepared]
+    ctx: JobContext, names: tuple[str, ...], calls: Mapping[str, Call], replies: Mapping[str, Prepared]
 ) -> float | None:
     """Seconds to go on waiting for those who haven't answered; None: no longer."""
     pending = [name for name in names if name not in calls or not calls[name].done_at]
     if not pending:
         return None
-    size = sizes.fitting(len(replies), look.spec)
+    size = sizes.fitting(len(replies), ctx.spec)
     if not size:
         return constants.RETRY
-    if size == sizes.most(look.spec) and look.members.keys().isdisjoint(pending):
+    if size == sizes.most(ctx.spec) and ctx.round.members.keys().isdisjoint(pending):
         return None  # those are spares
-    planned = look.claim is not None and look.claim.reason in PLANNED
+    planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
-    left = max(calls[name].done_at for name in replies) + patience - look.now
+    left = max(calls[name].done_at for name in replies) + patience - ctx.now
     return left if left > 0 else None
 
 

@@ -12,47 +12,47 @@ import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
 from concertina.plan.facts import constants
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.facts.look import Look
-from concertina.plan.state import copies, restore, ring
-from concertina.plan.state.ring import Place
+from concertina.plan.state import copy_distance, placement, restore
+from concertina.plan.state.placement import Place
 from concertina.plan.types import Action, Event, Send
 from concertina_protocol import Prepared
 
 
-def commit(look: Look, made: Claim, replies: Mapping[str, Prepared], leaving: Iterable[str] = ()) -> Decision:
+def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leaving: Iterable[str] = ()) -> Decision:
     """Members and lead under the claim, and the Assigns that follow; or why the state to go on from isn't known yet.
     `leaving`: who was asked as well, and may go now, if it is no member."""
-    origin = source(look, replies, from_storage=made.from_storage)
+    origin = source(ctx, replies, from_storage=made.from_storage)
     if isinstance(origin, restore.Unknown):
         return storage_unknown(origin)
-    places = copies.places(look, replies)
-    members = _members(look, replies, places)
+    places = copy_distance.places(ctx, replies)
+    members = _members(ctx, replies, places)
     names = [member.replica for member in members]
-    distance = copies.distance(look, names, places)
+    distance = copy_distance.distance(ctx, names, places)
     workers = sum(member.workers for member in members)
     world = World(
         round=made.round,
         claim=made.model_copy(update={"committed": True}),
-        size=f"{len(members)}/{look.spec.replicas}",
+        size=f"{len(members)}/{ctx.spec.replicas}",
         replicas=len(members),
         workers=workers,
         lead=members[0].replica,
         members=members,
         copies=distance,
         base=Base(round=made.round, step=origin.step, source=origin.source),
-        since=rfc3339(look.now),
+        since=rfc3339(ctx.now),
     )
-    whence = _whence(origin) if look.spec.bundled else _anew(look)
+    whence = _whence(origin) if ctx.spec.bundled else _anew(ctx)
     message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {whence}"
     return Decision(
-        Phase.RECOVERING if look.status.rounds else Phase.STARTING,
+        Phase.RECOVERING if ctx.status.rounds else Phase.STARTING,
         made.reason,
         message,
         world=world,
-        replayed=max(0, look.step - origin.step) if look.spec.bundled else 0,
-        actions=_assigns(look, world, replies, origin, leaving),
-        events=(Event("Normal", "RoundCommitted", message), *copies.told(look, names, places, distance)),
+        replayed=max(0, ctx.round.step - origin.step) if ctx.spec.bundled else 0,
+        actions=_assigns(ctx, world, replies, origin, leaving),
+        events=(Event("Normal", "RoundCommitted", message), *copy_distance.events(ctx, names, places, distance)),
         recheck=constants.ACKNOWLEDGE,
     )
 
@@ -67,19 +67,19 @@ def _whence(origin: protocol.Restore) -> str:
     }[origin.source]
 
 
-def _anew(look: Look) -> str:
+def _anew(ctx: JobContext) -> str:
     """Where a command of one's own goes on from is its own affair."""
-    if not look.status.rounds:
+    if not ctx.status.rounds:
         return "the command"
     return "the command anew, which goes on from its own checkpoint if it keeps one"
 
 
 def source(
-    look: Look, replies: Mapping[str, Prepared], from_storage: bool = False
+    ctx: JobContext, replies: Mapping[str, Prepared], from_storage: bool = False
 ) -> protocol.Restore | restore.Unknown:
     """Where a round of these would go on from."""
-    storages = [_storage(look, name, reply) for name, reply in replies.items()]
-    return restore.choose({} if from_storage else replies, storages, look.status, look.observed.job.uid, look.spec)
+    storages = [_storage(ctx, name, reply) for name, reply in replies.items()]
+    return restore.choose({} if from_storage else replies, storages, ctx.status, ctx.observed.job.uid, ctx.spec)
 
 
 def storage_unknown(why: restore.Unknown) -> Decision:
@@ -98,37 +98,37 @@ def storage_unknown(why: restore.Unknown) -> Decision:
     )
 
 
-def _storage(look: Look, name: str, reply: Prepared) -> protocol.Storage | None:
+def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | None:
     """What the agent last said: on its stream, if it is open, or when it was prepared."""
-    view = look.agent(name)
+    view = ctx.agent(name)
     fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
     return fresh or reply.storage
 
 
-def _members(look: Look, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[Member, ...]:
+def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, Place]) -> tuple[Member, ...]:
     """In order of rank: the old lead first where it takes part (its store and links are warm)."""
-    lead = look.world.lead or ""
+    lead = ctx.world.lead or ""
     if lead not in replies:
-        lead = next((name for name in replies if name in look.members), next(iter(replies)))
-    by_index = {name: places[name] for name in sorted(replies, key=lambda name: look.pods[name].index)}
+        lead = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
+    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.replicas.pods[name].index)}
     return tuple(
         Member(
             replica=name,
-            uid=look.pods[name].uid,
+            uid=ctx.replicas.pods[name].uid,
             instance=replies[name].instance,
-            node=look.pods[name].node,
+            node=ctx.replicas.pods[name].node,
             workers=replies[name].workers,
         )
-        for name in ring.order(by_index, lead, tuple(look.members))
+        for name in placement.order(by_index, lead, tuple(ctx.round.members))
     )
 
 
 def _assigns(
-    look: Look, world: World, replies: Mapping[str, Prepared], source: protocol.Restore, leaving: Iterable[str]
+    ctx: JobContext, world: World, replies: Mapping[str, Prepared], source: protocol.Restore, leaving: Iterable[str]
 ) -> tuple[Action, ...]:
     ranks, first_rank = [], 0
     for member in world.members:
-        address, node = look.address(member.replica), look.node(look.pods[member.replica])
+        address, node = ctx.replicas.address(member.replica), ctx.node(ctx.replicas.pods[member.replica])
         ranks.append(
             protocol.Member(
                 member.replica, member.instance, address, first_rank, member.workers, member.node, node.zone
@@ -138,18 +138,18 @@ def _assigns(
     claim_id = world.claim.claim_id if world.claim else ""
     store = replies[world.members[0].replica].store
     message = protocol.Assign(
-        look.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(look.spec), _history(look)
+        ctx.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(ctx.spec), _history(ctx)
     )
     told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
-    return tuple(Send(name, look.address(name), message) for name in told)
+    return tuple(Send(name, ctx.replicas.address(name), message) for name in told)
 
 
-def _history(look: Look) -> protocol.History:
-    since = look.status.start_time
-    return protocol.History(look.now - unix_seconds(since) if since else 0.0, look.status.restarts.total)
+def _history(ctx: JobContext) -> protocol.History:
+    since = ctx.status.start_time
+    return protocol.History(ctx.now - unix_seconds(since) if since else 0.0, ctx.status.restarts.total)
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:
     """What the lead is told to look out for."""
     policy = spec.failure_policy
-    return protocol.Limits(float(policy.hang_timeout_seconds or 0), policy.straggler.factor)
+    return protocol.Limits(float(policy.hang_timeout_seconds or 0), constants.STRAGGLER_FACTOR)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.state.rollback import is_undone, undone
-from concertina_protocol import Durable, Prepared, Restore, SnapshotId, Storage
+from concertina_protocol import Durable, Prepared, Restore, RestoreSource, SnapshotId, Storage, StorageHealth
 
 
 @dataclass(frozen=True)
@@ -18,43 +18,60 @@ class Unknown:
     error: str
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A state that a round could go on from."""
+
+    restore: Restore
+    rank: tuple[bool, int, int]
+    """Not void, round and step: the highest is the best. A void checkpoint is gone on from where there is nothing else:
+    it is a state of the same samples."""
+    unusable: Unknown | None = None
+    """Why it can't be gone on from though it is the best."""
+
+
 def choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
-    """As `_choose`, with what was undone and the samples that are left out."""
-    found = _choose(replies, storages, status, uid, spec)
+    """The best candidate, with what was undone and the samples that are left out."""
+    best = max(candidates(replies, storages, status, uid, spec), key=lambda candidate: candidate.rank)
+    if best.unusable:
+        return best.unusable
     skipped = tuple((some.begin, some.end) for some in status.skipped)
-    if isinstance(found, Unknown):
-        return found
     *before, last = undone(status) or (None,)
-    return replace(found, skipped=skipped, undone=last, undone_before=tuple(before))
+    return replace(best.restore, skipped=skipped, undone=last, undone_before=tuple(before))
 
 
-def _choose(
+def candidates(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
-) -> Restore | Unknown:
-    """`replies` of the members to be; `storages` as the agents last saw durable storage. Where memory holds nothing, a
-    void checkpoint is gone on from too: it is a state of the same samples, and nothing else is left."""
+) -> list[Candidate]:
+    """In memory, in storage, and the beginning; of equals the first is nearer. `replies` of the members to be;
+    `storages` as the agents last saw durable storage."""
+    found = []
     held = complete(replies, status)
-    memory = max(held, key=lambda id: (id.round, id.step, id.layout), default=None)
-    if not uses_storage(spec):
-        return _memory(memory, held) if memory else Restore(source="Fresh")
-    told = [storage for storage in storages if storage is not None]
-    looks = [storage for storage in told if not _outdated(storage, status)]
-    if told and not looks and not (memory and memory.round >= status.world.round):
-        return Unknown("")
-    durable = newest((storage.latest for storage in looks if storage.state == "Ready"), status, uid)
-    if memory and (
-        durable is None or _is_void(durable, status, uid) or _age(durable, uid) <= (memory.round, memory.step)
-    ):
-        return _memory(memory, held)
-    if not any(storage.state == "Ready" for storage in looks):
-        return Unknown(next((storage.message for storage in looks if storage.state == "Error"), ""))
-    if durable and durable.uid == uid and status.rollback and is_undone(durable.round, durable.step, status):
-        return Restore(source="Storage", step=status.rollback.step, durable=durable)
-    if durable:
-        return Restore(source="Storage", step=durable.step, durable=durable)
-    return Restore(source="Fresh")
+    if held:
+        id = max(held, key=lambda id: (id.round, id.step, id.layout))
+        whole = Restore(source=RestoreSource.MEMORY, step=id.step, id=id, holders=held[id])
+        found.append(Candidate(whole, (True, id.round, id.step)))
+    unread = None
+    if uses_storage(spec):
+        told = [storage for storage in storages if storage is not None]
+        looks = [storage for storage in told if not _outdated(storage, status)]
+        ready = [storage for storage in looks if storage.state == StorageHealth.READY]
+        if not ready:
+            unread = Unknown(next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), ""))
+        if durable := newest((storage.latest for storage in ready), status, uid):
+            rank = (not _is_void(durable, status, uid), *_age(durable, uid))
+            found.append(Candidate(_stored(durable, status, uid), rank, unread))
+        if told and not looks:  # the last round may have written one that nobody here has seen
+            found.append(Candidate(Restore(source=RestoreSource.STORAGE), (True, status.world.round, -1), unread))
+    return [*found, Candidate(Restore(source=RestoreSource.FRESH), (False, -1, -1), unread)]
+
+
+def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
+    """Of a checkpoint that was undone, agents go back to one of the rollback's step or before."""
+    back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
+    return Restore(source=RestoreSource.STORAGE, step=back.step if back else durable.step, durable=durable)
 
 
 def _outdated(storage: Storage, status: JobStatus) -> bool:
@@ -105,7 +122,3 @@ def _age(durable: Durable, uid: str) -> tuple[int, int]:
 
 def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
     return durable.uid == uid and void(durable.round, durable.step, status)
-
-
-def _memory(id: SnapshotId, held: Mapping[SnapshotId, Mapping[str, tuple[str, ...]]]) -> Restore:
-    return Restore(source="Memory", step=id.step, id=id, holders=held[id])

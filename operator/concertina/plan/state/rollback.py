@@ -3,61 +3,61 @@
 from __future__ import annotations
 
 from concertina.api.status import JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
-from concertina.plan.facts.look import Look
+from concertina.plan.facts.context import JobContext
 from concertina.plan.types import Event
 from concertina_protocol import Undone
 from concertina_protocol.ranges import MOST_RANGES, united, words
 from concertina_protocol.undone import joined
 
 
-def seen(look: Look) -> Rollback | None:
+def seen(ctx: JobContext) -> Rollback | None:
     """The last one, or that which the report of this round asks for. All ranks say the same; some may say nothing."""
-    old = look.status.rollback
-    asked = [failure for failure in (look.report.failures if look.report else ()) if failure.rollback]
-    if not asked or (old and old.round >= look.world.round):
+    old = ctx.status.rollback
+    asked = [failure for failure in (ctx.round.report.failures if ctx.round.report else ()) if failure.rollback]
+    if not asked or (old and old.round >= ctx.world.round):
         return old
     first = next((failure for failure in asked if not failure.secondary), asked[0])
     step = max(0, min(failure.rollback.step for failure in asked if failure.rollback))
     return Rollback(
-        round=look.world.round,
+        round=ctx.world.round,
         step=step,
         reason=first.reason,
         message=first.message[:1000],
-        at=rfc3339(round(look.now, 3)),
+        at=rfc3339(round(ctx.now, 3)),
     )
 
 
-def voided(look: Look) -> tuple[UndoneStates, ...]:
+def voided(ctx: JobContext) -> tuple[UndoneStates, ...]:
     """For status.undone: by all rollbacks, the one that the report asks for included."""
-    old, back = look.status, seen(look)
+    old, back = ctx.status, seen(ctx)
     if back is None or (old.undone and back is old.rollback):
         return old.undone
     together = joined(undone(old), Undone(back.round, back.step))
     return tuple(UndoneStates(round=some.round, step=some.step) for some in together)
 
 
-def skipped(look: Look) -> tuple[SampleRange, ...]:
+def skipped(ctx: JobContext) -> tuple[SampleRange, ...]:
     """What anybody has said was left out; it only grows."""
-    report = look.report
+    report = ctx.round.report
     told = [report.progress.skipped] if report and report.progress else []
     told += [failure.rollback.skipped for failure in (report.failures if report else ()) if failure.rollback]
     if not any(told):
-        return look.status.skipped
-    together = united(((some.begin, some.end) for some in look.status.skipped), *told)
+        return ctx.status.skipped
+    together = united(((some.begin, some.end) for some in ctx.status.skipped), *told)
     # Never more: the workers end with a sentence (`anomalies`) before they leave out as much.
     return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
 
 
-def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """What was undone, and what is left out from now on."""
-    back, events = new.rollback, []
+    back, found = new.rollback, []
     if back is not None and back != old.rollback:
         message = f"round {back.round} is undone back to step {back.step} or before: {back.message}"
-        events.append(Event("Warning", "RolledBack", message[:1000]))
+        found.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
         left_out = words(tuple((some.begin, some.end) for some in new.skipped))
-        events.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
-    return tuple(events)
+        found.append(Event("Warning", "SamplesLeftOut", f"{left_out} are left out of the run"[:1000]))
+    return tuple(found)
 
 
 def undone(status: JobStatus) -> tuple[Undone, ...]:

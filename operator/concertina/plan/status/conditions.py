@@ -7,6 +7,7 @@ from typing import Literal
 
 from concertina.api.status import Condition, JobStatus, rfc3339
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.types import Event
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -65,6 +66,22 @@ def conditions(decision: Decision, old: JobStatus, generation: int, now: float) 
         )
         for type, explained, true, why, sentence in wanted
     )
+
+
+ANNOUNCED = frozenset(
+    phase.value
+    for phase in (Phase.COMPLETE, Phase.FAILED, Phase.STALLED, Phase.SUSPENDED, Phase.TRAINING, Phase.SUSPENDING)
+)
+"""Phases that someone waits for."""
+
+
+def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """One where the job enters such a phase."""
+    before, ready, running = old.condition("Ready"), new.condition("Ready"), new.condition("Running")
+    if ready is None or running is None or ready.reason not in ANNOUNCED or (before and before.reason == ready.reason):
+        return ()
+    bad = ready.reason in (Phase.FAILED.value, Phase.STALLED.value)
+    return (Event("Warning" if bad else "Normal", running.reason, running.message),)
 
 
 def _condition(

@@ -24,7 +24,7 @@ from concertina_trainer.data.build.sources import Piece, Source, cut, find
 from concertina_trainer.data.build.write import Part, Recipe, Written, write
 from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, Manifest, TokenizerFacts
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 SHARD_BYTES = 64 * 2**20
 MADE_BY = "made-by"
@@ -55,7 +55,7 @@ def build(
     BadInput or StorageError."""
     uri = out if "://" in out else str(Path(out).resolve())
     parts = plan([source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe)
-    folder = Folder(uri, create=True)
+    folder = ObjectPrefix(uri, create=True)
     key = _key(parts, recipe)
     _claim(folder, key)
     records = f"building/{key}"
@@ -105,7 +105,7 @@ def _key(parts: Sequence[Part], recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def _claim(folder: Folder, key: str) -> None:
+def _claim(folder: ObjectPrefix, key: str) -> None:
     """Say what is being built here. Data that something else made stay as they are: jobs may be reading them."""
     made = folder.get(MADE_BY)
     if made == key.encode():
@@ -126,7 +126,7 @@ def _record(records: str, index: int) -> str:
 def _write(part: Part, uri: str, records: str, recipe: Recipe) -> Part:
     """In whatever process: a part's shards, and then the record that says so."""
     written = write(part, uri, VALIDATION, recipe)
-    Folder(uri).put(_record(records, part.index), json.dumps(dataclasses.asdict(written)).encode())
+    ObjectPrefix(uri).put(_record(records, part.index), json.dumps(dataclasses.asdict(written)).encode())
     return part
 
 
@@ -163,7 +163,7 @@ def _end_with_parent() -> None:
 
 
 def _finish(
-    folder: Folder, records: str, count: int, recipe: Recipe
+    folder: ObjectPrefix, records: str, count: int, recipe: Recipe
 ) -> tuple[Manifest, dict[str, object] | None] | None:
     """Write the manifests if all parts are done; several who find so write the same."""
     if len(folder.list(records)) < count:
@@ -188,7 +188,7 @@ def _finish(
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
     if aside.shards:
-        Folder(f"{folder.uri}/{VALIDATION}").put(NAME, aside.to_json())
+        ObjectPrefix(f"{folder.uri}/{VALIDATION}").put(NAME, aside.to_json())
     folder.put(NAME, manifest.to_json())
     folder.delete([_record(records, index) for index in range(count)])
     if "://" not in folder.uri:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from concertina_trainer.data.build.splits import TRAINING, split_of
 from concertina_trainer.data.rangefile import open_range, split
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import Entry, Folder
+from concertina_trainer.objects.prefix import Entry, ObjectPrefix
 
 SUFFIXES = {
     ".jsonl": "jsonl",
@@ -91,10 +91,10 @@ def _local(file: Path) -> Source:
 
 
 def _stored(uri: str, pattern: str) -> list[Source]:
-    listed = Folder(uri).entries()
+    listed = ObjectPrefix(uri).entries()
     if not listed:
         folder, name = split(uri)
-        return [_object(uri, entry) for key, entry in Folder(folder).entries().items() if key == name]
+        return [_object(uri, entry) for key, entry in ObjectPrefix(folder).entries().items() if key == name]
     keys = [key for key in sorted(listed) if fnmatch(key, pattern or "*")]
     return [_object(f"{uri}/{key}", listed[key]) for key in keys]
 

@@ -13,7 +13,7 @@ import numpy as np
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.sources import Piece, documents
 from concertina_trainer.data.manifest import Shard
-from concertina_trainer.objects.folder import Folder
+from concertina_trainer.objects.prefix import ObjectPrefix
 
 _BATCH = 256
 """Documents tokenized at once."""
@@ -72,7 +72,7 @@ class Draft:
     def __init__(self) -> None:
         self.documents: list[bytes] = []
 
-    def put(self, folder: Folder, name: str, token_bytes: int) -> tuple[Shard, ...]:
+    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[Shard, ...]:
         if not self.documents:
             return ()
         content = b"".join(self.documents)
@@ -109,10 +109,10 @@ def write(part: Part, uri: str, aside: str, recipe: Recipe) -> Written:
                     seen.look(text)
     name = f"shard-{part.index:06}"
     found = seen.found() if seen is not None else Overlap()
-    kept = training.put(Folder(uri, create=True), name, tokenizer.token_bytes)
+    kept = training.put(ObjectPrefix(uri, create=True), name, tokenizer.token_bytes)
     if not validation.documents:
         return Written(kept, (), found)
-    put = validation.put(Folder(f"{uri}/{aside}", create=True), name, tokenizer.token_bytes)
+    put = validation.put(ObjectPrefix(f"{uri}/{aside}", create=True), name, tokenizer.token_bytes)
     return Written(kept, put, found)
 
 

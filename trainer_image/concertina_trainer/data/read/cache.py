@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from concertina_trainer.data.manifest import Shard
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import IMPATIENCE, Folder, Refused, StorageError
-from concertina_trainer.objects.refusals import GRACE
+from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, Refused, StorageError
+from concertina_trainer.objects.retry import GRACE
 
 Told = Callable[[str, float], None]
 """Why something is waited for, in a sentence, and for how many seconds now."""
@@ -83,16 +83,16 @@ class Cache:
         """Why a thread is waiting for a store right now: a sentence; "" where none is."""
         return next(iter(list(self._waiting.values())), "")
 
-    def folder(self, uri: str) -> Folder:
+    def folder(self, uri: str) -> ObjectPrefix:
         """To give to the other methods. Raises BadInput, or StorageError, where the settings for it can't be used."""
         try:
-            return Folder(uri, IMPATIENCE)
+            return ObjectPrefix(uri, IMPATIENCE)
         except Refused as error:
             if self._begun:
                 raise
             raise BadInput(str(error)) from error
 
-    def open(self, source: Folder, wanted: Wanted) -> NDArray[np.uint8]:
+    def open(self, source: ObjectPrefix, wanted: Wanted) -> NDArray[np.uint8]:
         """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
         the node has no room for it."""
         if "://" not in source.uri or source.uri.startswith("file://"):
@@ -110,7 +110,7 @@ class Cache:
         mapped = _mapped(path)
         return np.frombuffer(mapped if mapped is not None and wanted.matches(mapped) else content, np.uint8)
 
-    def _fetch(self, source: Folder, wanted: Wanted) -> bytes:
+    def _fetch(self, source: ObjectPrefix, wanted: Wanted) -> bytes:
         content = None
         for wait in (*GRACE, 0.0):
             content = self.get(source, wanted.file)
@@ -120,7 +120,7 @@ class Cache:
                 return content
         raise _missing(source.uri, wanted.file) if content is None else wanted.damaged(source.uri, len(content))
 
-    def get(self, source: Folder, key: str, told: Told = lambda reason, seconds: None) -> bytes | None:
+    def get(self, source: ObjectPrefix, key: str, told: Told = lambda reason, seconds: None) -> bytes | None:
         """Patiently; None where there is no such object. `told`: why it is waited for, again and again. Raises
         StorageError after the deadline, and BadInput where a store that has given nothing yet refuses."""
         begun = time.monotonic()

@@ -18,7 +18,7 @@ from concertina_trainer.data.read.cache import Cache, Told, documents_of, shard_
 from concertina_trainer.data.rows import PLANS, Rows
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.folder import parts_of
+from concertina_trainer.objects.prefix import parts_of
 
 
 @dataclass(frozen=True)

@@ -34,19 +34,27 @@ class Sequences:
     """[count, length]: whether the token after an input is of the same document, so that predicting it counts."""
 
 
+FETCH_THREADS = 4
+"""Shards that a worker fetches and checks at once: of one store more make nothing faster, and all share the cores."""
+PATIENCE_SECONDS = 600
+"""For which a store that is slow or away only stalls the training. Then the round fails and the next one waits anew:
+how long in all is failurePolicy's to say."""
+
+
 class Reader:
     """The n-th sequence that a run consumes, for any n, is a function of the configuration, the seed and `skipped`."""
 
     def __init__(
         self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
-        told: Told = lambda reason, seconds: None, begun: bool = False,
+        told: Told = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
+        patience: int = PATIENCE_SECONDS,
     ) -> None:  # fmt: skip
         """`skipped`: see order.Skipped. `told`: of waiting for a store, meanwhile. `begun`: the run has read these data
         in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
         sentence."""
         limit = config.cache_mebibytes * 2**20
-        self._cache = Cache(folder_on_node(), limit, config.patience_seconds, begun)
-        self._pool = concurrent.futures.ThreadPoolExecutor(config.fetch_threads, "fetch")
+        self._cache = Cache(folder_on_node(), limit, patience, begun)
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads, "fetch")
         sources, self.length, self.documents = config.sources, sequence_length, config.documents
         self._sets = [
             DataSet(

@@ -1,0 +1,218 @@
+"""All that this operator says to agents and hears from them, by job and replica."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import concertina_protocol as protocol
+from concertina.agents.authority import Authority
+from concertina.agents.calls import CallError, Identity, Request, call
+from concertina.agents.stall import TICK_SECONDS, StallDetector, without_stall
+from concertina.agents.streams import follow
+from concertina.plan.types import AgentView, Call, ConnectionRefusal
+
+log = logging.getLogger(__name__)
+CALLS = {
+    protocol.Prepare: "prepare",
+    protocol.Assign: "assign",
+    protocol.Drain: "drain",
+    protocol.Save: "save",
+}
+"""Where in AgentView the call of a message stands."""
+RETRY_SECONDS = 0.5
+"""A call that failed is not sent again earlier."""
+Changed = Callable[[str, bool], None]
+"""Called with the job's uid, and whether it matters at once (False: only progress)."""
+
+
+@dataclass
+class AgentConnection:
+    view: AgentView = field(default_factory=AgentView)
+    address: str = ""
+    """Of the open stream; empty without one."""
+    stream: asyncio.Task[None] | None = None
+
+
+@dataclass
+class _Job:
+    identity: Identity
+    connections: dict[str, AgentConnection] = field(default_factory=dict)
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class AgentConnections:
+    def __init__(self, changed: Changed, clock: Callable[[], float] = time.time) -> None:
+        self._changed = changed
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._stalls = StallDetector(clock())
+        self._ticks: asyncio.Task[None] | None = None
+
+    def views(self, uid: str) -> Mapping[str, AgentView]:
+        self._take_out_stall()
+        job = self._jobs.get(uid)
+        return {replica: connection.view for replica, connection in job.connections.items()} if job else {}
+
+    def open(self, uid: str, created: float, master_key: bytes) -> None:
+        """Make the job known; its keys are derived once."""
+        if uid not in self._jobs:
+            context = Authority(master_key, uid, created).client_context()
+            self._jobs[uid] = _Job(Identity(uid, context))
+        if self._ticks is None:
+            self._stalls = StallDetector(self._clock())
+            self._ticks = asyncio.create_task(self._tick(), name="agents: stalls of this operator")
+
+    def watch(self, uid: str, wanted: Mapping[str, str]) -> None:
+        """Open the streams of `wanted` (replica to address) and close all others of the job. Nothing where the job was
+        forgotten while its pass was under way."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return
+        for replica, connection in job.connections.items():
+            if connection.stream is not None and wanted.get(replica) != connection.address:
+                self._close(connection)
+        for replica, address in wanted.items():
+            connection = job.connections.setdefault(replica, AgentConnection())
+            if connection.stream is None:
+                self._open(job, replica, connection, address)
+
+    def send(self, uid: str, replica: str, address: str, message: Request) -> bool:
+        """Send in the background; False where the same call is under way, answered, or has failed just now, and where
+        the job was forgotten while its pass was under way."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return False
+        connection = job.connections.setdefault(replica, AgentConnection())
+        kind = CALLS[type(message)]
+        now, before = self._clock(), getattr(connection.view, kind)
+        durable = isinstance(message, protocol.Drain) and message.durable
+        request = message.request if isinstance(message, protocol.Save) else ""
+        same = (message.round, message.claim, request)
+        known = before is not None and (before.round, before.claim, before.request) == same
+        if before is not None and known and (before.durable or not durable):
+            if not before.error:
+                return False
+            if now < before.done_at + RETRY_SECONDS:
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
+                return False
+        under_way = Call(message.round, message.claim, sent_at=now, durable=durable, request=request)
+        connection.view = _with_call(connection.view, kind, under_way)
+        task = asyncio.create_task(self._call(job, connection, kind, under_way, address, message))
+        job.calls.add(task)
+        task.add_done_callback(job.calls.discard)
+        return True
+
+    def keep(self, uid: str, replicas: set[str]) -> None:
+        """Forget what is known of all other replicas: their pods are gone."""
+        job = self._jobs.get(uid)
+        for replica in list(job.connections) if job else ():
+            assert job is not None
+            if replica not in replicas:
+                self._close(job.connections.pop(replica))
+
+    def forget(self, uid: str) -> None:
+        job = self._jobs.pop(uid, None)
+        for task in job.calls if job else ():
+            task.cancel()
+        for connection in job.connections.values() if job else ():
+            self._close(connection)
+
+    def close(self) -> None:
+        for uid in list(self._jobs):
+            self.forget(uid)
+        if self._ticks is not None:
+            self._ticks.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._take_out_stall()
+
+    def _take_out_stall(self) -> None:
+        seconds = self._stalls.seconds(self._clock())
+        if not seconds:
+            return
+        log.warning("this operator stood still for %.1f s", seconds)
+        for job in self._jobs.values():
+            for connection in job.connections.values():
+                connection.view = without_stall(connection.view, seconds)
+
+    async def _call(
+        self, job: _Job, connection: AgentConnection, kind: str, under_way: Call, address: str, message: Request
+    ) -> None:
+        end: dict[str, Any]
+        try:
+            end = {"reply": await call(job.identity, address, message)}
+        except CallError as error:
+            end = {"error": str(error)}
+        known: Call = getattr(connection.view, kind)
+        if dataclasses.replace(known, sent_at=under_way.sent_at) == under_way:  # sent later, as far as one was here
+            connection.view = _with_call(
+                connection.view, kind, dataclasses.replace(known, done_at=self._clock(), **end)
+            )
+            self._changed(job.identity.uid, True)
+
+    def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
+        uid = job.identity.uid
+
+        def on_report(report: protocol.Report) -> None:
+            if report.replica != replica:
+                on_lost(f"{address} is not {replica} but {report.replica}", None)
+                return
+            before = connection.view
+            connection.view = _with_report(before, report, self._clock())
+            if connection.view != before:
+                self._changed(uid, _matters(before, connection.view))
+
+        def on_lost(sentence: str, refusal: ConnectionRefusal | None) -> None:
+            before = connection.view
+            after = dataclasses.replace(before, connected=False, refusal=refusal)
+            lost_at = self._clock() if before.alive and not after.alive else before.lost_at
+            connection.view = dataclasses.replace(after, lost_at=lost_at)
+            if connection.view != before:
+                log.info("watch of %s: %s", replica, sentence)
+                self._changed(uid, True)
+
+        connection.address = address
+        connection.view = dataclasses.replace(connection.view, wanted_at=self._clock(), lost_at=0.0, refusal=None)
+        connection.stream = asyncio.create_task(
+            follow(job.identity, address, on_report, on_lost), name=f"watch {replica}"
+        )
+
+    def _close(self, connection: AgentConnection) -> None:
+        if connection.stream is not None:
+            connection.stream.cancel()
+        connection.stream, connection.address = None, ""
+        connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=0.0)
+
+
+def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
+    changes: dict[str, Any] = {kind: call}
+    return dataclasses.replace(view, **changes)
+
+
+def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentView:
+    same = view.report is not None and view.report.instance == report.instance
+    ready_at = (view.ready_at if same else 0.0) or (now if report.ready else 0.0)
+    return dataclasses.replace(view, connected=True, lost_at=0.0, refusal=None, ready_at=ready_at, report=report)
+
+
+def _matters(before: AgentView, after: AgentView) -> bool:
+    """Whether more than numbers of progress have changed."""
+    return _outline(before) != _outline(after)
+
+
+def _outline(view: AgentView) -> object:
+    report = view.report
+    if report is None:
+        return view
+    progress = report.progress
+    phase = progress and (progress.phase, progress.first_step_at, progress.step >= progress.steps > 0)
+    members = {name: dataclasses.replace(member, step=-1, durable_parts=()) for name, member in report.members.items()}
+    return dataclasses.replace(view, report=dataclasses.replace(report, progress=None, members=members)), phase

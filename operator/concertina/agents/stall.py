@@ -1,0 +1,43 @@
+"""Time in which this operator itself stood still (stopped, starved, its machine asleep) is not time in which an agent
+could not be reached."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from concertina.plan.types import AgentView, Call
+
+TICK_SECONDS = 0.5
+"""How often `seconds` is asked at least."""
+NOTICEABLE_SECONDS = 2.0
+
+
+class StallDetector:
+    def __init__(self, now: float) -> None:
+        self._seen = now
+
+    def seconds(self, now: float) -> float:
+        """For how long this operator stood still; 0 after a usual time. A clock that was set forward looks the same."""
+        passed, self._seen = now - self._seen, now
+        return passed if passed >= NOTICEABLE_SECONDS else 0.0
+
+
+def without_stall(view: AgentView, seconds: float) -> AgentView:
+    """What is known of an agent, as if the time of the stall had not passed."""
+    return dataclasses.replace(
+        view,
+        wanted_at=view.wanted_at and view.wanted_at + seconds,
+        lost_at=view.lost_at and view.lost_at + seconds,
+        prepare=_call_without_stall(view.prepare, seconds),
+        assign=_call_without_stall(view.assign, seconds),
+        drain=_call_without_stall(view.drain, seconds),
+        save=_call_without_stall(view.save, seconds),
+    )
+
+
+def _call_without_stall(call: Call | None, seconds: float) -> Call | None:
+    """Its answer may have been here all the time."""
+    if call is None:
+        return None
+    done_at = call.done_at and call.done_at + seconds
+    return dataclasses.replace(call, sent_at=call.sent_at + seconds, done_at=done_at)

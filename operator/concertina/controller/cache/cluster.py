@@ -1,0 +1,193 @@
+"""Jobs, pods and nodes as the API server last told of them, and the one consistent look at a job that is planned on."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from concertina.controller.cache.capacity_queue import CapacityQueue
+from concertina.controller.cache.job import CachedJob
+from concertina.controller.cache.uri_index import UriIndex
+from concertina.kube.parse import pod_names
+from concertina.kube.parse.views import OwnedPod, job_view
+from concertina.kube.resources import Raw, version_of
+from concertina.plan.lifecycle.admission import by_quota
+from concertina.plan.types import AgentView, NodeView, Observed, PodView, Refusal, Refused
+
+PROGRESS_SECONDS = 2.0
+WRITES_PER_SECOND = 20.0
+"""Of progress, by all jobs together."""
+
+
+class ClusterCache:
+    """`changed(uid)` is called for every job about which something new is known."""
+
+    def __init__(
+        self,
+        changed: Callable[[str], None],
+        agents: Callable[[str], Mapping[str, AgentView]],
+        master_keys: tuple[str, ...] = (),
+    ) -> None:
+        self._changed = changed
+        self._agents = agents
+        self._master_keys = master_keys
+        self._jobs: dict[str, CachedJob] = {}
+        self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
+        """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
+        self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
+        """Pods by namespace and the name of the job that they are named after: pod's name to uid of its job."""
+        self._nodes: dict[str, NodeView] = {}
+        self._uris = UriIndex(self._jobs, changed)
+        self._capacity = CapacityQueue(self._jobs, self._nodes, changed)
+
+    def job(self, uid: str) -> CachedJob | None:
+        return self._jobs.get(uid)
+
+    def jobs(self) -> Iterator[CachedJob]:
+        return iter(self._jobs.values())
+
+    # --- what the API server says ----------------------------------------------------------------------------------
+
+    def on_job(self, obj: Raw) -> None:
+        """A TrainingJob as the API server sent it, in an event or as the answer to a write; an older one is ignored."""
+        uid, version = obj["metadata"]["uid"], version_of(obj)
+        job = self._jobs.get(uid)
+        if job is not None and version <= job.version:
+            return
+        view = job_view(obj, job.view if job else None)
+        status: Raw = obj.get("status") or {}
+        before = job.view if job else None
+        if job is None:
+            self._jobs[uid] = CachedJob(view, version, status, self._orphans.pop((uid, view.namespace), {}))
+        else:
+            if job.namespace_ends:
+                view = dataclasses.replace(view, deleting=True)
+            if view.generation != job.view.generation:
+                job.refused = None  # what it asks for now has not been tried
+            job.view, job.version, job.status = view, version, status
+        self._uris.update(uid)
+        if view != before:
+            self._job_changed(uid)
+
+    def forget_job(self, uid: str) -> None:
+        job = self._jobs.pop(uid, None)
+        if job is not None:
+            self._uris.update(uid)
+            self._capacity.update(uid)
+            if job.pods:
+                self._orphans[uid, job.view.namespace] = job.pods
+
+    def on_pod(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
+        self._index_name(old, new)
+        for pod in (old, new):
+            if pod is not None and pod.job_uid:
+                job = self._jobs.get(pod.job_uid)
+                if job is not None and job.view.namespace != pod.namespace:
+                    job = None  # a pod of another namespace may name a job's uid, but is none of its pods
+                orphans = (pod.job_uid, pod.namespace)
+                pods = job.pods if job else self._orphans.setdefault(orphans, {})
+                if pod is new:
+                    pods[pod.view.uid] = pod.view
+                elif new is None or new.view.uid != pod.view.uid:
+                    pods.pop(pod.view.uid, None)
+                if job is not None:
+                    self._job_changed(pod.job_uid)
+                elif not pods:
+                    del self._orphans[orphans]
+        if old is not None and new is None:
+            # A pod that is gone may free the quota that another one was refused for.
+            for uid, job in self._jobs.items():
+                if by_quota(job.refused) and job.view.namespace == old.namespace:
+                    job.refused = None
+                    self._changed(uid)
+
+    def _index_name(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
+        pod = new or old
+        assert pod is not None
+        name = pod_names.parse(pod.view.name)
+        if name is None:
+            return
+        key = pod.namespace, name.job
+        if new is not None:
+            self._pod_names.setdefault(key, {})[new.view.name] = new.job_uid
+        elif names := self._pod_names.get(key):
+            names.pop(pod.view.name, None)
+            if not names:
+                del self._pod_names[key]
+
+    def on_node(self, old: NodeView | None, new: NodeView | None) -> None:
+        node = new or old
+        assert node is not None
+        if new is None:
+            self._nodes.pop(node.name, None)
+        else:
+            self._nodes[node.name] = new
+        for uid, job in self._jobs.items():
+            if any(pod.node == node.name for pod in job.pods.values()):
+                self._changed(uid)
+        if _room(old) != _room(new):
+            self._capacity.room_changed()
+
+    # --- what came of writes ---------------------------------------------------------------------------------------
+
+    def planned(self, uid: str, observed: Observed) -> None:
+        """All that follows from this look has been done."""
+        if job := self._jobs.get(uid):
+            job.planned = observed.pods
+            if any(pod.uid not in job.pods for pod in observed.pods):
+                self._changed(uid)
+
+    def create_refused(self, uid: str, kind: Refusal, sentence: str, namespace_ends: bool = False) -> None:
+        if job := self._jobs.get(uid):
+            now, before = time.time(), job.refused
+            since = before.since if before and before.kind is kind else now
+            job.refused = Refused(kind, sentence[:1000], since, now)
+            if namespace_ends:
+                job.namespace_ends, job.view = True, dataclasses.replace(job.view, deleting=True)
+            self._job_changed(uid)
+
+    def name_taken(self, uid: str, name: str) -> None:
+        """By a pod of which the watch does not tell: a person's own, or one that is too new."""
+        if job := self._jobs.get(uid):
+            job.taken.add(name)
+            self._changed(uid)
+
+    def created(self, uid: str) -> None:
+        if job := self._jobs.get(uid):
+            job.refused = None
+
+    def _job_changed(self, uid: str) -> None:
+        self._capacity.job_changed(uid)
+        self._changed(uid)
+
+    # --- one look --------------------------------------------------------------------------------------------------
+
+    def observe(self, uid: str) -> Observed | None:
+        """None where the job is not known."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return None
+        rivals = self._capacity.rivals(uid)
+        names = self._pod_names.get((job.view.namespace, job.view.name), {})
+        return Observed(
+            job=job.view,
+            pods=tuple(sorted([*job.pods.values(), *job.ended_unseen()], key=lambda pod: (pod.index, pod.attempt))),
+            nodes=self._nodes,
+            agents=self._agents(uid),
+            fresh_claim=secrets.token_hex(8),
+            secret_made=job.secret_made_at is not None,
+            refused=job.refused,
+            taken=frozenset(job.taken).union(name for name, owner in names.items() if owner != uid),
+            rivals=rivals,
+            hindrance=self._capacity.hindrance(uid),
+            uri_holder=self._uris.holder(uid),
+            master_keys=self._master_keys,
+            progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
+        )
+
+
+def _room(node: NodeView | None) -> tuple[object, ...]:
+    """What a node says of how much could run there."""
+    return (node.ready, node.cordoned, node.allocatable) if node else ()

@@ -1,0 +1,58 @@
+"""One job as the operator knows it, beside its agents."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass, field
+
+from concertina.kube.resources import Raw
+from concertina.plan.types import JobView, PodView, Refused
+
+ENDED = ("Complete", "Failed")
+
+
+@dataclass
+class CachedJob:
+    view: JobView
+    """With `deleting` also while its namespace is being deleted: pods go first, so the job itself may not know."""
+    version: int
+    status: Raw
+    """As the API server has it: what a write must find unchanged."""
+    pods: dict[str, PodView] = field(default_factory=dict)
+    """By uid."""
+    namespace_ends: bool = False
+    secret: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its Secret is made, so that a group of pods makes one."""
+    secret_made_at: float | None = None
+    """On the monotonic clock."""
+    refused: Refused | None = None
+    """Why the last pod was not created."""
+    taken: set[str] = field(default_factory=set)
+    """Names that pods which are not ours were found to hold."""
+    preconditions_failed: int = 0
+    """Passes in a row that lost a precondition."""
+    planned: tuple[PodView, ...] = ()
+    """Pods as the last complete pass saw them."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.view.namespace}/{self.view.name}"
+
+    @property
+    def uri(self) -> str | None:
+        """Where a live job checkpoints to; None where it does not, or has ended."""
+        spec = self.view.spec
+        if spec is None or spec.checkpoint is None:
+            return None
+        if any(c.type in ENDED and c.status == "True" for c in self.view.status.conditions):
+            return None
+        return spec.checkpoint.uri.rstrip("/")
+
+    def ended_unseen(self) -> list[PodView]:
+        """Pods of torchrun that no complete pass saw going: their deletion and their end were heard in one burst. The
+        next one sees them as ended, or it would use their names again: they stand in no status, as members do."""
+        if self.view.spec is None or self.view.spec.launcher != "torchrun":
+            return []
+        gone = (pod for pod in self.planned if pod.uid not in self.pods and not (pod.deleting or pod.ended))
+        return [dataclasses.replace(p, phase="Failed", deleting=True, exit_message="it was deleted") for p in gone]

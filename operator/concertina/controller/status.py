@@ -1,0 +1,157 @@
+"""The one write of a pass to its job: the status, on the condition that the claim is the one that was observed."""
+
+from __future__ import annotations
+
+import time
+
+from concertina.api.status import JobStatus, rfc3339
+from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.cache.job import CachedJob
+from concertina.controller.log import log_event
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, TestFailed
+from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.kube.watch.events import Events
+from concertina.plan.types import Event, JobView
+
+CLAIM_FIELDS = ("round", "claimId", "committed")
+"""Of a claim; what makes it another one."""
+
+
+class PreconditionFailed(Exception):
+    """Something that was observed is no longer so: observe and plan again."""
+
+
+class StatusWriter:
+    def __init__(self, client: Client, cache: ClusterCache, events: Events) -> None:
+        self._client = client
+        self._cache = cache
+        self._events = events
+        self._dropped: tuple[str, ...] = ()
+        """Fields of the status that the API server was last seen to drop."""
+
+    async def write(self, job: CachedJob, status: JobStatus) -> None:
+        """Raises PreconditionFailed where the claim is not the one that was observed; then nothing is written."""
+        view, wanted = job.view, status.manifest()
+        before = view.status.manifest()
+        if wanted == before and job.status:
+            return
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": view.uid},
+            *claim_tests(job.status),
+            {"op": "add", "path": "/status", "value": wanted},
+        ]
+        try:
+            stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
+        except TestFailed as error:
+            self._cache.on_job(await self._client.get(TRAINING_JOBS, view.namespace, view.name))
+            raise PreconditionFailed("the claim is not the one that was observed") from error
+        _log_changes(job.name, before, wanted)
+        self._warn_of_dropped(view, dropped(wanted, stored.get("status") or {}))
+        self._cache.on_job(stored)
+
+    async def write_failure(self, job: CachedJob, error: Exception) -> None:
+        """A condition, an event and a line of the log for a pass that raised; the conditions of the next one that does
+        not take its place. Best effort: whatever made the pass fail must not keep this from being tried."""
+        view = job.view
+        message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
+        sentence = (
+            f"the operator failed on this job and tries again, ever more rarely ({message}). Its pods are left as they "
+            "are meanwhile. Report this with the operator's log, unless the words say what to do"
+        )
+        log_event("reconcile error", job.name, message=message)
+        conditions, news = failure_conditions(job.status, sentence, view.generation)
+        if not news:
+            return
+        self._events.post(view, Event("Warning", "ReconcileError", sentence))
+        status = job.status or None
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": view.uid},
+            {"op": "add", "path": "/status/conditions", "value": conditions}
+            if status
+            else {"op": "add", "path": "/status", "value": {"conditions": conditions}},
+        ]
+        try:
+            stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
+            self._cache.on_job(stored)
+        except ApiError as refused:
+            log_event("reconcile error not told", job.name, message=refused.message)
+
+    def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
+        """Once, on the job that it was seen on."""
+        if paths and paths != self._dropped:
+            self._dropped = paths
+            message = (
+                f"the API server does not keep {', '.join(paths[:10])}: its CustomResourceDefinition is older than "
+                "this operator. Apply the crds/ of this version, which helm upgrade leaves as they are: "
+                "kubectl apply --server-side --force-conflicts -f crds/"
+            )
+            log_event("outdated crd", f"{view.namespace}/{view.name}", message=message)
+            self._events.post(view, Event("Warning", "OutdatedCRD", message))
+
+
+def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
+    """The conditions of a job whose pass raised: as they were, but for two; and whether that is news."""
+    before = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    now = rfc3339(int(time.time()))
+    news = False
+    for kind in ("ReconcileError", "Stalled"):
+        old = before.get(kind) or {}
+        changed = old.get("status") != "True"
+        news |= changed or old.get("message") != sentence
+        before[kind] = {
+            "type": kind,
+            "status": "True",
+            "reason": "ReconcileError",
+            "message": sentence,
+            "lastTransitionTime": now if changed else old["lastTransitionTime"],
+            "observedGeneration": generation,
+        }
+    return list(before.values()), news
+
+
+def dropped(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
+    """Paths of fields that were written and are not there; of lists, of their first entry."""
+    if wanted == stored:
+        return ()
+    found: list[str] = []
+    for name, value in wanted.items():
+        here = f"{path}.{name}"
+        if name not in stored:
+            found.append(here)
+            continue
+        kept = stored[name]
+        if isinstance(value, list) and isinstance(kept, list) and value and kept:
+            value, kept, here = value[0], kept[0], f"{here}[]"
+        if isinstance(value, dict) and isinstance(kept, dict):
+            found += dropped(value, kept, here)
+    return tuple(found)
+
+
+def claim_tests(status: Raw) -> list[Raw]:
+    """The part of a JSON patch that holds only while `status.world.claim` is the one in `status`.
+
+    Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's."""
+    world = status.get("world")
+    if world is None:
+        return [{"op": "test", "path": "/status/world" if status else "/status", "value": None}]
+    path, claim = "/status/world/claim", world.get("claim")
+    if claim is None:
+        return [{"op": "test", "path": path, "value": None}]
+    return [{"op": "test", "path": f"{path}/{name}", "value": claim.get(name)} for name in CLAIM_FIELDS]
+
+
+def _log_changes(job: str, before: Raw, after: Raw) -> None:
+    """A line for each round claimed or committed, and for each condition that changed."""
+    old, new = before.get("world") or {}, after.get("world") or {}
+    claim = new.get("claim") or {}
+    if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):
+        log_event("claimed", job, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
+    if new.get("round") != old.get("round"):
+        members = [member["replica"] for member in new.get("members") or ()]
+        log_event("committed", job, round=new.get("round"), members=members)
+    was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
+    for condition in after.get("conditions") or ():
+        if was.get(condition["type"]) != (condition["status"], condition["reason"]):
+            shown = {key: condition.get(key) for key in ("status", "reason", "message")}
+            log_event("condition", job, type=condition["type"], **shown)

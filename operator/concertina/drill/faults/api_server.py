@@ -1,0 +1,67 @@
+"""Faults that the API server alone can make, on any cluster. A context manager each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+
+from concertina.drill.target import DrillTarget, Injection
+from concertina.kube.errors import ApiError
+from concertina.kube.resources import PODS
+
+SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
+KILL, STOP, CONTINUE = "9", "19", "18"
+
+
+def kill_worker(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
+    """SIGKILL to a training process."""
+    return _signal_worker(target, "SIGKILL", KILL)
+
+
+def hang(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
+    """SIGSTOP to a training process: it stands still, its connections stay open."""
+    return _signal_worker(target, "SIGSTOP", STOP)
+
+
+@asynccontextmanager
+async def _signal_worker(target: DrillTarget, name: str, number: str) -> AsyncIterator[Injection]:
+    """What was stopped, and is still there, goes on afterwards."""
+    member = await target.victim()
+    pid = await target.worker(member)
+    at = time.time()
+    await target.run_python(member.replica, SIGNAL, pid, number)
+    try:
+        yield Injection(at, f"{name} to the worker of {member.replica} on {member.node}")
+    finally:
+        if number == STOP:
+            with suppress(ApiError):  # it was killed, and its pod perhaps with it
+                await target.run_python(member.replica, SIGNAL, pid, CONTINUE)
+
+
+@asynccontextmanager
+async def kill_lead_pod(target: DrillTarget) -> AsyncIterator[Injection]:
+    """Delete the lead's pod without any grace: its kubelet kills all of it."""
+    lead = await target.lead()
+    at = time.time()
+    await target.client.delete(PODS, target.namespace, lead.replica, uid=lead.uid, grace=0)
+    yield Injection(at, f"deleted the lead's pod {lead.replica} on {lead.node}, without grace")
+
+
+@asynccontextmanager
+async def evict(target: DrillTarget) -> AsyncIterator[Injection]:
+    """Evict a pod as `kubectl drain` does: SIGTERM, and its grace."""
+    member = await target.victim()
+    at = time.time()
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": member.replica}}
+    await target.client.create_below(PODS, target.namespace, member.replica, "eviction", eviction)
+    yield Injection(at, f"evicted {member.replica} from {member.node}")
+
+
+@asynccontextmanager
+async def delete_operator(target: DrillTarget) -> AsyncIterator[Injection]:
+    """Delete the acting operator's pod without any grace."""
+    pod = await target.operator()
+    at = time.time()
+    await target.client.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], grace=0)
+    yield Injection(at, f"deleted the operator's pod {pod['metadata']['name']}, without grace")

@@ -1,0 +1,101 @@
+"""Faults that need the local cluster: its nodes, its control plane and its S3 server are processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from concertina.drill.target import OUTAGE, DrillTarget, Fault, Injection, environment_of
+from concertina.local.cluster import LocalCluster
+from concertina.local.host import processes
+from concertina.terminal.connection import Complaint
+
+API_SERVER = "kube-apiserver"
+
+
+def _kill(environment: dict[str, str], what: str) -> float:
+    """SIGKILL to process 1 of a container; when, in Unix seconds."""
+    found = processes.container(environment)
+    if found is None:
+        raise Complaint(f"The process of {what} was not found on this machine.")
+    at = time.time()
+    found.signal(signal.SIGKILL)
+    return at
+
+
+@asynccontextmanager
+async def kill_lead(target: DrillTarget) -> AsyncIterator[Injection]:
+    """SIGKILL to the lead's agent, with which its container ends."""
+    lead, uid = await target.lead(), (await target.job())["metadata"]["uid"]
+    at = await asyncio.to_thread(_kill, environment_of(uid, lead.replica), lead.replica)
+    yield Injection(at, f"SIGKILL to the agent of the lead, {lead.replica} on {lead.node}")
+
+
+@asynccontextmanager
+async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
+    """SIGKILL to the acting operator; its container is started again."""
+    name = (await target.operator())["metadata"]["name"]
+    at = await asyncio.to_thread(_kill, {"POD_NAME": name}, name)
+    yield Injection(at, f"SIGKILL to the operator {name}")
+
+
+def _on_a_node(
+    hurt: Callable[[LocalCluster, str], object], heal: Callable[[LocalCluster, str], object], what: str
+) -> Fault:
+    @asynccontextmanager
+    async def fault(target: DrillTarget) -> AsyncIterator[Injection]:
+        node = await target.victim_node()
+        at = time.time()
+        try:
+            await asyncio.to_thread(hurt, target.cluster, node)
+            yield Injection(at, what.format(node=node))
+        finally:
+            await asyncio.to_thread(heal, target.cluster, node)
+            await asyncio.to_thread(target.cluster.wait_nodes, [node])
+
+    return fault
+
+
+kill_node = _on_a_node(
+    LocalCluster.kill_node, LocalCluster.start_node, "killed node {node} with every process on it"
+)  # fmt: skip
+"""SIGKILL to every process of a node; it is booted again."""
+stop_node = _on_a_node(
+    LocalCluster.stop_node, LocalCluster.cont_node, "stopped node {node} with every process on it"
+)  # fmt: skip
+"""SIGSTOP to every process of a node: it falls silent, connections stay open; then it goes on where it was."""
+
+
+def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
+    """SIGKILL to the API server; it is started again, with its address and data."""
+
+    def start() -> None:
+        target.cluster.start_component(API_SERVER)
+        target.cluster.wait_api()
+
+    injection = Injection(time.time(), "SIGKILL to the API server", watched=False)
+    return _outage(lambda: target.cluster.kill_component(API_SERVER), start, injection)
+
+
+def kill_storage(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
+    """SIGKILL to the cluster's S3 server; it is started again, with its address and data."""
+    server = target.cluster.s3
+    if server is None:
+        raise Complaint("This local cluster has no S3 server of its own: start one with `concertina local up --s3`.")
+    return _outage(server.kill, server.start, Injection(time.time(), "SIGKILL to the S3 server"))
+
+
+@asynccontextmanager
+async def _outage(
+    stop: Callable[[], object], start: Callable[[], object], injection: Injection
+) -> AsyncIterator[Injection]:
+    """At least OUTAGE seconds long."""
+    try:
+        await asyncio.to_thread(stop)
+        yield injection
+        await asyncio.sleep(max(0.0, injection.at + OUTAGE - time.time()))
+    finally:
+        await asyncio.to_thread(start)

@@ -1,0 +1,187 @@
+"""One drill from top to bottom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.drill.scenarios import Scenario
+from concertina.drill.target import DrillTarget, Fault, Injection
+from concertina.drill.verdict import Expect, Seconds, Seen, Start, Verdict, evaluate
+from concertina.drill.watch import Late, Watch
+
+STEADY, WHOLE, FRESH, CHECKPOINT = 240.0, 240.0, 90.0, 240.0  # seconds, to give up
+Say = Callable[[str], None]
+
+
+async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, say: Say) -> Verdict:
+    """Wait until the job is whole, hurt it, watch, heal, watch until it is whole again, and evaluate.
+
+    Raises Late where the job is not whole at first, and what the fault raises where it can't be done."""
+    async with Watch(target) as watch:
+        say("waiting until all replicas are at work")
+        before = await _steady(watch)
+        pods = dict(watch.pods)
+        seen = Recording(watch, before)
+        async with fault(target) as injection:
+            say(injection.text)
+            await seen.after(injection, scenario.expect)
+        say("healed; waiting until all replicas are at work again")
+        await seen.to_the_end(scenario.expect)
+        same = watch.pods == pods
+    return evaluate(name, f"{target.namespace}/{target.name}", injection.text, scenario.expect, seen.seen(same))
+
+
+async def _steady(watch: Watch) -> JobStatus:
+    """The status once all replicas train, and a step of this round is known."""
+
+    def steady() -> JobStatus | None:
+        status = watch.status
+        made = status.progress is not None and status.world.since is not None
+        whole = watch.training() and status.world.replicas == len(watch.pods) > 0 and _wanted(status)
+        return status if made and whole else None
+
+    return await watch.until("a job with all its replicas at work", STEADY, steady)
+
+
+def _wanted(status: JobStatus) -> bool:
+    """Whether as many are at work as the spec wants: size is written as 6/8."""
+    have, _, want = status.world.size.partition("/")
+    return have == want
+
+
+class Recording:
+    """What was seen since the injection."""
+
+    def __init__(self, watch: Watch, before: JobStatus) -> None:
+        self._watch, self._before = watch, before
+        self._injection = Injection(0.0, "")
+        self._start: Start | None = None
+        self._first: float | None = None
+        self._first_status = before
+        self._named: float | None = None
+        self._whole: float | None = None
+        self._checkpoint: float | None = None
+        self._missing = ""
+
+    async def after(self, injection: Injection, expect: Expect) -> None:
+        """Until the first step after the injection, or until it is overdue."""
+        self._injection = injection
+        try:
+            if expect.named:
+                await self._straggler(expect.seconds)
+            elif expect.new_round:
+                await self._new_round(expect.seconds)
+            elif injection.watched:
+                await self._same_round(expect.seconds)
+        except Late as error:
+            self._missing = str(error)
+
+    async def to_the_end(self, expect: Expect) -> None:
+        """The fault is healed: until the job is as it was."""
+        healed = time.time()
+        watch, rounds = self._watch, self._before.world.round
+        try:
+            if expect.new_round is False and self._first is None and not self._missing:
+                at = await watch.until("news of the job", FRESH, lambda: self._progress_since(healed))
+                self._first = at - healed
+            wanted = self._before.world.replicas
+            await watch.until(
+                f"a world of {wanted} replicas again",
+                WHOLE,
+                lambda: (
+                    watch.training()
+                    and watch.status.world.replicas == wanted
+                    and (not expect.new_round or watch.status.world.round > rounds)
+                    and self._progress_since(healed)
+                ),
+            )
+            self._whole = time.time() - self._injection.at
+            if expect.checkpoint:
+                self._checkpoint = await watch.until("a new checkpoint", CHECKPOINT, lambda: self._saved_since(healed))
+                self._checkpoint -= self._injection.at
+        except Late as error:
+            self._missing = self._missing or str(error)
+
+    async def _new_round(self, seconds: float) -> None:
+        """Its first step from the trainer's log; where there is none (a command of one's own), from the status."""
+        watch, rounds = self._watch, self._before.world.round
+
+        def start() -> Start | None:
+            return watch.first_start(rounds, self._injection.at)
+
+        def at_work() -> bool:
+            return watch.training() and watch.status.world.round > rounds
+
+        await watch.until("the first step of a new round", seconds, start if watch.bundled else at_work)
+        self._start = start()
+        self._first = (self._start.at if self._start else watch.seen_at) - self._injection.at
+        await watch.until("the status of the new round", FRESH, lambda: self._claimed_after() and at_work())
+        self._first_status = watch.status
+
+    async def _same_round(self, seconds: float) -> None:
+        """Steps go on: a log line that is newer than the injection, or the status's word."""
+        watch, step = self._watch, self._watch.step
+        news = f"a step within {seconds:g} s"
+        await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._injection.at + 1))
+        self._first = time.time() - self._injection.at
+
+    async def _straggler(self, seconds: float) -> None:
+        """Until the victim stands in status.stragglers."""
+
+        def named() -> bool:
+            return any(mark.replica == self._injection.replica for mark in self._watch.status.stragglers)
+
+        await self._watch.until(f"{self._injection.replica} in status.stragglers", seconds, named)
+        self._named = self._watch.seen_at - self._injection.at
+
+    def _claimed_after(self) -> bool:
+        return self._watch.status.world.round > self._before.world.round
+
+    def _progress_since(self, at: float) -> float | None:
+        progress = self._watch.status.progress
+        when = unix_seconds(progress.at) if progress else 0.0
+        return when if when > at else None
+
+    def _saved_since(self, at: float) -> float | None:
+        saved, known = self._watch.status.last_checkpoint, self._before.last_checkpoint
+        new = saved is not None and (known is None or saved.step > known.step)
+        return unix_seconds(saved.at) if saved and new and unix_seconds(saved.at) > at else None
+
+    def seen(self, same_pods: bool) -> Seen:
+        before, first, end = self._before, self._first_status, self._watch.status
+        claim = first.world.claim
+        new = [entry for entry in end.restarts.recent if unix_seconds(entry.at) >= self._injection.at]
+        words = [f"{entry.reason} of {entry.replica}" for entry in new[:1]]
+        if claim and first.world.round > before.world.round:
+            words.append(f"{claim.reason}: {claim.message}")
+        elif end.world.claim and end.world.round > before.world.round:
+            words.append(f"{end.world.claim.reason}: {end.world.claim.message}")
+        return Seen(
+            seconds=Seconds(
+                claimed=self._since(claim.at if claim else None),
+                committed=self._since(first.world.since),
+                first_step=self._first,
+                named=self._named,
+                whole=self._whole,
+                checkpoint=self._checkpoint,
+            ),
+            before=before.world.replicas,
+            after=first.world.replicas,
+            end=end.world.replicas,
+            rounds=first.world.round - before.world.round,
+            rounds_in_all=end.world.round - before.world.round,
+            replayed=end.steps_replayed - before.steps_replayed,
+            counted=sum(entry.counted for entry in new),
+            cause="; ".join(words),
+            start=self._start,
+            same_pods=same_pods,
+            steps_meanwhile=max(0, self._watch.step - (before.progress.step if before.progress else 0)),
+            missing=self._missing,
+        )
+
+    def _since(self, timestamp: str | None) -> float | None:
+        """Seconds from the injection to that time; None where it lies before."""
+        seconds = unix_seconds(timestamp) - self._injection.at if timestamp else None
+        return round(seconds, 4) if seconds is not None and seconds >= 0 else None

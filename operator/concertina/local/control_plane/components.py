@@ -1,0 +1,131 @@
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes: their files and their flags."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from concertina.local.control_plane import certificates
+
+SERVICE_RANGE = "10.96.0.0/16"
+# Nobody uses it (no endpoints are reconciled), but without it the API server looks for a route to the outside.
+_ADVERTISED = "192.0.2.1"
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where the control plane listens: one loopback address of the cluster's own, ports chosen by the kernel."""
+
+    address: str
+    api: int
+    etcd: int
+    etcd_peer: int
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.address}:{self.api}"
+
+
+def write_files(directory: Path, endpoints: Endpoints) -> None:
+    """Certificates, keys and kubeconfigs of all components, and the administrator's kubeconfig."""
+    pki = directory / "pki"
+    authority = certificates.Authority.create(pki)
+    names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+    names += ["kubernetes.default.svc.cluster.local", endpoints.address, "127.0.0.1", "::1", "10.96.0.1"]
+    authority.issue("apiserver", "kube-apiserver", hosts=names)
+    authority.issue("kubelet-client", "kube-apiserver-kubelet-client", ["system:masters"])
+    certificates.service_account_key(pki)
+    for component in ("kube-controller-manager", "kube-scheduler"):
+        authority.kubeconfig(pki / f"{component}.kubeconfig", endpoints.server, f"system:{component}")
+    authority.kubeconfig(pki / "kubeconfig", endpoints.server, "admin", ["system:masters"])
+    (pki / "kubeconfig").replace(directory / "kubeconfig")
+
+
+def commands(directory: Path, endpoints: Endpoints, binaries: Mapping[str, Path]) -> dict[str, list[str]]:
+    """The command line of each component."""
+    flags = {
+        "etcd": _etcd(directory, endpoints),
+        "kube-apiserver": _apiserver(directory, endpoints),
+        "kube-controller-manager": _controller_manager(directory),
+        "kube-scheduler": _scheduler(directory),
+    }
+    return {
+        name: [str(binaries[name]), *(f"--{flag}={value}" for flag, value in flags[name].items())]
+        for name in COMPONENTS
+    }
+
+
+def _etcd(directory: Path, endpoints: Endpoints) -> dict[str, object]:
+    client = f"http://{endpoints.address}:{endpoints.etcd}"
+    peer = f"http://{endpoints.address}:{endpoints.etcd_peer}"
+    return {
+        "data-dir": directory / "etcd",
+        "unsafe-no-fsync": "true",
+        "log-level": "error",
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+    }
+
+
+def _apiserver(directory: Path, endpoints: Endpoints) -> dict[str, object]:
+    pki = directory / "pki"
+    return {
+        "etcd-servers": f"http://{endpoints.address}:{endpoints.etcd}",
+        "bind-address": endpoints.address,
+        "secure-port": endpoints.api,
+        "advertise-address": _ADVERTISED,
+        "endpoint-reconciler-type": "none",
+        "service-cluster-ip-range": SERVICE_RANGE,
+        "cert-dir": pki,
+        "tls-cert-file": pki / "apiserver.crt",
+        "tls-private-key-file": pki / "apiserver.key",
+        "client-ca-file": pki / "ca.crt",
+        "authorization-mode": "RBAC",
+        "service-account-issuer": "https://kubernetes.default.svc",
+        "service-account-key-file": pki / "service-account.pub",
+        "service-account-signing-key-file": pki / "service-account.key",
+        "kubelet-certificate-authority": pki / "ca.crt",
+        "kubelet-client-certificate": pki / "kubelet-client.crt",
+        "kubelet-client-key": pki / "kubelet-client.key",
+        "kubelet-preferred-address-types": "InternalIP",
+        "allow-privileged": "true",
+        "profiling": "false",
+    }
+
+
+def _controller_manager(directory: Path) -> dict[str, object]:
+    pki = directory / "pki"
+    return {
+        "kubeconfig": pki / "kube-controller-manager.kubeconfig",
+        "authentication-kubeconfig": pki / "kube-controller-manager.kubeconfig",
+        "authorization-kubeconfig": pki / "kube-controller-manager.kubeconfig",
+        "use-service-account-credentials": "true",
+        "service-account-private-key-file": pki / "service-account.key",
+        "root-ca-file": pki / "ca.crt",
+        "leader-elect": "false",
+        "secure-port": 0,
+        # A node that is silent this long is NotReady (50 s by default): drills should not wait a minute.
+        "node-monitor-grace-period": "8s",
+        "node-monitor-period": "1s",
+        # The same goes for an autoscaler's next look (15 s by default).
+        "horizontal-pod-autoscaler-sync-period": "2s",
+        # Its start is a long row of requests, which the default of 20 a second stretches by 4 s.
+        "kube-api-qps": 500,
+        "kube-api-burst": 1000,
+        "profiling": "false",
+    }
+
+
+def _scheduler(directory: Path) -> dict[str, object]:
+    kubeconfig = directory / "pki" / "kube-scheduler.kubeconfig"
+    return {
+        "kubeconfig": kubeconfig,
+        "authentication-kubeconfig": kubeconfig,
+        "authorization-kubeconfig": kubeconfig,
+        "leader-elect": "false",
+        "secure-port": 0,
+        "profiling": "false",
+    }

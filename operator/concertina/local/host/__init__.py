@@ -1,0 +1,1 @@
+"""What of this machine is used: folders, processes, namespaces, a terminal."""

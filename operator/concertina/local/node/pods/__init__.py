@@ -1,0 +1,1 @@
+"""Pods as the kubelet of a node keeps them."""

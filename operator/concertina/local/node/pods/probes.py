@@ -1,0 +1,121 @@
+"""Probes: exec, httpGet, tcpSocket; readiness, liveness and startup."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from concertina.local.node.runtime.container import Container
+
+Object = dict[str, Any]
+Warn = Callable[[str, str], None]  # reason, message
+
+
+async def watch(container: Container, address: str, grace: float, changed: Callable[[], None], warn: Warn) -> None:
+    """Probe a running container until it ends: sets started and ready, stops it when startup or liveness fail."""
+    startup = container.spec.get("startupProbe")
+    if startup:
+        await _first_delay(startup)
+        if not await _settle(startup, container, address, wanted=True, warn=warn, kind="Startup"):
+            await container.stop(grace)
+            return
+        container.state.started = True
+        container.state.ready = "readinessProbe" not in container.spec
+        changed()
+    async with asyncio.TaskGroup() as group:
+        if "readinessProbe" in container.spec:
+            group.create_task(_readiness(container, address, changed, warn))
+        if "livenessProbe" in container.spec:
+            group.create_task(_liveness(container, address, grace, warn))
+
+
+async def _readiness(container: Container, address: str, changed: Callable[[], None], warn: Warn) -> None:
+    await _first_delay(container.spec["readinessProbe"])
+    while True:
+        wanted = not container.state.ready
+        flipped = await _settle(
+            container.spec["readinessProbe"], container, address, wanted=wanted, warn=warn, kind="Readiness"
+        )
+        if flipped:
+            container.state.ready = wanted
+            changed()
+
+
+async def _liveness(container: Container, address: str, grace: float, warn: Warn) -> None:
+    await _first_delay(container.spec["livenessProbe"])
+    if await _settle(container.spec["livenessProbe"], container, address, wanted=False, warn=warn, kind="Liveness"):
+        warn("Killing", f"Container {container.name} failed liveness probe, will be restarted")
+        await container.stop(grace)
+
+
+async def _first_delay(probe: Object) -> None:
+    await asyncio.sleep(probe.get("initialDelaySeconds", 0))
+
+
+async def _settle(probe: Object, container: Container, address: str, *, wanted: bool, warn: Warn, kind: str) -> bool:
+    """Probe until `wanted` was the answer often enough in a row: True. A startup probe that fails too often: False."""
+    needed = probe.get("successThreshold", 1) if wanted else probe.get("failureThreshold", 3)
+    allowed = probe.get("failureThreshold", 3)
+    in_row = failures = 0
+    await asyncio.sleep(probe.get("initialDelaySeconds", 0) if in_row == 0 and not container.state.ready else 0)
+    while in_row < needed:
+        error = await _probe(probe, container, address)
+        if error:
+            warn("Unhealthy", f"{kind} probe failed: {error}")
+        failures = failures + 1 if error else 0
+        if kind == "Startup" and failures >= allowed:
+            return False
+        in_row = in_row + 1 if (error is None) == wanted else 0
+        if in_row < needed:
+            await asyncio.sleep(probe.get("periodSeconds", 10))
+    return True
+
+
+async def _probe(probe: Object, container: Container, address: str) -> str | None:
+    """One try; None when it succeeded, else why not."""
+    timeout = float(probe.get("timeoutSeconds", 1))
+    if "exec" in probe:
+        code, output = await container.execute(probe["exec"]["command"], timeout)
+        return None if code == 0 else f"exit code {code}: {output.strip()[-500:]}"
+    try:
+        async with asyncio.timeout(timeout):
+            if "httpGet" in probe:
+                return await _http(probe["httpGet"], container, address)
+            if "tcpSocket" in probe:
+                return await _tcp(probe["tcpSocket"], container, address)
+    except TimeoutError:
+        return f"no answer within {timeout:g} s"
+    except (OSError, aiohttp.ClientError) as error:
+        return str(error) or type(error).__name__
+    return "this kind of probe is not known to the local cluster"
+
+
+async def _http(action: Object, container: Container, address: str) -> str | None:
+    scheme = action.get("scheme", "HTTP").lower()
+    host = action.get("host") or address
+    url = f"{scheme}://{host}:{_port(action['port'], container)}/{action.get('path', '/').lstrip('/')}"
+    headers = {header["name"]: header["value"] for header in action.get("httpHeaders") or []}
+    tls = ssl._create_unverified_context() if scheme == "https" else True  # as the kubelet: it has no CA to check with
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(url, ssl=tls, allow_redirects=False) as response,
+    ):
+        return None if 200 <= response.status < 400 else f"HTTP probe failed with statuscode: {response.status}"
+
+
+async def _tcp(action: Object, container: Container, address: str) -> str | None:
+    _, writer = await asyncio.open_connection(action.get("host") or address, _port(action["port"], container))
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return None
+
+
+def _port(port: int | str, container: Container) -> int:
+    if isinstance(port, int):
+        return port
+    named = [each["containerPort"] for each in container.spec.get("ports") or [] if each.get("name") == port]
+    return int(named[0]) if named else int(port)

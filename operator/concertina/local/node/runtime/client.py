@@ -1,0 +1,62 @@
+"""The kubelet's end of the link to the runtime: futures for starts and ends."""
+
+import asyncio
+import contextlib
+import os
+import socket
+
+from concertina.local.node.runtime.process import Execution, Launch, receive_event, send_request
+
+
+class LaunchFailed(Exception):
+    """The process could not be started; the text says why."""
+
+
+class Running:
+    """A process that the runtime started: its pid in the node's pid namespace, and its exit code when it ends."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.pid: asyncio.Future[int] = loop.create_future()
+        self.exit: asyncio.Future[int] = loop.create_future()
+
+    def signal(self, number: int) -> None:
+        """Send a signal unless it has ended."""
+        if self.pid.done() and not self.exit.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid.result(), number)
+
+
+class RuntimeClient:
+    """Requests to the runtime; call listen() once inside the event loop."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._running: dict[str, Running] = {}
+
+    def listen(self) -> None:
+        asyncio.get_running_loop().add_reader(self._link, self._receive)
+
+    async def start(self, request: Launch | Execution, output: int) -> Running:
+        """Start a process whose output goes to the descriptor output, which is closed here. Raises LaunchFailed."""
+        running = self._running[request.id] = Running()
+        send_request(self._link, request, output)
+        os.close(output)
+        await asyncio.shield(running.pid)
+        return running
+
+    def _receive(self) -> None:
+        event = receive_event(self._link)
+        if event is None:
+            asyncio.get_running_loop().stop()
+        elif event.kind == "started":
+            self._running[event.id].pid.set_result(event.value)
+        elif event.kind == "failed":
+            self._running.pop(event.id).pid.set_exception(LaunchFailed(event.text))
+        else:
+            self._running.pop(event.id).exit.set_result(_exit_code(event.value))
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,180 @@
+"""One container of a pod: from its manifest to a running process, to the state that it ended in; again and again."""
+
+import asyncio
+import signal
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concertina.local.node import images
+from concertina.local.node.runtime import environment, logs, mounts, rootfs
+from concertina.local.node.runtime.client import LaunchFailed, Running, RuntimeClient
+from concertina.local.node.runtime.process import Execution, Launch
+from concertina.local.node.status import ContainerState, now
+
+Object = dict[str, Any]
+_FIRST_BACKOFF, _LONGEST_BACKOFF, _FORGIVEN_AFTER = 10.0, 300.0, 600.0  # seconds, as the kubelet's
+_MESSAGE_BYTES, _FALLBACK_BYTES, _FALLBACK_LINES = 4096, 2048, 80
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Seconds to wait before the next try: none at first, then doubled by each failure."""
+
+    seconds: float = 0.0
+
+    def next(self) -> "Backoff":
+        return Backoff(min(2 * self.seconds, _LONGEST_BACKOFF) or _FIRST_BACKOFF)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a container takes over from its pod when it starts."""
+
+    variables: dict[str, str]
+    image: images.Image
+    mounts: list[rootfs.Mount]
+    hostname: str
+
+
+class Container:
+    """A container of a pod over all of its starts."""
+
+    def __init__(self, spec: Object, folder: Path, runtime: RuntimeClient, state: ContainerState) -> None:
+        self.spec, self.folder, self.state = spec, folder, state
+        self.name = str(spec["name"])
+        self.backoff = Backoff()
+        self.log: logs.LogWriter | None = None
+        self.running: Running | None = None
+        self._runtime = runtime
+        self._environment: dict[str, str] = {}
+        self._started = 0.0
+
+    def log_path(self, previous: bool = False) -> Path:
+        """The log of the latest start, or of the one before."""
+        return self.folder / f"{self.state.restarts - previous}.log"
+
+    async def start(self, setting: Setting) -> bool:
+        """Start the process. False when it could not be: the state says why, as of a container that ended.
+
+        Raises environment.ConfigError when there is no command.
+        """
+        variables = setting.variables
+        argv = _command(self.spec, setting.image, variables)
+        identity = uuid.uuid4().hex
+        self.log = logs.LogWriter(self.log_path())
+        own = [*setting.mounts, self._termination_mount()]
+        visible = [*mounts.of_image(setting.image.environment, own), *own]
+        launch = Launch(identity, argv, variables, self.spec.get("workingDir") or "/", setting.hostname, visible)
+        self.state.container_id = f"concertina://{identity}"
+        self._environment, self._started = variables, time.monotonic()
+        try:
+            self.running = await self._runtime.start(launch, self.log.attach())
+        except LaunchFailed as error:
+            self._end({"exitCode": 128, "reason": "StartError", "message": str(error)}, now())
+            return False
+        has_probe = "readinessProbe" in self.spec or "startupProbe" in self.spec
+        self.state.state = {"running": {"startedAt": now()}}
+        self.state.started = "startupProbe" not in self.spec
+        self.state.ready = not has_probe
+        return True
+
+    async def wait(self) -> int:
+        """Until the process has ended and its output is read; returns the exit code, which is in the state then."""
+        assert self.running
+        assert self.log
+        code = await asyncio.shield(self.running.exit)
+        await self.log.done.wait()
+        if "running" in self.state.state:
+            reason = "Completed" if code == 0 else "Error"
+            since = self.state.state["running"]["startedAt"]
+            self._end({"exitCode": code, "reason": reason, "message": self._message(code)}, since)
+            if time.monotonic() - self._started > _FORGIVEN_AFTER:
+                self.backoff = Backoff()
+        return code
+
+    async def stop(self, grace: float) -> None:
+        """preStop, SIGTERM, and SIGKILL when the grace in seconds is over; returns when the process has ended."""
+        running = self.running
+        if running is None or running.exit.done():
+            return
+        deadline = time.monotonic() + grace
+        hook = (self.spec.get("lifecycle") or {}).get("preStop") or {}
+        if "exec" in hook and grace > 0:
+            await self.execute(hook["exec"]["command"], timeout=grace)
+        elif "sleep" in hook and grace > 0:
+            await asyncio.wait([running.exit], timeout=min(grace, hook["sleep"]["seconds"]))
+        running.signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
+        await asyncio.wait([running.exit], timeout=max(0.0, deadline - time.monotonic()))
+        running.signal(signal.SIGKILL)
+        await self.wait()
+
+    async def execute(self, argv: list[str], timeout: float) -> tuple[int, str]:
+        """Run a command inside the running container; its exit code and output (code 124 when it took too long)."""
+        assert self.running
+        writer = logs.LogWriter(self.folder / f"exec-{uuid.uuid4().hex}.log")
+        execution = Execution(
+            uuid.uuid4().hex, argv, self._environment, self.spec.get("workingDir") or "/", self.running.pid.result()
+        )
+        try:
+            process = await self._runtime.start(execution, writer.attach())
+            done, _ = await asyncio.wait([process.exit], timeout=timeout)
+            process.signal(signal.SIGKILL)
+            code = process.exit.result() if done else 124
+            output = b"".join(logs.lines(writer.path)).decode(errors="replace")
+            return code, output
+        except LaunchFailed as error:
+            return 126, str(error)
+        finally:
+            writer.path.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """SIGKILL the process, if one runs."""
+        if self.running:
+            self.running.signal(signal.SIGKILL)
+
+    def retire(self) -> None:
+        """Make what ended the last state."""
+        self.state.last_state = {"terminated": self.state.state["terminated"]}
+
+    def never_ran(self) -> None:
+        """Call a container that waits, in a pod that is deleted, ended; nothing else can become of it."""
+        if "waiting" in self.state.state:
+            text = "The container could not be located when the pod was terminated"
+            self._end({"exitCode": 137, "reason": "ContainerStatusUnknown", "message": text}, now())
+
+    def waiting(self, reason: str, message: str = "") -> None:
+        """Say what the container waits for."""
+        self.state.state = {"waiting": {"reason": reason} | ({"message": message} if message else {})}
+        self.state.ready = self.state.started = False
+
+    def _end(self, terminated: Object, started: str) -> None:
+        times = {"startedAt": started, "finishedAt": now(), "containerID": self.state.container_id}
+        self.state.state = {"terminated": {key: value for key, value in (terminated | times).items() if value != ""}}
+        self.state.ready = self.state.started = False
+
+    def _termination_mount(self) -> rootfs.Mount:
+        path = self.folder / f"{self.state.restarts}.termination"
+        path.touch()
+        path.chmod(0o666)
+        return rootfs.Mount(str(path), self.spec.get("terminationMessagePath") or "/dev/termination-log")
+
+    def _message(self, code: int) -> str:
+        path = self.folder / f"{self.state.restarts}.termination"
+        text = path.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
+        if text or code == 0 or self.spec.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+            return text
+        tail = b"".join(logs.lines(self.log_path(), tail=_FALLBACK_LINES))
+        return tail[-_FALLBACK_BYTES:].decode(errors="replace")
+
+
+def _command(spec: Object, image: images.Image, variables: dict[str, str]) -> list[str]:
+    """command and args over those of the image, as container runtimes combine them."""
+    command = [environment.expand(word, variables) for word in spec.get("command") or []] or list(image.command)
+    argv = command + [environment.expand(word, variables) for word in spec.get("args") or []]
+    if not argv:
+        what = f"image {spec['image']} stands for {image.environment}, which has none of its own"
+        raise environment.ConfigError(f'container "{spec["name"]}" has no command: {what}')
+    return argv

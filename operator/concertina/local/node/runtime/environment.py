@@ -1,0 +1,156 @@
+"""The environment and command line of a container: what the manifest says, the downward API, ConfigMaps and Secrets.
+
+Nothing of the caller's environment is passed on, so that what works here works in a container.
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from concertina.local.node.runtime.quantity import in_units
+
+Object = dict[str, Any]
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+_SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]$")
+
+
+class ConfigError(Exception):
+    """The container cannot be configured (CreateContainerConfigError); the text says why."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a container's environment is made from besides its manifest."""
+
+    pod: Object  # with status.podIP and status.hostIP
+    allocatable: Mapping[str, str]  # of the node, for limits that are not set
+    api_host: str
+    api_port: int
+    config_maps: Mapping[str, Object | None] = field(default_factory=dict)  # None: there is none of this name
+    secrets: Mapping[str, Object | None] = field(default_factory=dict)
+
+
+def references(container: Object) -> tuple[set[str], set[str]]:
+    """The names of the ConfigMaps and of the Secrets that the environment of a container needs."""
+    maps, secrets = set(), set()
+    for source in container.get("envFrom") or []:
+        maps |= {source["configMapRef"]["name"]} if "configMapRef" in source else set()
+        secrets |= {source["secretRef"]["name"]} if "secretRef" in source else set()
+    for variable in container.get("env") or []:
+        source = variable.get("valueFrom") or {}
+        maps |= {source["configMapKeyRef"]["name"]} if "configMapKeyRef" in source else set()
+        secrets |= {source["secretKeyRef"]["name"]} if "secretKeyRef" in source else set()
+    return maps, secrets
+
+
+def build(container: Object, sources: Sources, environment: str | None) -> dict[str, str]:
+    """All variables of a container; environment is the folder of its image's virtual environment, if it has one."""
+    host, port = sources.api_host, str(sources.api_port)
+    result = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": sources.pod["metadata"]["name"]}
+    if environment:
+        result |= {"PATH": f"{environment}/bin:{_PATH}", "VIRTUAL_ENV": environment}
+    result |= {
+        "KUBERNETES_SERVICE_HOST": host,
+        "KUBERNETES_SERVICE_PORT": port,
+        "KUBERNETES_SERVICE_PORT_HTTPS": port,
+        "KUBERNETES_PORT": f"tcp://{host}:{port}",
+    }
+    for source in container.get("envFrom") or []:
+        result |= _all_keys(source, sources)
+    for variable in container.get("env") or []:
+        value = _value(variable, container, sources, result)
+        if value is not None:
+            result[variable["name"]] = value
+    return result
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Replace $(NAME) by its value; unknown names stay as they are, $$ is a dollar."""
+
+    def replace(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(replace, text)
+
+
+def _all_keys(source: Object, sources: Sources) -> dict[str, str]:
+    reference = source.get("configMapRef") or source.get("secretRef") or {}
+    data = _data(sources, "configMapRef" in source, reference)
+    return {source.get("prefix", "") + key: value for key, value in data.items()}
+
+
+def _data(sources: Sources, is_map: bool, reference: Object) -> dict[str, str]:
+    name = reference["name"]
+    found = (sources.config_maps if is_map else sources.secrets).get(name)
+    if found is None:
+        if reference.get("optional"):
+            return {}
+        raise ConfigError(f'{"configmap" if is_map else "secret"} "{name}" not found')
+    data = found.get("data") or {}
+    return dict(data) if is_map else {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+
+def _value(variable: Object, container: Object, sources: Sources, known: Mapping[str, str]) -> str | None:
+    source = variable.get("valueFrom")
+    if not source:
+        return expand(variable.get("value", ""), known)
+    if "fieldRef" in source:
+        return field_value(sources.pod, source["fieldRef"]["fieldPath"])
+    if "resourceFieldRef" in source:
+        return resource_value(source["resourceFieldRef"], container, sources.allocatable)
+    is_map = "configMapKeyRef" in source
+    reference = source["configMapKeyRef"] if is_map else source.get("secretKeyRef")
+    if reference is None:
+        raise ConfigError(f"environment variable {variable['name']}: its valueFrom is not known to the local cluster")
+    data = _data(sources, is_map, reference)
+    if reference["key"] in data:
+        return data[reference["key"]]
+    if reference.get("optional"):
+        return None
+    kind = "ConfigMap" if is_map else "Secret"
+    namespace = sources.pod["metadata"]["namespace"]
+    raise ConfigError(f"couldn't find key {reference['key']} in {kind} {namespace}/{reference['name']}")
+
+
+def field_value(pod: Object, path: str) -> str:
+    """The downward API's view of a pod's field."""
+    metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
+    subscript = _SUBSCRIPT.match(path)
+    if subscript:
+        return str((metadata.get(subscript[1]) or {}).get(subscript[2], ""))
+    if path in ("metadata.labels", "metadata.annotations"):
+        entries = metadata.get(path.split(".")[1]) or {}
+        return "\n".join(f'{key}="{_quote(value)}"' for key, value in sorted(entries.items()))
+    values = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata["uid"],
+        "spec.nodeName": spec.get("nodeName", ""),
+        "spec.serviceAccountName": spec.get("serviceAccountName", ""),
+        "status.hostIP": status.get("hostIP", ""),
+        "status.hostIPs": status.get("hostIP", ""),
+        "status.podIP": status.get("podIP", ""),
+        "status.podIPs": status.get("podIP", ""),
+    }
+    if path not in values:
+        raise ConfigError(f"fieldPath {path} is not known to the local cluster")
+    return str(values[path])
+
+
+def _quote(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def resource_value(reference: Object, container: Object, allocatable: Mapping[str, str]) -> str:
+    """A container's limit or request in units of the divisor; a limit that is not set is all the node has."""
+    kind, _, resource = reference["resource"].partition(".")
+    resources = container.get("resources") or {}
+    found = (resources.get(kind) or {}).get(resource)
+    if found is None and kind == "limits":
+        found = allocatable.get(resource)
+    if found is None and kind == "requests":
+        found = (resources.get("limits") or {}).get(resource)
+    return in_units(str(found or "0"), str(reference.get("divisor") or "1"))

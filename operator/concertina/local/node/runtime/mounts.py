@@ -1,0 +1,65 @@
+"""Which files and folders of the machine a container sees, and where."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from concertina.local.host import paths
+from concertina.local.node.runtime import environment, rootfs
+from concertina.local.node.runtime.volumes import Volumes
+
+Object = dict[str, Any]
+
+
+def write_hosts(folder: Path, pod: Object, address: str) -> Path:
+    """The pod's /etc/hosts: its own name has to resolve to its own address."""
+    lines = ["# Kubernetes-managed hosts file.", "127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
+    lines.append(f"{address}\t{hostname(pod)}")
+    for alias in pod["spec"].get("hostAliases") or []:
+        lines.append(alias["ip"] + "\t" + "\t".join(alias.get("hostnames") or []))
+    path = folder / "hosts"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def hostname(pod: Object) -> str:
+    """The host name inside the pod."""
+    return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63]
+
+
+def of_container(spec: Object, volumes: Volumes, hosts: Path, variables: dict[str, str]) -> list[rootfs.Mount]:
+    """The mounts of a container: its volumeMounts, /etc/hosts and /dev/shm."""
+    mounts = [rootfs.Mount(str(hosts), "/etc/hosts")]
+    targets = {"/etc/hosts"}
+    for mount in spec.get("volumeMounts") or []:
+        target = mount["mountPath"].rstrip("/") or "/"
+        source = volumes.paths[mount["name"]]
+        inner = mount.get("subPath") or environment.expand(mount.get("subPathExpr") or "", variables)
+        if inner:
+            source = _below(source, inner)
+        mounts.append(rootfs.Mount(str(source), target, bool(mount.get("readOnly")) or volumes.is_data(mount["name"])))
+        targets.add(target)
+    if "/dev/shm" not in targets:
+        mounts.append(rootfs.Mount(str(volumes.shm), "/dev/shm"))
+    return mounts
+
+
+def of_image(folder: str, covering: Sequence[rootfs.Mount]) -> list[rootfs.Mount]:
+    """What keeps an image's environment visible where a volume would cover it, as an emptyDir at /tmp does with a
+    checkout below /tmp: the environment, the Python that it was made from, and the checkout that it links to."""
+    kept = {os.path.realpath(path) for path in (folder, sys.base_prefix, paths.checkout())}
+    targets = [mount.target.rstrip("/") for mount in covering]
+    return [rootfs.Mount(path, path) for path in sorted(kept) if any(path.startswith(f"{t}/") for t in targets)]
+
+
+def _below(source: Path, inner: str) -> Path:
+    """A subPath; a folder is made where there is nothing yet."""
+    path = source / inner
+    if ".." in Path(inner).parts or Path(inner).is_absolute():
+        raise environment.ConfigError(f"subPath {inner} leads out of its volume")
+    if not path.exists():
+        path.mkdir(parents=True)
+        path.chmod(0o777)
+    return path

@@ -1,0 +1,201 @@
+"""Process 1 of a node: it forks containers and reports their ends, as containerd and its shims do. It has no threads.
+
+It is the init process of the node's pid namespace, so whatever kills it kills every process of the node at once.
+The kubelet speaks to it over a socket pair of sequenced packets: a request names its kind (Launch or
+Execution) and carries two descriptors, a memory file with the request as JSON and the output of the new process. The
+answers are Events: started or failed, and exited some time after started.
+"""
+
+import array
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+from concertina.local.host import namespaces
+from concertina.local.node.runtime import rootfs
+
+_CONTAINER = namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A container to start. Paths are the machine's, but for cwd, which is the container's."""
+
+    id: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    hostname: str
+    mounts: list[rootfs.Mount]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A command to run inside a running container (pid: its process 1, in the node's pid namespace)."""
+
+    id: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the runtime reports: started (value: pid), failed (text: why) or exited (value: wait status)."""
+
+    kind: str
+    id: str
+    value: int = 0
+    text: str = ""
+
+
+def send_request(link: socket.socket, request: Launch | Execution, output: int) -> None:
+    """Ask the runtime for a new process whose stdout and stderr are output (the caller may close it afterwards)."""
+    body = os.memfd_create("request", os.MFD_CLOEXEC)
+    try:
+        os.write(body, json.dumps(asdict(request)).encode())
+        rights = array.array("i", [body, output])
+        link.sendmsg([type(request).__name__.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    finally:
+        os.close(body)
+
+
+def receive_event(link: socket.socket) -> Event | None:
+    """The next report, None when the runtime is gone."""
+    data = link.recv(65536)
+    return Event(**json.loads(data)) if data else None
+
+
+class Runtime:
+    """Forks on request, waits for its children, reports."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._ids: dict[int, str] = {}
+        self._starting: dict[int, int] = {}  # pid: its status pipe
+        self._selector = selectors.DefaultSelector()
+        self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve until the kubelet ends; then the whole node does, by this process's end."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write)
+        self._selector.register(self._link, selectors.EVENT_READ, self._serve)
+        self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._selector.get_map():  # an earlier one of this batch may have settled it
+                    key.data()
+
+    def _report(self, event: Event) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._link.send(json.dumps(asdict(event)).encode())
+
+    def _serve(self) -> None:
+        kind, descriptors, _, _ = socket.recv_fds(self._link, 64, 2)
+        if not kind:  # the kubelet is gone
+            os._exit(0)
+        body, output = descriptors
+        with open(body, "rb") as file:
+            file.seek(0)
+            request = json.loads(file.read())
+        request["mounts"] = [rootfs.Mount(**mount) for mount in request.get("mounts", [])]
+        if kind == b"Launch":
+            launch = Launch(**request)
+            self._fork(launch.id, lambda: _become_container(launch), output, new_pid_namespace=True)
+        else:
+            request.pop("mounts")
+            execution = Execution(**request)
+            self._fork(execution.id, lambda: _become_execution(execution), output, new_pid_namespace=False)
+
+    def _fork(self, identity: str, become: Callable[[], NoReturn], output: int, *, new_pid_namespace: bool) -> None:
+        """Fork a child that becomes something else; its status pipe closes on success and else carries the reason."""
+        status_read, status_write = os.pipe2(os.O_CLOEXEC)
+        if new_pid_namespace:
+            namespaces.unshare(namespaces.CLONE_NEWPID)  # of the next child
+        pid = os.fork()
+        if pid == 0:
+            _child(become, output, status_write)
+        if new_pid_namespace:
+            namespaces.setns(self._pid_namespace, namespaces.CLONE_NEWPID)
+        os.close(status_write)
+        os.close(output)
+        self._ids[pid] = identity
+        self._starting[pid] = status_read
+        self._selector.register(status_read, selectors.EVENT_READ, lambda: self._launched(pid))
+
+    def _launched(self, pid: int) -> None:
+        status = self._starting.pop(pid)
+        reason = os.read(status, 4096).decode()
+        self._selector.unregister(status)
+        os.close(status)
+        if reason:
+            self._report(Event("failed", self._ids.pop(pid), text=reason))  # its end is no news
+        else:
+            self._report(Event("started", self._ids[pid], value=pid))
+
+    def _reap(self, wake: int) -> None:
+        os.read(wake, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._starting:  # a start is reported before the end that follows it
+                self._launched(pid)
+            if pid in self._ids:
+                self._report(Event("exited", self._ids.pop(pid), value=status))
+
+
+def _child(become: Callable[[], NoReturn], output: int, status: int) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open("/dev/null", os.O_RDONLY)
+        for descriptor, source in ((0, null), (1, output), (2, output)):
+            os.dup2(source, descriptor)
+        os.setsid()
+        become()
+    except BaseException as error:
+        os.write(status, f"{type(error).__name__}: {error}"[:4000].encode())
+    os._exit(127)
+
+
+def _become_container(launch: Launch) -> NoReturn:
+    namespaces.unshare(_CONTAINER)
+    namespaces.sethostname(launch.hostname)
+    rootfs.RootFileSystem().build(launch.mounts)
+    rootfs.mount_proc()
+    _execute(launch.argv, launch.env, launch.cwd)
+
+
+def _become_execution(execution: Execution) -> NoReturn:
+    target = os.pidfd_open(execution.pid)
+    namespaces.setns(target, _CONTAINER | namespaces.CLONE_NEWPID)
+    inside = os.fork()
+    if inside:
+        os.closerange(1, 1 << 16)  # the status pipe and the output are for the one inside
+        _, status = os.waitpid(inside, 0)
+        os._exit(os.waitstatus_to_exitcode(status) % 256)
+    namespaces.die_with_parent()  # which is what a time-out kills
+    _execute(execution.argv, execution.env, execution.cwd)
+
+
+def _execute(argv: list[str], env: dict[str, str], cwd: str) -> NoReturn:
+    os.makedirs(cwd, exist_ok=True)
+    os.chdir(cwd)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except FileNotFoundError:
+        raise FileNotFoundError(f'exec: "{argv[0]}": executable file not found in $PATH') from None

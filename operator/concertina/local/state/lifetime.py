@@ -1,0 +1,111 @@
+"""The processes and files of one state folder, and their common end: whoever started them, however it ended."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from concertina.local.errors import LocalClusterError
+from concertina.local.host import paths, processes
+from concertina.local.host.processes import MARKER, Identity
+from concertina.local.state import record as state
+
+_TIMEOUT = 30.0  # seconds
+
+
+def spawn(folder: Path, name: str, command: list[str]) -> Identity:
+    """Start a program in a session of its own, its output in logs/NAME.log, its identity on record in NAME.process."""
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with open(logs / f"{name}.log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {MARKER: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    process.returncode = 0  # nobody waits for it: it outlives this process
+    identity = Identity.of(process.pid)
+    if identity is None:
+        raise LocalClusterError(f"{name} ended at once; see {logs / name}.log")
+    (folder / f"{name}.process").write_text(str(identity))
+    return identity
+
+
+def find(folder: Path, name: str) -> Identity | None:
+    """The process that was spawned under this name, None when it does not run."""
+    try:
+        identity = Identity.parse((folder / f"{name}.process").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return identity if identity.alive() else None
+
+
+def tear_down(folder: Path) -> None:
+    """Kill every process that carries the folder's mark, then delete the folder's files, but for the logs."""
+    deadline = time.monotonic() + _TIMEOUT
+    while found := [process for process in processes.marked(folder) if process.pid != os.getpid()]:
+        left = processes.kill(found)
+        if left or time.monotonic() > deadline:
+            pids = ", ".join(str(each.pid) for each in left or found)
+            raise LocalClusterError(f"processes {pids} do not end: they hang in the kernel.")
+    for litter in (*folder.glob("litter"), *folder.glob("*/litter")):  # paths outside the folder, a line each
+        for line in litter.read_text().splitlines():
+            Path(line).unlink(missing_ok=True)
+    _keep_logs(folder)
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.name != "logs":
+            _delete(path)
+
+
+def _keep_logs(folder: Path) -> None:
+    """Move the logs of nodes, of the containers on them and of the S3 server to where the others are."""
+    patterns = ("nodes/*/node.log", "nodes/*/pods/*/containers/*/*.log", "*/logs/*.log")
+    for log in (found for pattern in patterns for found in folder.glob(pattern)):
+        kept = [part for part in log.relative_to(folder).parts if part not in ("nodes", "pods", "containers", "logs")]
+        (folder / "logs").mkdir(exist_ok=True)
+        log.rename(folder / "logs" / "-".join(kept))
+
+
+def forget(name: str) -> None:
+    """Delete the logs too, after end()."""
+    shutil.rmtree(state.directory(name), ignore_errors=True)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Keep others (commands of other terminals) from setting up or tearing down the same folder meanwhile."""
+    with state.locked(paths.clusters() / f".{name}.lock"):
+        yield
+
+
+def end(name: str) -> None:
+    """Tear the folder of this name down; there need not be one."""
+    with alone(name):
+        tear_down(state.directory(name))
+
+
+@contextlib.contextmanager
+def guarded(name: str) -> Iterator[None]:
+    """Tear the folder down after the block; a guardian process does it when this process is killed meanwhile."""
+    command = [sys.executable, "-m", "concertina.local.state.guardian", name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:
+        try:
+            yield
+        finally:
+            end(name)
+            if guardian.stdin:
+                guardian.stdin.close()

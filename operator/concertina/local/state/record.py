@@ -1,0 +1,107 @@
+"""What is on disk about a cluster: one folder, one record; locks; and the loopback network that it alone uses."""
+
+import contextlib
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from concertina.local.control_plane import certificates
+from concertina.local.control_plane.components import Endpoints
+from concertina.local.errors import LocalClusterError
+from concertina.local.host import paths
+
+_FIRST_NETWORK, _LAST_NETWORK = 16, 250  # x of 127.x.0.0/16; lower ones are left to others
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person may choose about a cluster."""
+
+    nodes: int = 3
+    gpus: int = 0  # simulated, per node
+    cpus: str = ""  # per node; all of the machine's when empty
+    memory: str = ""
+    images: dict[str, str] = field(default_factory=dict)  # name: folder of a virtual environment
+    s3: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """A cluster as it was set up; whether its processes live is for the kernel to say."""
+
+    name: str
+    directory: Path
+    endpoints: Endpoints
+    commands: dict[str, list[str]]
+    options: Options
+    kubectl: str
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.directory / "kubeconfig"
+
+    def node_names(self) -> list[str]:
+        folder = self.directory / "nodes"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def directory(name: str) -> Path:
+    """The state folder of a cluster of this name."""
+    if not name or "/" in name or name.startswith("."):
+        raise LocalClusterError(f'"{name}" is no name for a cluster: use letters, digits and dashes.')
+    return paths.clusters() / name
+
+
+def save(record: Record) -> None:
+    data = asdict(record) | {"directory": str(record.directory)}
+    certificates.write_private(record.directory / "cluster.json", json.dumps(data, indent=1).encode())
+
+
+def load(folder: Path) -> Record | None:
+    """The record in a state folder, None where no cluster was set up to the end of its files."""
+    try:
+        data = json.loads((folder / "cluster.json").read_text())
+    except FileNotFoundError:
+        return None
+    data["directory"], data["endpoints"] = Path(data["directory"]), Endpoints(**data["endpoints"])
+    return Record(**data | {"options": Options(**data["options"])})
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file of this name; others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def claim_network(folder: Path) -> str:
+    """The start ("127.x") of loopback addresses that no other cluster of this user has; kept in the folder."""
+    claim = folder / "network"
+    with locked(paths.clusters() / ".networks"):
+        if claim.exists():
+            return claim.read_text()
+        taken = {path.read_text() for path in paths.clusters().glob("*/network")}
+        # Clusters of different users do not see each other's claims: they begin to look at different places.
+        start = zlib.crc32(f"{os.getuid()}:{folder}".encode())
+        span = _LAST_NETWORK - _FIRST_NETWORK + 1
+        for step in range(span):
+            network = f"127.{_FIRST_NETWORK + (start + step) % span}"
+            if network not in taken:
+                claim.write_text(network)
+                return network
+    raise LocalClusterError(
+        f"all {span} loopback networks are claimed by clusters in {paths.clusters()}: take some down."
+    )

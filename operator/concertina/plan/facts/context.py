@@ -1,0 +1,82 @@
+"""What every policy asks about one observation, worked out once and only when asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus, Restart, World, unix_seconds
+from concertina.plan.facts.cached import cached
+from concertina.plan.facts.health import Health
+from concertina.plan.facts.replicas import Replicas
+from concertina.plan.facts.round import Round
+from concertina.plan.types import AgentView, NodeView, Observed, PodView
+
+
+@dataclass(frozen=True)
+class JobContext:
+    observed: Observed
+    spec: JobSpec
+    now: float
+    """Unix seconds, as all times here."""
+
+    @cached
+    def status(self) -> JobStatus:
+        return self.observed.job.status
+
+    @cached
+    def world(self) -> World:
+        return self.status.world
+
+    @cached
+    def round(self) -> Round:
+        """The round that was last committed, and the claim of the next one."""
+        return Round(self.observed)
+
+    @cached
+    def health(self) -> Health:
+        return Health(self.observed, self.round, self.now)
+
+    @cached
+    def replicas(self) -> Replicas:
+        return Replicas(self.observed, self.spec, self.now, self.round, self.health, self.recent, self.avoided)
+
+    def node(self, pod: PodView) -> NodeView:
+        return self.observed.node(pod)
+
+    def agent(self, replica: str) -> AgentView:
+        return self.observed.agent(replica)
+
+    @cached
+    def avoided(self) -> frozenset[str]:
+        """Nodes that new pods keep off for now."""
+        nodes = self.status.avoided_nodes
+        return frozenset(entry.node for entry in nodes if unix_seconds(entry.until) > self.now)
+
+    @cached
+    def recent(self) -> tuple[Restart, ...]:
+        """Restarts within the window."""
+        start = self.now - self.spec.failure_policy.window_seconds
+        return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
+
+    @property
+    def running_for(self) -> float | None:
+        """Seconds since the job started; None where it hasn't, or is suspended."""
+        return self.now - unix_seconds(self.status.start_time) if self.status.start_time else None
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the deadline, if there is one ahead."""
+        limit, ran = self.spec.active_deadline_seconds, self.running_for
+        return limit - ran if limit is not None and ran is not None and limit > ran else None
+
+    @property
+    def ended_at(self) -> float:
+        """Now, where the job ends in this pass."""
+        return unix_seconds(self.status.completion_time) if self.status.completion_time else self.now
+
+    @property
+    def time_to_live(self) -> float | None:
+        """Seconds until an ended job is to be deleted; None: never."""
+        limit = self.spec.ttl_seconds_after_finished
+        return self.ended_at + limit - self.now if limit is not None else None

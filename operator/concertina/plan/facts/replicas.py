@@ -1,0 +1,147 @@
+"""The job's replicas: which live, which go, which are wanted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import Restart
+from concertina.plan.facts import notices, sizes
+from concertina.plan.facts.cached import cached
+from concertina.plan.facts.health import Health
+from concertina.plan.facts.round import Round
+from concertina.plan.types import Observed, PodView
+
+REPLACE_POD = "ReplacePod"
+"""The answer to a failure (`escalation`) that gives a pod up."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    observed: Observed
+    spec: JobSpec
+    now: float
+    round: Round
+    health: Health
+    recent: tuple[Restart, ...]
+    """Restarts within the window."""
+    avoided: frozenset[str]
+    """Nodes that new pods keep off for now."""
+
+    @cached
+    def pods(self) -> Mapping[str, PodView]:
+        """By name."""
+        return {pod.name: pod for pod in self.observed.pods}
+
+    @cached
+    def to_replace(self) -> Mapping[str, str]:
+        """Replicas whose failure was answered by replacing their pod, with its reason."""
+        return {entry.replica: entry.reason for entry in self.recent if entry.rung == REPLACE_POD}
+
+    @cached
+    def dead(self) -> Mapping[str, str]:
+        """Pods that are not coming back, or are given up, by name: why, in words that follow 'replica x'."""
+        return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
+
+    def _why_dead(self, pod: PodView) -> str:
+        verdict = self.health.by_objects(pod)
+        if verdict.dead:
+            return verdict.sentence
+        if pod.name in self.to_replace:
+            return f"is given up ({self.to_replace[pod.name]})"
+        if pod.waiting == "Unschedulable" and not self.avoided.issuperset(pod.avoids):
+            return "found no place, and may use a node again that it had to avoid"
+        return self.health.by_contact(pod).sentence
+
+    @cached
+    def live(self) -> Mapping[str, PodView]:
+        return {name: pod for name, pod in self.pods.items() if name not in self.dead}
+
+    @cached
+    def ready(self) -> frozenset[str]:
+        """Live replicas whose agents say, on an open stream, that workers can start at once."""
+        views = ((name, self.observed.agent(name)) for name in self.live)
+        return frozenset(name for name, view in views if view.connected and view.report and view.report.ready)
+
+    # --- who goes
+
+    @cached
+    def notices(self) -> Mapping[str, notices.Notice]:
+        """Replicas that will go, by pod name, while they are still there."""
+        found = {
+            pod.name: notices.of(notices.NoticeInput(pod, self.observed.node(pod), self._grace(pod.name), self.now))
+            for pod in self.observed.pods
+        }
+        return {name: notice for name, notice in found.items() if notice}
+
+    def _grace(self, name: str) -> float:
+        """What a replica's agent was given, as it says itself or its lead does (also of a round that a claim is about
+        to replace: who has left stays noticed until its pod is seen to have ended); 0 without one."""
+        own = self.observed.agent(name).report
+        if own and own.notice:
+            return own.notice
+        world = self.round.world
+        report = self.observed.agent(self.round.lead.replica).report if name in self.round.members else None
+        known = report.members.get(name) if report and report.round == world.round else None
+        return known.notice if known else 0.0
+
+    def leaves(self, name: str) -> bool:
+        """Whether the replica should leave at once."""
+        return name in self.notices and self.notices[name].urgent
+
+    # --- who is wanted
+
+    @cached
+    def pod_by_index(self) -> Mapping[int, str]:
+        """The replica of each index that may be in the next round: a member, if it can stay, else the newest; one on a
+        cordoned node until another is ready."""
+        by_index: dict[int, list[str]] = {}
+        for name, pod in self.live.items():
+            if not self.leaves(name):
+                by_index.setdefault(pod.index, []).append(name)
+        return {index: max(names, key=self._preference) for index, names in by_index.items()}
+
+    def _preference(self, name: str) -> tuple[bool, bool, bool, int]:
+        member, stays = name in self.round.members, name not in self.notices
+        return (stays and name in self.ready) or member, stays, member, self.pods[name].attempt
+
+    @cached
+    def wanted_indexes(self) -> frozenset[int]:
+        """Those of spares included: those of members first, of other live pods, then the lowest free."""
+        wanted = sizes.most(self.spec) + self.spec.spares
+        live = {pod.index: name for name, pod in self.live.items()}
+        kept = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted]
+        free = (index for index in itertools.count() if index not in live)
+        return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
+
+    @cached
+    def surplus(self) -> tuple[str, ...]:
+        """Members beyond the largest size that is wanted: the last ones by index."""
+        alive = (name for _, name in sorted(self.pod_by_index.items()) if name in self.round.members)
+        return tuple(alive)[sizes.most(self.spec) :]
+
+    @cached
+    def spares(self) -> tuple[str, ...]:
+        """Live replicas that a full world has no place for, but that are wanted."""
+        if not self.spec.spares:
+            return ()
+        wanted = [name for index, name in self.pod_by_index.items() if index in self.wanted_indexes]
+        wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].index))
+        return tuple(wanted[sizes.most(self.spec) :])
+
+    # --- where to reach them
+
+    @cached
+    def leading(self) -> str:
+        """The lead, while its pod is there to listen to, being deleted perhaps; empty where it is not."""
+        if not self.round.committed:
+            return ""
+        lead = self.round.lead
+        pod = self.pods.get(lead.replica)
+        return pod.name if pod and pod.uid == lead.uid and pod.phase == "Running" else ""
+
+    def address(self, replica: str) -> str:
+        pod = self.pods[replica]
+        return f"{pod.ip}:{pod.port}"

@@ -1,0 +1,75 @@
+"""The round that was last committed, as its lead and its members tell of it, and the claim of the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import concertina_protocol as protocol
+from concertina.api.status import Claim, Member, World
+from concertina.plan.facts.cached import cached
+from concertina.plan.types import Call, Observed
+
+
+@dataclass(frozen=True)
+class Round:
+    observed: Observed
+
+    @cached
+    def world(self) -> World:
+        return self.observed.job.status.world
+
+    @cached
+    def claim(self) -> Claim | None:
+        """The highest one, of this round or of the next."""
+        return self.world.claim
+
+    @cached
+    def committed(self) -> bool:
+        """Whether there is a round with members, and no claim of a later one."""
+        claim, world = self.claim, self.world
+        return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
+
+    @cached
+    def members(self) -> Mapping[str, Member]:
+        """By replica; a later claim may be about to replace them."""
+        return {member.replica: member for member in self.world.members}
+
+    @property
+    def lead(self) -> Member:
+        return self.world.members[0]
+
+    @cached
+    def report(self) -> protocol.Report | None:
+        """The lead's last report about the committed round, while nothing speaks against it."""
+        if not self.committed or self.claim is None:
+            return None
+        report = self.observed.agent(self.lead.replica).report
+        if report is None or (report.instance, report.round, report.claim) != (
+            self.lead.instance,
+            self.claim.round,
+            self.claim.claim_id,
+        ):
+            return None
+        return report
+
+    @cached
+    def unacknowledged(self) -> tuple[tuple[str, Call], ...]:
+        """Members whose Assign of this round, sent by this operator, was not accepted so far."""
+        if not self.committed or self.claim is None:
+            return ()
+        round, claim_id = self.claim.round, self.claim.claim_id
+        calls = ((name, view.assign) for name in self.members if (view := self.observed.agent(name)).assign)
+        return tuple(
+            (name, call)
+            for name, call in calls
+            if call and call.round == round and call.claim == claim_id and not isinstance(call.reply, protocol.Accepted)
+        )
+
+    @property
+    def step(self) -> int:
+        """Steps finished, as far as anyone said."""
+        progress = self.observed.job.status.progress
+        told = progress.step if progress else 0
+        live = self.report.progress if self.report else None
+        return max(told, live.step) if live else told

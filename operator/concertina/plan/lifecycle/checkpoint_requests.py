@@ -1,0 +1,62 @@
+"""A checkpoint that a person asks for: an annotation, a Save to the lead, and what became of it in the status.
+
+It is fulfilled by any durable checkpoint of a step after the one that was under way when it was first seen. A round
+that ends before that is no matter: the lead of the next one is asked again.
+"""
+
+from __future__ import annotations
+
+import concertina_protocol as protocol
+from concertina.api.status import CheckpointMark, CheckpointRequest, RequestState, rfc3339
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.rounds import growth
+from concertina.plan.state import restore
+from concertina.plan.types import Action, Send
+
+NO_STORAGE = "this job has no durable checkpoints that the operator looks after: it has no spec.checkpoint, or runs a "
+NO_STORAGE += "command of its own, which saves when it sees fit"
+ENDED = "the job has ended without another checkpoint"
+
+
+def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
+    """`newest`: the last durable checkpoint, as this pass knows it."""
+    asked, known = ctx.observed.job.checkpoint_request, ctx.status.checkpoint_request
+    if not asked:
+        return known
+    if known is None or known.id != asked:
+        known = CheckpointRequest(
+            id=asked, step=_next_step(ctx), state=RequestState.PENDING, at=rfc3339(round(ctx.now, 3))
+        )
+    if known.state is not RequestState.PENDING:
+        return known
+    if newest is not None and newest.step >= known.step:
+        message = f"step {newest.step} is in {newest.uri}"
+        return known.model_copy(update={"state": RequestState.DONE, "message": message})
+    refusal = "" if restore.uses_storage(ctx.spec) else NO_STORAGE
+    if decision.phase.final:
+        refusal = ENDED
+    return known.model_copy(update={"state": RequestState.REFUSED, "message": refusal}) if refusal else known
+
+
+def ask(ctx: JobContext, decision: Decision, wanted: CheckpointRequest | None) -> tuple[Action, ...]:
+    """Send it to the lead of a round that trains: once a round."""
+    if wanted is None or wanted.state is not RequestState.PENDING or decision.phase is not Phase.TRAINING:
+        return ()
+    claim, report = ctx.round.claim, ctx.round.report
+    if claim is None or report is None or not growth.trains(ctx, report):
+        return ()
+    lead = ctx.round.lead.replica
+    call = ctx.agent(lead).save
+    same = call is not None and (call.round, call.claim, call.request) == (claim.round, claim.claim_id, wanted.id)
+    if call is not None and same and not call.error:
+        return ()
+    message = protocol.Save(ctx.observed.job.uid, claim.round, claim.claim_id, wanted.id)
+    return (Send(lead, ctx.replicas.address(lead), message),)
+
+
+def _next_step(ctx: JobContext) -> int:
+    report = ctx.round.report
+    if report is not None and report.progress is not None:
+        return min(report.progress.step + 1, report.progress.steps or report.progress.step + 1)
+    return ctx.status.progress.step if ctx.status.progress else 0

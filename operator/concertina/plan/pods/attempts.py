@@ -1,0 +1,50 @@
+"""Pods of one replica: its index, the attempt that it is on, and the name that both make up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PodNumbers:
+    index: int
+    attempt: int
+
+
+def pod_name(job: str, index: int, attempt: int) -> str:
+    return f"{job}-{index}-{attempt}"
+
+
+def parsed(name: str) -> PodNumbers | None:
+    """The reverse of `pod_name`; None for what is no replica's name: agents may make one up."""
+    numbers = name.rsplit("-", 2)[1:]
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        return None
+    return PodNumbers(int(numbers[0]), int(numbers[1]))
+
+
+def same_replica(one: str, other: str) -> bool:
+    """Whether these are pods of the same index."""
+    first, second = parsed(one), parsed(other)
+    return first is not None and second is not None and first.index == second.index
+
+
+def at(numbers: Sequence[int], index: int) -> int:
+    """Of a list by index: 0 beyond its end, and for the pod of torchrun's store, which has index -1."""
+    return numbers[index] if 0 <= index < len(numbers) else 0
+
+
+def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
+    """By index, without the zeros at the end."""
+    last = max((index for index, number in numbers.items() if number), default=-1)
+    return tuple(numbers.get(index, 0) for index in range(last + 1))
+
+
+def pass_over_taken(job: str, attempts: dict[int, int], wanted: Iterable[int], taken: Collection[str]) -> None:
+    """Names that other pods hold are not waited for: those of a job that was deleted may stay as long as their node
+    is away."""
+    if taken:
+        for index in wanted:
+            while pod_name(job, index, attempts.get(index, 0)) in taken:
+                attempts[index] = attempts.get(index, 0) + 1

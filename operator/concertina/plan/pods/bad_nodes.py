@@ -1,0 +1,135 @@
+"""Bad nodes: which ones failed the job again and again, for how long new pods keep off them, and how strictly.
+
+What is remembered follows from status.restarts alone. A node is never avoided by a rule where the job could not run
+without it; then it is only a wish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix_seconds
+from concertina.plan.facts import sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.types import Event, NodeView, PodView
+
+VERDICTS: Mapping[str, int] = {
+    "NodeLost": 1,
+    "Hang": 2,
+    "Straggler": 2,
+    "SilentCorruption": 2,
+    "ImageUnavailable": 2,
+    "AgentNeverStarted": 2,
+    "AgentCannotStart": 2,
+    "CutOff": 2,
+}
+"""Failures that speak of the node, whatever happens on others: how much each weighs."""
+NOT_OF_THE_NODE = frozenset({"RestoreFailed", "BadInput"})
+ENOUGH = 2
+"""Weight at which a node is avoided."""
+MOST = 32
+LONGEST = 86400.0
+UNSCHEDULABLE = 30.0
+"""Seconds without a place for a pod before a job that can't run otherwise takes its bad nodes back."""
+SHORT_HANDED = 180.0
+"""The same for a job that runs with fewer replicas than it wants: an autoscaler may be making a node meanwhile."""
+
+
+def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
+    """status.avoidedNodes, with the failures (those of the window, in order of time) that speak against a node."""
+    base = ctx.spec.failure_policy.avoid_node_seconds
+    known = {entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)}
+    if base:
+        for node in dict.fromkeys(entry.node for entry in entries if entry.node):
+            if judged := _judge(ctx, node, known.get(node), entries, base):
+                known[node] = judged
+    kept = sorted(known.values(), key=lambda entry: unix_seconds(entry.until))[-MOST:]
+    return ctx.status.avoided_nodes if tuple(kept) == ctx.status.avoided_nodes else tuple(kept)
+
+
+def _remembered(ctx: JobContext, entry: AvoidedNode) -> bool:
+    return ctx.now < unix_seconds(entry.until) + ctx.spec.failure_policy.window_seconds
+
+
+def _judge(
+    ctx: JobContext, node: str, known: AvoidedNode | None, entries: tuple[Restart, ...], base: int
+) -> AvoidedNode | None:
+    """The node's new entry; None where nothing new speaks against it. While it is avoided, nothing is added."""
+    if known is not None and unix_seconds(known.until) > ctx.now:
+        return None
+    since = unix_seconds(known.until) if known else 0.0
+    against = [entry for entry in entries if entry.node == node and unix_seconds(entry.at) > since]
+    weighing = [entry for entry in against if _weight(entry, entries)]
+    enough = ENOUGH if known is None else 1
+    if sum(_weight(entry, entries) for entry in weighing) < enough:
+        return None
+    times = known.times + 1 if known else 1
+    last = weighing[-1]
+    until = unix_seconds(last.at) + min(LONGEST, base * 2.0 ** min(times - 1, 20))
+    count = f"{len(weighing)} failures on it" if len(weighing) > 1 else "a failure on it"
+    reason = f"{count}, the last of {last.replica}: {last.reason}{f' ({last.error})' if last.error else ''}"
+    return AvoidedNode(node=node, until=rfc3339(until), reason=reason[:300], times=times)
+
+
+def _weight(entry: Restart, entries: Iterable[Restart]) -> int:
+    """How much a failure says against its node. One that others have seen too says nothing, nor one from outside."""
+    if entry.reason in VERDICTS:
+        return VERDICTS[entry.reason]
+    if not entry.counted or entry.reason in NOT_OF_THE_NODE or (entry.reason == "WorkerSignaled" and not entry.error):
+        return 0
+    alike = (other for other in entries if (other.reason, other.error) == (entry.reason, entry.error))
+    return int(all(other.node == entry.node for other in alike))
+
+
+def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+    """An event for each node that is avoided from now on."""
+    if before.avoided_nodes is after.avoided_nodes:
+        return ()
+    known = {(entry.node, entry.times) for entry in before.avoided_nodes}
+    return tuple(
+        Event("Warning", "NodeAvoided", f"new pods keep off node {entry.node} until {entry.until}: {entry.reason}")
+        for entry in after.avoided_nodes
+        if (entry.node, entry.times) not in known
+    )
+
+
+# --- where new pods may go
+
+
+def avoided(ctx: JobContext) -> tuple[str, ...]:
+    """Nodes that new pods keep off, the worst first."""
+    active = [entry for entry in ctx.status.avoided_nodes if unix_seconds(entry.until) > ctx.now]
+    return tuple(entry.node for entry in sorted(active, key=lambda entry: (-entry.times, entry.node)))
+
+
+def forbidden(ctx: JobContext) -> tuple[str, ...]:
+    """Of those, the nodes that the whole job fits without: for them it is a rule, for the others a wish."""
+    return tuple(sorted(avoided(ctx)[: spare(ctx)]))
+
+
+def spare(ctx: JobContext) -> int:
+    """Nodes in service beyond those that the job needs at full size, at as many replicas a node as it has now."""
+    replicas: dict[str, int] = {}
+    for pod in ctx.replicas.live.values():
+        if pod.node:
+            replicas[pod.node] = replicas.get(pod.node, 0) + 1
+    needed = -(-sizes.most(ctx.spec) // max(replicas.values(), default=1))
+    usable = sum(_serves(node) for node in ctx.observed.nodes.values())
+    return max(0, usable - needed)
+
+
+def _serves(node: NodeView) -> bool:
+    return node.ready and not (node.out_of_service or node.notice or node.cordoned)
+
+
+def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
+    """Where the job, or a replica of it, finds no place without it."""
+    if unix_seconds(entry.until) <= ctx.now or not any(entry.node in pod.avoids for pod in _stranded(ctx)):
+        return entry
+    return entry.model_copy(update={"until": rfc3339(ctx.now)})
+
+
+def _stranded(ctx: JobContext) -> Iterable[PodView]:
+    pending = [pod for pod in ctx.replicas.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
+    enough = sizes.fitting(sum(pod.phase == "Running" for pod in ctx.replicas.live.values()), ctx.spec)
+    patience = SHORT_HANDED if enough else UNSCHEDULABLE
+    return [pod for pod in pending if ctx.now - pod.created >= patience]

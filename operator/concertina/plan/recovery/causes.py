@@ -1,0 +1,243 @@
+"""Whether the committed round can go on, and if not, why: the table of causes that lead to a new claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import concertina_protocol as protocol
+from concertina.api.status import Restart
+from concertina.plan.facts import constants, sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.health import Life
+from concertina.plan.pods import backoff, pods
+from concertina.plan.recovery import budget, escalation, hangs, same_failure, starts
+from concertina.plan.rounds import claims, growth
+from concertina.plan.rounds.claims import Cause
+from concertina.plan.types import Event
+
+OWN_FAULT = frozenset(
+    {
+        "WorkerFailed",
+        "WorkerSignaled",
+        "OutOfMemory",
+        "WorkerStopped",
+        "WorkerExitedEarly",
+        "StartFailed",
+        "RestoreFailed",
+        "BadInput",
+        "LossSpike",
+        "LossNotFinite",
+        "SilentCorruption",
+        "RolledBack",
+    }
+)
+"""Failures that use up the budget; a lost member does so only when its pod turns out to have ended by itself."""
+
+NOBODYS = frozenset({"LossSpike", "LossNotFinite", "RolledBack"})
+"""All ranks have seen it alike: no replica or node is to blame."""
+
+LOST = frozenset(
+    {
+        "MemberLost",
+        "LeadLost",
+        "NodeLost",
+        "ReplicaDeleted",
+        "ReplicaEnded",
+        "AgentRestarted",
+        "AssignRefused",
+        "AssignFailed",
+    }
+)
+"""The member itself is gone, or not what it was."""
+
+
+def recover(ctx: JobContext) -> Decision | None:
+    """A new round where the committed one is broken: at once, or after a back-off where it keeps failing."""
+    if not ctx.round.committed:
+        return None
+    cause = broken(ctx)
+    if cause is None:
+        return None
+    return replace(_answered(ctx, cause), last_failure=budget.last_failure(ctx, cause))
+
+
+def _answered(ctx: JobContext, cause: Cause) -> Decision:
+    failed = budget.restart(ctx, cause)
+    found = escalation.answer(ctx, failed, cause.reason in LOST, cause.sentence) if failed else None
+    if found and not found.rung:
+        return Decision(Phase.FAILED, found.reason, found.sentence, restart=failed, pods=Pods.ENDED)
+    if spent := budget.exhausted(ctx, cause):
+        return spent
+    wait = backoff.next_round(ctx)
+    if wait > 0:
+        message = (
+            f"{cause.sentence}; it has failed at this step before, so the next round waits a little (at most 30 s)"
+        )
+        return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait)
+    return _claim(ctx, cause, failed, found) or Decision(
+        Phase.WAITING, cause.reason, f"{cause.sentence}; {pods.shortage(ctx)}", recheck=1.0, watch_all=True
+    )
+
+
+def _claim(ctx: JobContext, cause: Cause, failed: Restart | None, found: escalation.Answer | None) -> Decision | None:
+    """The next round, as the rung of the ladder says."""
+    if failed is None or found is None:
+        return claims.claim(ctx, cause)
+    whole = replace(cause, from_storage=found.rung == escalation.WHOLE_RESTART)
+    made = claims.claim(ctx, whole, failed.model_copy(update={"rung": found.rung}))
+    return replace(made, events=(*made.events, Event("Warning", found.rung, found.sentence))) if made else None
+
+
+def broken(ctx: JobContext) -> Cause | None:
+    """The first cause that applies."""
+    return next((cause for check in CHECKS if (cause := check(ctx))), None)
+
+
+def _failure_reported(ctx: JobContext) -> Cause | None:
+    report = ctx.round.report
+    if report is None or report.state == "succeeded":
+        return None
+    failure = first_failure(report)
+    if failure:
+        return Cause(
+            failure.reason,
+            failure.message,
+            "" if failure.reason in NOBODYS else failure.replica,
+            counted=failure.reason in OWN_FAULT,
+            exit_code=failure.exit_code if failure.rank >= 0 else None,
+            last_lines=failure.last_lines,
+            error=same_failure.signature(failure),
+            step=failure.step,
+        )
+    if report.state == "failed":
+        return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
+    return None
+
+
+def first_failure(report: protocol.Report) -> protocol.Failure | None:
+    """The cause: the first failure that doesn't follow from another."""
+    primary = (failure for failure in report.failures if not failure.secondary)
+    return next(primary, report.failures[0] if report.failures else None)
+
+
+def _member_gone(ctx: JobContext) -> Cause | None:
+    for member in ctx.world.members:
+        pod = ctx.replicas.pods.get(member.replica)
+        if _has_left(ctx, member.replica):
+            continue
+        if pod is None or pod.uid != member.uid:
+            return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
+        if pod.ended:
+            return Cause("ReplicaEnded", f"replica {pod.name} {ctx.replicas.dead[pod.name]}", pod.name)
+        if ctx.node(pod).out_of_service:
+            return Cause("NodeLost", f"replica {pod.name} {ctx.replicas.dead.get(pod.name, 'lost its node')}", pod.name)
+    return None
+
+
+def _has_left(ctx: JobContext, replica: str) -> bool:
+    """Whether its part in the round was over, after a drain: it may go before the others are through."""
+    told = ctx.round.report.members.get(replica) if ctx.round.report else None
+    return told is not None and told.state == "drained"
+
+
+def _lead_lost(ctx: JobContext) -> Cause | None:
+    lead = ctx.round.lead.replica
+    if ctx.health.lead.dead and ctx.round.report and ctx.round.report.state == "drained":
+        return Cause("Drained", f"the lead {lead} has left after a drain", lead, planned=True)
+    if ctx.health.lead.dead:
+        return Cause("LeadLost", f"the lead {lead} {ctx.health.lead.sentence}", lead)
+    report = ctx.agent(lead).report
+    if not ctx.agent(lead).connected or report is None:
+        return None
+    if report.instance != ctx.round.lead.instance:
+        return Cause("AgentRestarted", f"the agent of the lead {lead} was restarted, its workers are gone", lead)
+    if ctx.round.claim and report.round > ctx.round.claim.round:
+        return Cause("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
+    return None
+
+
+def _not_acknowledged(ctx: JobContext) -> Cause | None:
+    for replica, call in ctx.round.unacknowledged:
+        if isinstance(call.reply, protocol.Refused):
+            return Cause("AssignRefused", f"replica {replica} refused: {call.reply.reason}", replica)
+        if call.error:
+            return Cause("AssignFailed", f"replica {replica} could not be told its rank: {call.error}", replica)
+        if ctx.now - call.sent_at >= constants.ACKNOWLEDGE:
+            return Cause("AssignFailed", f"replica {replica} does not acknowledge its rank", replica)
+    return None
+
+
+def _never_assigned(ctx: JobContext) -> Cause | None:
+    """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew. (A
+    member that was not told, while the lead was, is reported by the lead as lost.)"""
+    report = ctx.round.report
+    if report is None or _assign_sent(ctx):
+        return None
+    if report.state == "prepared":
+        return Cause("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
+    return None
+
+
+def _assign_sent(ctx: JobContext) -> bool:
+    call, claim = ctx.agent(ctx.round.lead.replica).assign, ctx.round.claim
+    return call is not None and claim is not None and (call.round, call.claim) == (claim.round, claim.claim_id)
+
+
+Check = Callable[[JobContext], Cause | None]
+CHECKS: tuple[Check, ...] = (
+    _failure_reported,
+    _member_gone,
+    _lead_lost,
+    _not_acknowledged,
+    _never_assigned,
+    hangs.hung,
+)
+
+
+def recheck(ctx: JobContext) -> float:
+    """Seconds until time alone could change the answers above."""
+    view = ctx.agent(ctx.round.lead.replica)
+    if not view.alive:
+        return constants.RECONNECT / 2
+    if ctx.round.unacknowledged:
+        return constants.ACKNOWLEDGE
+    return constants.STEADY if ctx.round.report else constants.RETRY
+
+
+def as_before(ctx: JobContext) -> Decision:
+    """What the status says already."""
+    ready, running = ctx.status.condition("Ready"), ctx.status.condition("Running")
+    phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
+    return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
+
+
+def running(ctx: JobContext) -> Decision | None:
+    """The committed round goes on: what it is doing."""
+    if not ctx.round.committed:
+        return None
+    report, total = ctx.round.report, len(ctx.world.members)
+    if report is None or report.state == "prepared":
+        # Just assigned, or the operator has just come: as it was until something is known.
+        return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT)
+    if report.state in ("draining", "drained"):
+        return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
+    progress = report.progress
+    if ctx.spec.bundled and (progress is None or not progress.first_step_at):
+        phase = Phase.RECOVERING if ctx.status.rounds > 1 else Phase.STARTING
+        doing = progress.phase if progress else "starting"
+        message = f"round {report.round} with {total} replicas is {doing}"
+        return Decision(phase, "RoundStarting", message, recheck=recheck(ctx))
+    size = f"{total} of {ctx.spec.replicas} replicas train in round {report.round}"
+    if total == sizes.most(ctx.spec) != ctx.spec.replicas:
+        size += f"; {sizes.rounding(ctx.spec)}"
+    if why := growth.sentence(ctx):
+        size += f"; {why}"
+    size += "".join(f"; replica {name} {notice.message}" for name, notice in list(ctx.replicas.notices.items())[:3])
+    if total < sizes.most(ctx.spec):
+        absent = [*(held.sentence for held in backoff.next_pods(ctx).values()), *starts.missing(ctx)]
+        size += "".join(f"; {sentence}" for sentence in absent[:3])
+    return Decision(
+        Phase.TRAINING, "Training", size, recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT
+    )

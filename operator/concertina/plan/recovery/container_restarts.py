@@ -1,0 +1,90 @@
+"""Containers that were started again in their pod: on cgroup v2 a container that runs out of memory loses its agent
+too. The round has gone on by then (its lead told of a lost member); here it is named, and counted as the job's own."""
+
+from __future__ import annotations
+
+from concertina.api.status import Restart, Restarts, rfc3339
+from concertina.plan.facts.context import JobContext
+from concertina.plan.pods.attempts import at, packed
+from concertina.plan.pods.backoff import OUTSIDE
+from concertina.plan.recovery import escalation
+from concertina.plan.types import Event, PodView
+from concertina_protocol.messages.reports import OUT_OF_MEMORY
+
+UNKNOWN_EXIT = 255
+"""What the kubelet says of a container whose end it did not see: its node was started again."""
+
+
+def restarted(ctx: JobContext) -> tuple[PodView, ...]:
+    """Pods whose container was started again since the last pass."""
+    known, attempts = ctx.status.container_restarts, ctx.status.attempts
+    return tuple(
+        pod
+        for pod in ctx.observed.pods
+        if pod.attempt == at(attempts, pod.index) and pod.restarts > at(known, pod.index)
+    )
+
+
+def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
+    """status.containerRestarts: by replica index, of the pod of its present attempt."""
+    counts = {pod.index: pod.restarts for pod in ctx.observed.pods if pod.attempt == at(attempts, pod.index)}
+    return packed(counts)
+
+
+def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
+    """With an entry for each; where its loss stands there already, that is the entry."""
+    pods = restarted(ctx)
+    if not pods:
+        return restarts
+    entries, new = list(restarts.recent), 0
+    for pod in pods:
+        known = next((i for i, entry in reversed(list(enumerate(entries))) if entry.replica == pod.name), None)
+        changes = {"reason": reason(pod), "counted": _own(pod)}
+        if known is not None and entries[known].reason in LOST:
+            entries[known] = entries[known].model_copy(update=changes)
+        else:
+            new += 1
+            entries.append(
+                Restart(
+                    at=rfc3339(ctx.now),
+                    replica=pod.name,
+                    node=pod.node,
+                    reason=reason(pod),
+                    step=ctx.round.step,
+                    counted=_own(pod),
+                    rung=escalation.WITHOUT_MEMBER,
+                )
+            )
+    spent = sum(entry.counted for entry in entries)
+    return restarts.model_copy(
+        update={
+            "in_window": spent,
+            "budget": max(0, ctx.spec.failure_policy.max_restarts - spent),
+            "total": restarts.total + new,
+            "rungs": escalation.uses(ctx.spec, tuple(entries)),
+            "recent": tuple(entries[-1000:]),
+        }
+    )
+
+
+LOST = frozenset({"MemberLost", "LeadLost", "AgentRestarted"})
+"""As what the round took it."""
+
+
+def reason(pod: PodView) -> str:
+    return "OutOfMemory" if pod.last_exit_reason == "OOMKilled" else "ContainerRestarted"
+
+
+def _own(pod: PodView) -> bool:
+    return pod.last_exit_code != UNKNOWN_EXIT and pod.last_exit_reason not in OUTSIDE
+
+
+def events(ctx: JobContext) -> tuple[Event, ...]:
+    return tuple(Event("Warning", reason(pod), sentence(pod)) for pod in restarted(ctx)[:5])
+
+
+def sentence(pod: PodView) -> str:
+    again = f"replica {pod.name} on node {pod.node} was started again in its place"
+    if reason(pod) == "OutOfMemory":
+        return f"{again}: {OUT_OF_MEMORY}"
+    return f"{again}: its container ended with exit code {pod.last_exit_code} ({pod.last_exit_reason or 'no reason'})"

@@ -1,0 +1,163 @@
+"""The recovery ladder: what answers a failure. RUNGS is read from the least to the last resort.
+
+A failure gets the highest rung that is called for; while failures repeat without progress between them, the ladder
+never goes down again. Each rung says in a sentence why it is called for, and has a budget of its own within
+failurePolicy.windowSeconds; once it is spent, or the job shows the same bug again and again, the job has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from concertina.api.spec import JobSpec
+from concertina.api.status import Restart, RungUse
+from concertina.plan.facts.cached import cached
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.replicas import REPLACE_POD
+from concertina.plan.recovery import history, same_failure
+from concertina.plan.state import restore
+
+NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
+IN_A_ROW = 3
+"""Failures without progress that a rung answers before the next one is tried."""
+WHOLE_RESTARTS = 2
+"""Within a window."""
+REPLACE_AT_ONCE = frozenset({"Hang", "Straggler", "SilentCorruption"})
+"""Verdicts on a replica that a new round with it would not mend."""
+
+
+@dataclass(frozen=True)
+class Failing:
+    """One failure, and those before it."""
+
+    ctx: JobContext
+    failed: Restart
+    lost: bool
+    """The member itself is gone; what its workers did is not the question."""
+
+    @cached
+    def row(self) -> tuple[Restart, ...]:
+        """The failures before it, of the job's own, without progress since."""
+        return tuple(entry for entry in history.since_progress(self.ctx, self.failed) if entry.counted)
+
+    @cached
+    def mendable(self) -> bool:
+        """Whether more than a new round could help; it can't where storage does not give the state to go on from."""
+        base = self.ctx.world.base
+        from_storage = base is not None and base.source == "Storage"
+        return self.failed.counted and not (self.failed.reason == "RestoreFailed" and from_storage)
+
+    def tried(self, rung: str) -> int:
+        return sum(entry.rung == rung for entry in self.row)
+
+
+@dataclass(frozen=True)
+class Rung:
+    name: str
+    does: str
+    """In words that follow 'so'."""
+    called_for: Callable[[Failing], str]
+    """Why, in a sentence; empty where it isn't."""
+    budget: Callable[[JobSpec], int | None]
+    """Failures that it answers within a window; None: any number."""
+
+
+def _new_round(failing: Failing) -> str:
+    failed = failing.failed
+    return f"{failed.replica} has failed" if failed.replica else f"training went wrong ({failed.reason})"
+
+
+def _without_member(failing: Failing) -> str:
+    return f"{failing.failed.replica} is lost" if failing.lost else ""
+
+
+def _replace_pod(failing: Failing) -> str:
+    failed, ctx = failing.failed, failing.ctx
+    if not failing.mendable or not failed.replica:
+        return ""
+    if failed.reason in REPLACE_AT_ONCE:
+        return f"{failed.replica} holds up the others ({failed.reason})"
+    if any(entry.replica == failed.replica and entry.counted for entry in ctx.recent):
+        return f"{failed.replica} has failed before"
+    if failed.node in ctx.avoided:
+        return f"{failed.replica} has failed on node {failed.node}, which others failed on too"
+    if failing.tried(REPLACE_POD) or failing.tried(NEW_ROUND) >= IN_A_ROW:
+        return f"{len(failing.row)} failures in a row came before, without progress between them"
+    return ""
+
+
+def _whole_restart(failing: Failing) -> str:
+    ctx, failed = failing.ctx, failing.failed
+    if not failing.mendable or not restore.uses_storage(ctx.spec) or ctx.status.last_checkpoint is None:
+        return ""
+    if failing.tried(WHOLE_RESTART):
+        return "a whole restart did not get it any further"
+    if failed.reason == "RestoreFailed" and any(entry.reason == "RestoreFailed" for entry in failing.row):
+        return "the state in node memory can't be restored"
+    if failing.tried(REPLACE_POD) >= IN_A_ROW:
+        return f"{failing.tried(REPLACE_POD)} replaced pods did not get it any further"
+    if failing.tried(REPLACE_POD) and same_failure.is_bug(ctx, failed):
+        return "it fails the same way in replaced pods: the state in node memory may be damaged"
+    return ""
+
+
+def _borne(spec: JobSpec) -> int:
+    return spec.failure_policy.max_restarts
+
+
+RUNGS = (
+    Rung(NEW_ROUND, "a new round of the same members starts", _new_round, _borne),
+    Rung(WITHOUT_MEMBER, "a round starts without it unless it answers", _without_member, lambda spec: None),
+    Rung(REPLACE_POD, "its pod is replaced, on another node if there is one", _replace_pod, _borne),
+    Rung(
+        WHOLE_RESTART,
+        "the whole job restarts from its durable checkpoint",
+        _whole_restart,
+        lambda spec: WHOLE_RESTARTS,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Empty `rung`: the job has failed, for `reason`."""
+
+    rung: str
+    reason: str
+    sentence: str
+
+
+def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
+    """`told` is the failure in a sentence, for a job that ends with it."""
+    failing = Failing(ctx, failed, lost)
+    rung, why = next((rung, why) for rung in reversed(RUNGS) if (why := rung.called_for(failing)))
+    if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and same_failure.is_bug(ctx, failed):
+        return Answer("", "SameFailure", same_failure.sentence(ctx, failed, told))
+    left = _left(rung, ctx.spec, ctx.recent)
+    if failed.counted and left == 0:
+        return Answer("", "RestartsExhausted", _spent(ctx, rung, why, told))
+    return Answer(rung.name, rung.name, f"{why}, so {rung.does}")
+
+
+def _spent(ctx: JobContext, rung: Rung, why: str, told: str) -> str:
+    window = ctx.spec.failure_policy.window_seconds
+    used = _used(rung, ctx.recent)
+    return f"{why}, but {rung.name} was tried {used} times within {window} s already. The last failure: {told}"
+
+
+def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RungUse, ...]:
+    """For status.restarts."""
+    return tuple(
+        RungUse(rung=rung.name, in_window=_used(rung, entries), budget=_left(rung, spec, entries)) for rung in RUNGS
+    )
+
+
+def _used(rung: Rung, entries: tuple[Restart, ...]) -> int:
+    return sum(entry.rung == rung.name for entry in entries)
+
+
+def _left(rung: Rung, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
+    """Of the budget; what lies outside of the job uses up none."""
+    budget = rung.budget(spec)
+    spent = sum(entry.rung == rung.name and entry.counted for entry in entries)
+    return None if budget is None else max(0, budget - spent)

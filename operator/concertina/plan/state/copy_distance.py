@@ -1,0 +1,49 @@
+"""What a failure may take together with the copies of its snapshots: where members are, and how far apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from concertina.api.status import Distance
+from concertina.plan.facts.context import JobContext
+from concertina.plan.state import placement
+from concertina.plan.state.placement import Place
+from concertina.plan.types import Event
+
+_ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
+
+
+def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
+    """A command of one's own has no snapshots: to it all places are the same."""
+    if not ctx.spec.bundled:
+        return dict.fromkeys(replicas, Place(""))
+    pods = (ctx.replicas.pods[name] for name in replicas)
+    return {pod.name: Place(pod.node, ctx.node(pod).zone) for pod in pods}
+
+
+def distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place]) -> Distance:
+    """How far each of them is from its copy, at least."""
+    if not ctx.spec.bundled:
+        return Distance.NO_SNAPSHOTS
+    if len(members) < 2:
+        return Distance.NONE
+    in_zone, on_node = placement.shared(members, places)
+    return Distance.SAME_NODE if on_node else Distance.NODE if in_zone else Distance.ZONE
+
+
+def events(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place], found: Distance) -> tuple[Event, ...]:
+    """Where copies have come closer than they might be: once, not in every round."""
+    zones = {place.zone for place in places.values() if place.zone}
+    if (
+        found == ctx.world.copies
+        or found not in (Distance.NODE, Distance.SAME_NODE)
+        or (found is Distance.NODE and len(zones) < 2)
+    ):
+        return ()
+    in_zone, on_node = placement.shared(members, places)
+    count, what = (on_node, "node") if found is Distance.SAME_NODE else (in_zone, "zone")
+    message = (
+        f"{count} of {len(members)} replicas have the copy of their snapshots within the same {what}: "
+        f"when that is lost, training goes back to the last checkpoint; {_ADVICE}"
+    )
+    return (Event("Warning" if found is Distance.SAME_NODE else "Normal", f"CopiesShare{what.capitalize()}", message),)

@@ -1,0 +1,73 @@
+"""Whether the snapshots of a job fit into the memory that its pods have: known before anything starts.
+
+A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
+its workers, one more while that is on its way to storage, and two of the replica before it; with one replica there is
+no other. They live in nine tenths of the container's memory (`share`). A round that goes on from memory begins with two
+of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one of each as soon as all have
+restored.
+The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them.
+"""
+
+from __future__ import annotations
+
+from concertina.api.quantities import bytes_of
+from concertina.api.spec import JobSpec
+from concertina.plan.facts import sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Pods, stalled
+from concertina.plan.types import Event
+from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
+
+SHIPPING = 1
+STATE_BYTES = 12
+"""Of each weight."""
+BESIDES = 1 << 20
+"""For what is no tensor."""
+
+
+def needed(spec: JobSpec, replicas: int) -> int:
+    """Bytes that each of so many replicas takes of its memory volume."""
+    kept = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
+    return kept * _state(spec) // replicas + BESIDES
+
+
+def _state(spec: JobSpec) -> int:
+    return STATE_BYTES * spec.trainer.model.weights if spec.trainer else 0
+
+
+def room(spec: JobSpec) -> int:
+    """Bytes that a replica has for them; 0: there is no limit."""
+    limits = ((spec.template.trainer.model_extra or {}).get("resources") or {}).get("limits") or {}
+    return share(bytes_of(limits.get("memory")))
+
+
+def share(limit: int) -> int:
+    """Of so many bytes that a container may use, those that its snapshots may take."""
+    return limit * 9 // 10
+
+
+def too_small(ctx: JobContext) -> Decision | None:
+    """No size of the job has room for its snapshots."""
+    spec = ctx.spec
+    if not spec.bundled or ctx.world.members or not (has := room(spec)) or needed(spec, sizes.most(spec)) <= has:
+        return None
+    return stalled("MemoryTooSmall", f"{_sentence(spec, sizes.most(spec), has)}. {_ADVICE}", Pods.NONE)
+
+
+def events(ctx: JobContext) -> tuple[Event, ...]:
+    """Told once, when the job begins: it fits now, and would not when it has shrunk."""
+    spec = ctx.spec
+    if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or needed(spec, sizes.least(spec)) <= has:
+        return ()
+    return (Event("Warning", "MemoryTight", f"{_sentence(spec, sizes.least(spec), has)}. {_ADVICE}"),)
+
+
+_ADVICE = "Raise resources.limits.memory of the container trainer, or have more replicas (also elastic.minReplicas)"
+
+
+def _sentence(spec: JobSpec, replicas: int, has: int) -> str:
+    return (
+        f"with {replicas} replicas the snapshots of each take {needed(spec, replicas) / 2**20:,.0f} MiB (of "
+        f"{_state(spec) / 2**20:,.0f} MiB of state in all), and nine "
+        f"tenths of the memory limit are {has / 2**20:,.0f} MiB"
+    )

@@ -1,0 +1,121 @@
+"""FIELDS: each field of the status, and what it follows from. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from concertina.api.status import CheckpointMark, JobStatus, Restarts, Spares, rfc3339
+from concertina.plan.facts.cached import cached
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.lifecycle import admission, checkpoint_requests, master_key
+from concertina.plan.pods import bad_nodes
+from concertina.plan.pods.pods import PodPlan
+from concertina.plan.recovery import budget, container_restarts, starts, stragglers
+from concertina.plan.rounds import claims, growth
+from concertina.plan.state import rollback
+from concertina.plan.status import conditions, progress
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass, as far as its status is concerned."""
+
+    ctx: JobContext
+    decision: Decision
+    pods: PodPlan
+
+    @cached
+    def old(self) -> JobStatus:
+        return self.ctx.status
+
+    @cached
+    def now(self) -> str:
+        return rfc3339(round(self.ctx.now, 3))
+
+    @cached
+    def restarts(self) -> Restarts:
+        stuck = starts.stuck(self.ctx) if self.decision.pods is Pods.WANTED else ()
+        counted = budget.counted(self.ctx, self.decision.restart, self.pods.replaced, stuck)
+        return container_restarts.counted(self.ctx, counted)
+
+    @cached
+    def last_checkpoint(self) -> CheckpointMark | None:
+        return progress.last_checkpoint(self.ctx)
+
+
+Row = Callable[[Pass], object]
+CONDITIONS: Mapping[str, Row] = {
+    "observed_generation": lambda p: p.ctx.observed.job.generation,
+    "conditions": lambda p: conditions.conditions(p.decision, p.old, p.ctx.observed.job.generation, p.ctx.now),
+    "start_time": lambda p: None if p.decision.phase is Phase.SUSPENDED else p.old.start_time or p.now,
+    "completion_time": lambda p: p.old.completion_time or p.now if p.decision.phase.final else None,
+    "master_key": lambda p: master_key.recorded(p.ctx),
+}
+PODS: Mapping[str, Row] = {
+    "replicas": lambda p: (
+        sum(not pod.ended for pod in p.ctx.observed.pods if pod.index >= 0) - len(p.ctx.replicas.spares)
+    ),
+    "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
+    "spares": lambda p: Spares(
+        ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares
+    ),
+    "attempts": lambda p: p.pods.attempts,
+    "container_restarts": lambda p: container_restarts.seen(p.ctx, p.pods.attempts),
+    "gang": lambda p: admission.after(p.ctx, p.decision),
+}
+ROUNDS: Mapping[str, Row] = {
+    "world": lambda p: claims.world_after(p.ctx, p.decision),
+    "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
+    "growth": lambda p: growth.after(p.ctx, p.decision),
+}
+RECOVERY: Mapping[str, Row] = {
+    "restarts": lambda p: p.restarts,
+    "last_failure": lambda p: p.decision.last_failure or p.old.last_failure,
+    "avoided_nodes": lambda p: bad_nodes.remember(p.ctx, p.restarts.recent),
+    "stragglers": lambda p: stragglers.marks(p.ctx),
+    "steps_replayed": lambda p: p.old.steps_replayed + p.decision.replayed + progress.replayed(p.ctx),
+    "rollback": lambda p: rollback.seen(p.ctx),
+    "undone": lambda p: rollback.voided(p.ctx),
+    "skipped": lambda p: rollback.skipped(p.ctx),
+}
+CHECKPOINTS: Mapping[str, Row] = {
+    "last_checkpoint": lambda p: p.last_checkpoint,
+    "checkpoint_request": lambda p: checkpoint_requests.request(p.ctx, p.decision, p.last_checkpoint),
+}
+PROGRESS: Mapping[str, Row] = {
+    "progress": lambda p: progress.progress(p.ctx),
+    "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
+    "checkpoint_interval": lambda p: progress.interval(p.ctx),
+    "shares": lambda p: progress.shares(p.ctx),
+}
+"""They change with every step, so they alone are written only so often (`progress.due`)."""
+CLOCK: Mapping[str, Row] = {
+    "goodput": lambda p: progress.goodput(p.ctx, p.decision),
+}
+"""It changes with time alone, so it is written only along with something else."""
+AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
+FIELDS: Mapping[str, Row] = {**AT_ONCE, **PROGRESS, **CLOCK}
+
+
+def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> JobStatus:
+    """The very same object where there is nothing to write."""
+    this, old = Pass(ctx, decision, pods), ctx.status
+    values = {name: row(this) for name, row in AT_ONCE.items()}
+    changed = _differ(old, values)
+    if not changed and not progress.due(ctx):
+        return old
+    numbers = {name: row(this) for name, row in PROGRESS.items()}
+    if not changed and not _differ(old, numbers):
+        return old
+    clock = {name: row(this) for name, row in CLOCK.items()}
+    return old.model_copy(update={**values, **numbers, **clock})
+
+
+def _differ(old: JobStatus, values: Mapping[str, object]) -> bool:
+    for name, value in values.items():
+        known = getattr(old, name)
+        if known is not value and known != value:  # most are the very same object; pydantic compares field by field
+            return True
+    return False

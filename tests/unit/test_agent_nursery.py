@@ -1,0 +1,49 @@
+"""Background tasks of the agent: none ends unseen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from concertina_agent.runtime.nursery import Nursery
+
+
+async def lasts() -> None:
+    await asyncio.sleep(60)
+
+
+async def breaks() -> None:
+    raise ValueError("out of order")
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_is_everybodys(fatal, capsys):
+    told: list[BaseException] = []
+
+    async def body() -> None:
+        tasks = Nursery(told.append if fatal else None)
+        tasks.start("copy shard", breaks())
+        lasting = tasks.start("tick", lasts())
+        await asyncio.sleep(0.01)
+        assert len(tasks) == 1
+        assert not lasting.done(), "the others go on"
+        await tasks.close()
+        assert len(tasks) == 0
+
+    asyncio.run(body())
+    assert [str(error) for error in told] == (["out of order"] if fatal else [])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert '"event":"task_failed","task":"copy shard","error":"ValueError: out of order"' in line
+
+
+def test_what_runs_alongside_ends_with_its_block():
+    async def body() -> None:
+        tasks = Nursery()
+        with tasks.alongside("tell lead", lasts()):
+            await asyncio.sleep(0)
+            assert len(tasks) == 1
+        await asyncio.sleep(0.01)
+        assert len(tasks) == 0
+
+    asyncio.run(body())

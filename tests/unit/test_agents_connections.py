@@ -1,0 +1,429 @@
+"""Calls and watch streams against a real TLS server that speaks the protocol's lines."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import concertina_protocol as protocol
+from builders.until import until_async
+from concertina.agents import calls as calls_module
+from concertina.agents import connections as module
+from concertina.agents.authority import Authority
+from concertina.agents.connections import AgentConnections
+from concertina.plan.types import ConnectionRefusal
+
+LIMIT = 20.0  # only to give up
+MASTER, UID, CREATED = b"m" * 32, "u1", 1_700_000_000.0
+PREPARE = protocol.Prepare(UID, 1, "c1", ())
+Answer = Callable[[protocol.Message, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Heard:
+    """What the connections tell."""
+
+    changes: list[bool] = field(default_factory=list)
+
+    def __call__(self, uid: str, at_once: bool) -> None:
+        assert uid == UID
+        self.changes.append(at_once)
+
+
+@contextlib.asynccontextmanager
+async def agent(answer: Answer, folder: Path, port: int = 0, master: bytes = MASTER) -> AsyncIterator[str]:
+    """An agent that hands each request to `answer`; its address."""
+    for name, content in Authority(master, UID, CREATED).secret_data().items():
+        (folder / name).write_bytes(base64.b64decode(content))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.load_verify_locations(folder / "ca.crt")
+    context.verify_mode = ssl.CERT_REQUIRED
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(ConnectionError):
+            await answer(protocol.decode(await reader.readline()), writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port, ssl=context)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+
+def report(step: int = 0, state: str = "idle", instance: str = "i1", ready: bool = True) -> protocol.Report:
+    progress = protocol.Progress(step, 10, 1.0, 1.0, 1.0, step, "training", 1.0)
+    return protocol.Report("r0", instance, ready, 0, "", state, progress=progress)
+
+
+async def forever(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+    """Reports again and again."""
+    while True:
+        writer.write(protocol.encode(report()))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_twice(tmp_path: Path) -> None:
+    received: list[protocol.Message] = []
+    gate = asyncio.Event()
+
+    async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        received.append(message)
+        await gate.wait()
+        writer.write(protocol.encode(protocol.Prepared("r0", "i1", 1, "c1", 1, "127.0.0.1:1", ("r0",))))
+        await writer.drain()
+
+    async def scenario() -> None:
+        heard = Heard()
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
+        async with agent(answer, tmp_path) as address:
+            assert connections.send(UID, "r0", address, PREPARE)
+            call = connections.views(UID)["r0"].prepare
+            assert call is not None
+            assert (call.round, call.claim, call.reply, call.error) == (1, "c1", None, "")
+            assert not connections.send(UID, "r0", address, PREPARE)
+            await until_async(lambda: len(received) == 1, "a request", lambda: received)
+            gate.set()
+            await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
+            call = connections.views(UID)["r0"].prepare
+            assert call is not None
+            assert isinstance(call.reply, protocol.Prepared)
+            assert not connections.send(UID, "r0", address, PREPARE)
+            assert received == [PREPARE]
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_failed_says_why_and_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        heard = Heard()
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
+        connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
+        await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
+        call = connections.views(UID)["r0"].prepare
+        assert call is not None
+        assert "127.0.0.1:1 can't be reached" in call.error
+        assert connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        assert isinstance(message, protocol.Prepare)
+        if message.round == 1:
+            await gate.wait()
+        writer.write(protocol.encode(protocol.Refused("no", message.round, message.claim)))
+        await writer.drain()
+
+    async def scenario() -> None:
+        heard = Heard()
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
+        async with agent(answer, tmp_path) as address:
+            connections.send(UID, "r0", address, PREPARE)
+            connections.send(UID, "r0", address, protocol.Prepare(UID, 2, "c2", ()))
+            await until_async(lambda: len(heard.changes) == 1, "a change", lambda: heard.changes)
+            gate.set()
+            await asyncio.sleep(0.1)
+            call = connections.views(UID)["r0"].prepare
+            assert call is not None
+            assert call.round == 2
+            assert len(heard.changes) == 1
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
+        async with agent(forever, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: view().connected, "a stream", view)
+            assert view().report == report()
+            assert view().ready_at > 0
+        await until_async(lambda: not view().connected, "a stream that is lost", view)
+        assert view().lost_at > 0
+        assert view().report is not None
+        await until_async(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING, "a refusal", view)
+        async with agent(forever, tmp_path, port=int(address.split(":")[1])):
+            await until_async(lambda: view().connected, "a stream", view)
+            assert view().lost_at == 0
+            assert view().refusal is None
+            connections.watch(UID, {})
+            assert not view().connected
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_path: Path) -> None:
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        heard = Heard()
+        connections = AgentConnections(heard, clock=lambda: now)
+        connections.open(UID, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
+        async with agent(forever, tmp_path, master=b"n" * 32) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: view().refusal is ConnectionRefusal.OTHER_KEY, "a refusal", view)
+            assert view().alive
+            assert not view().connected
+            now += 1.0
+            await asyncio.sleep(0.5)  # tries again and again
+            assert len(heard.changes) == 1
+            assert view().lost_at == 0
+        await until_async(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING, "a refusal", view)
+        assert view().lost_at == 1001.0, "it lived up to then"
+        async with agent(forever, tmp_path, port=int(address.split(":")[1])):
+            await until_async(lambda: view().connected, "a stream", view)
+            assert view().refusal is None
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SILENCE_SECONDS", 0.3)
+
+    async def once(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        writer.write(protocol.encode(report()))
+        await writer.drain()
+        await asyncio.sleep(LIMIT)
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
+        async with agent(once, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(
+                lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
+            )
+            await until_async(
+                lambda: not connections.views(UID)["r0"].connected,
+                "a stream that is lost",
+                lambda: connections.views(UID),
+            )
+            assert connections.views(UID)["r0"].lost_at > 0
+            assert connections.views(UID)["r0"].refusal is None
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_progress_alone_does_not_matter_at_once_but_a_change_of_state_does(tmp_path: Path) -> None:
+    lines = [report(step=1), report(step=2), report(step=2), report(step=3, state="failed"), report(step=10)]
+    go = asyncio.Queue[None]()
+
+    async def play(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        for line in lines:
+            await go.get()
+            writer.write(protocol.encode(line))
+            await writer.drain()
+        await asyncio.sleep(LIMIT)
+
+    async def scenario() -> None:
+        heard = Heard()
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
+        async with agent(play, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            for line in lines:
+                go.put_nowait(None)
+                await until_async(
+                    lambda line=line: connections.views(UID)["r0"].report == line,
+                    "the report",
+                    lambda: connections.views(UID),
+                )
+                await asyncio.sleep(0.02)
+            assert heard.changes == [True, False, True, True]
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
+    async def garbage(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"{}\n")
+        await writer.drain()
+
+    async def scenario() -> None:
+        heard = Heard()
+        connections = AgentConnections(heard)
+        connections.open(UID, CREATED, MASTER)
+        async with agent(garbage, tmp_path) as address:
+            connections.send(UID, "r0", address, PREPARE)
+            await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
+            call = connections.views(UID)["r0"].prepare
+            assert call is not None
+            assert "not understood" in call.error
+            connections.watch(UID, {"r0": address})
+            await asyncio.sleep(0.2)
+            assert not connections.views(UID)["r0"].connected
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_is_forgotten_while_its_pass_is_under_way_gets_no_stream_and_no_call() -> None:
+    async def main() -> None:
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
+        connections.forget(UID)
+        connections.watch(UID, {"a": "127.0.0.1:1"})
+        assert not connections.send(UID, "a", "127.0.0.1:1", PREPARE)
+        assert connections.views(UID) == {}
+
+    asyncio.run(main())
+
+
+def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(tmp_path: Path) -> None:
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        connections = AgentConnections(Heard(), clock=lambda: now)
+        connections.open(UID, CREATED, MASTER)
+        async with agent(forever, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(
+                lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
+            )
+        await until_async(
+            lambda: not connections.views(UID)["r0"].connected, "a stream that is lost", lambda: connections.views(UID)
+        )
+        assert connections.views(UID)["r0"].lost_at == 1000.0
+        now += 1.0
+        assert connections.views(UID)["r0"].lost_at == 1000.0
+        now += 60.0
+        assert connections.views(UID)["r0"].lost_at == 1060.0
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000 + b"\n",
+        b'{"v": 1, "kind": "Report", "body": {"replica": "r0", "progress": {"loss": 1' + b"0" * 400 + b"}}}\n",
+        b'{"v": 1, "kind": "Report", "body": ' + b'{"replica":' * 5000 + b"\n",
+    ],
+    ids=["nested", "overflow", "deep"],
+)
+def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(line: bytes, tmp_path: Path) -> None:
+    """As a hostile one may: an exception that nobody foresaw must not end a stream while it counts as open."""
+    streams = 0
+
+    async def answer(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        nonlocal streams
+        streams += 1
+        writer.write(protocol.encode(report()) + (line if streams == 1 else b""))
+        await writer.drain()
+        await asyncio.sleep(LIMIT)
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
+        async with agent(answer, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(
+                lambda: streams == 2, "a second stream", lambda: streams
+            )  # so the first was noticed to be lost
+            await until_async(
+                lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
+            )
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def surprise(message: object) -> object:
+        raise RecursionError("too deep")
+
+    async def answer(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        writer.write(protocol.encode(protocol.Accepted(1, "c1")))
+        await writer.drain()
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        connections.open(UID, CREATED, MASTER)
+        monkeypatch.setattr(calls_module, "bounded", surprise)
+        async with agent(answer, tmp_path) as address:
+            assert connections.send(UID, "r0", address, PREPARE)
+            call = connections.views(UID)["r0"].prepare
+            await until_async(
+                lambda: (found := connections.views(UID)["r0"].prepare) is not call and found is not None,
+                "the end of the call",
+                lambda: connections.views(UID),
+            )
+            failed = connections.views(UID)["r0"].prepare
+            assert failed is not None
+            assert "RecursionError: too deep" in failed.error
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path: Path) -> None:
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        connections, go_on = AgentConnections(Heard(), clock=lambda: now), asyncio.Event()
+
+        async def late(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+            await go_on.wait()
+            writer.write(protocol.encode(protocol.Accepted(1, "c1")))
+            await writer.drain()
+
+        connections.open(UID, CREATED, MASTER)
+        async with agent(late, tmp_path) as address:
+            assert connections.send(UID, "r0", address, PREPARE)
+            now += 60.0
+            under_way = connections.views(UID)["r0"].prepare
+            assert under_way
+            assert (under_way.sent_at, under_way.done_at) == (1060.0, 0.0)
+            go_on.set()
+            await until_async(
+                lambda: bool(connections.views(UID)["r0"].prepare.done_at),
+                "the end of the call",
+                lambda: connections.views(UID),
+            )  # type: ignore[union-attr]
+        answered = connections.views(UID)["r0"].prepare
+        assert answered
+        assert (answered.reply, answered.done_at) == (protocol.Accepted(1, "c1"), 1060.0)
+        now += 60.0
+        answered = connections.views(UID)["r0"].prepare
+        assert answered
+        assert answered.done_at == 1120.0
+        connections.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,374 @@
+"""What the operator knows: the newest word counts, whatever the order in which it is heard."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.status import claim_tests
+from concertina.kube.errors import NamespaceEnds, from_status
+from concertina.kube.parse.refusals import refusal
+from concertina.kube.parse.views import OwnedPod
+from concertina.plan.types import Hindrance, NodeView, PodView, Refusal, Refused
+
+
+class Known:
+    def __init__(self) -> None:
+        self.changed: list[str] = []
+        self.cache = ClusterCache(self.changed.append, lambda uid: {})
+
+    def heard(self) -> list[str]:
+        names, self.changed[:] = sorted(set(self.changed)), []
+        return names
+
+
+def job(uid: str, version: int, uri: str = "", created: int = 0, namespace: str = "n", **status: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["x"]}]}},
+    }
+    if uri:
+        spec["checkpoint"] = {"uri": uri}
+    metadata = {
+        "name": f"job-{uid}",
+        "namespace": namespace,
+        "uid": uid,
+        "generation": 1,
+        "resourceVersion": str(version),
+        "creationTimestamp": f"2026-01-01T00:00:{created:02}Z",
+    }
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def pod(name: str, job_uid: str, node: str = "", index: int = 0, attempt: int = 0, phase: str = "Pending") -> OwnedPod:
+    return OwnedPod(job_uid, "n", PodView(name, f"uid-{name}", index, attempt, 0.0, phase, False, node=node))
+
+
+def test_an_older_word_than_the_answer_to_our_own_write_is_ignored() -> None:
+    known = Known()
+    known.cache.on_job(job("a", 10))
+    known.heard()
+    known.cache.on_job(job("a", 12, rounds=2))
+    known.cache.on_job(job("a", 11, rounds=1))
+    observed = known.cache.observe("a")
+    assert observed is not None
+    assert observed.job.status.rounds == 2
+    assert known.heard() == ["a"]
+
+
+def test_a_pod_of_another_namespace_is_none_of_a_jobs_whatever_it_says_of_its_owner() -> None:
+    known = Known()
+    stranger = replace(pod("a-0-0", "a"), namespace="other")
+    known.cache.on_pod(None, stranger)
+    known.cache.on_job(job("a", 10))
+    known.heard()
+    known.cache.on_pod(stranger, stranger)
+    known.cache.on_pod(None, replace(pod("a-1-0", "a"), namespace="other"))
+    observed = known.cache.observe("a")
+    assert observed is not None
+    assert observed.pods == ()
+    assert known.heard() == []
+
+
+def test_a_word_that_says_nothing_new_triggers_nothing() -> None:
+    known = Known()
+    known.cache.on_job(job("a", 10))
+    known.heard()
+    known.cache.on_job(job("a", 11))
+    assert known.heard() == []
+
+
+def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
+    known = Known()
+    known.cache.on_pod(None, pod("late", "a", index=1))
+    known.cache.on_job(job("a", 1))
+    known.cache.on_pod(None, pod("new", "a", index=0, attempt=1))
+    known.cache.on_pod(None, pod("old", "a", index=0))
+    known.cache.on_pod(None, pod("other", "b"))
+    observed = known.cache.observe("a")
+    assert observed is not None
+    assert [view.name for view in observed.pods] == ["old", "new", "late"]
+    known.cache.on_pod(pod("old", "a"), pod("old", "a", phase="Running"))
+    known.cache.on_pod(pod("new", "a", attempt=1), None)
+    observed = known.cache.observe("a")
+    assert observed is not None
+    assert [(view.name, view.phase) for view in observed.pods] == [("old", "Running"), ("late", "Pending")]
+    assert known.cache.observe("b") is None
+
+
+def test_a_pod_that_no_pass_saw_going_is_seen_as_ended_until_one_has() -> None:
+    known, torchrun = Known(), job("a", 1)
+    torchrun["spec"]["launcher"] = "torchrun"
+    known.cache.on_job(torchrun)
+    for name, index in (("gone", 0), ("seen-going", 1)):
+        known.cache.on_pod(None, pod(name, "a", index=index, phase="Running"))
+
+    def look(*, complete: bool = True) -> list[tuple[str, bool, bool]]:
+        observed = known.cache.observe("a")
+        assert observed is not None
+        if complete:
+            known.cache.planned("a", observed)
+        return [(view.name, view.ended, view.deleting) for view in observed.pods]
+
+    def going(name: str, index: int) -> OwnedPod:
+        owned = pod(name, "a", index=index, phase="Running")
+        return replace(owned, view=replace(owned.view, deleting=True))
+
+    look()
+    known.cache.on_pod(pod("seen-going", "a"), going("seen-going", 1))
+    look()
+    for name, index in (("gone", 0), ("seen-going", 1)):
+        known.cache.on_pod(None, going(name, index))
+        known.cache.on_pod(going(name, index), None)
+    assert look(complete=False) == [("gone", True, True)]
+    known.heard()
+    assert look() == [("gone", True, True)], "the pass before was not complete"
+    assert known.heard() == ["a"], "what comes without it"
+    assert look() == []
+    assert known.heard() == []
+
+
+def test_a_pod_that_is_gone_makes_room_for_one_that_was_refused() -> None:
+    known = Known()
+    known.cache.on_job(job("a", 1))
+    known.cache.on_pod(None, pod("of-another-job", "b"))
+    known.cache.create_refused("a", Refusal.QUOTA, "exceeded quota")
+    known.heard()
+    assert known.cache.observe("a").refused.message == "exceeded quota"  # type: ignore[union-attr]
+    known.cache.on_pod(pod("of-another-job", "b"), None)
+    assert known.heard() == ["a"]
+    assert known.cache.observe("a").refused is None  # type: ignore[union-attr]
+
+
+def test_a_node_concerns_the_jobs_that_have_pods_on_it() -> None:
+    known = Known()
+    for uid, node in (("a", "x"), ("b", "y")):
+        known.cache.on_job(job(uid, 1))
+        known.cache.on_pod(None, pod(f"pod-{uid}", uid, node=node))
+    known.heard()
+    known.cache.on_node(None, NodeView("x", ready=False))
+    assert known.heard() == ["a"]
+    observed = known.cache.observe("a")
+    assert observed is not None
+    assert not observed.nodes["x"].ready
+    known.cache.on_node(NodeView("x", ready=False), None)
+    assert known.heard() == ["a"]
+
+
+def holder(known: Known, uid: str) -> str:
+    observed = known.cache.observe(uid)
+    assert observed is not None
+    return observed.uri_holder
+
+
+def test_of_live_jobs_with_one_checkpoint_uri_the_oldest_holds_it() -> None:
+    known = Known()
+    known.cache.on_job(job("young", 1, uri="s3://bucket/run/", created=9))
+    known.cache.on_job(job("old", 2, uri="s3://bucket/run", created=3))
+    known.cache.on_job(job("other", 3, uri="s3://bucket/other", created=1))
+    assert holder(known, "young") == "n/job-old"
+    assert holder(known, "old") == ""
+    assert holder(known, "other") == ""
+    known.heard()
+    complete = {
+        "type": "Complete", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    known.cache.on_job(job("old", 4, uri="s3://bucket/run", created=3, conditions=[complete]))
+    assert known.heard() == ["old", "young"]
+    assert holder(known, "young") == ""
+
+
+def test_a_job_that_is_forgotten_gives_its_uri_free() -> None:
+    known = Known()
+    known.cache.on_job(job("old", 2, uri="s3://bucket/run", created=3))
+    known.cache.on_job(job("young", 1, uri="s3://bucket/run", created=9))
+    known.heard()
+    known.cache.forget_job("old")
+    assert known.heard() == ["young"]
+    assert holder(known, "young") == ""
+    assert known.cache.observe("old") is None
+
+
+def test_the_more_jobs_the_rarer_are_writes_of_progress() -> None:
+    known = Known()
+    known.cache.on_job(job("0", 1))
+    assert known.cache.observe("0").progress_every == 2.0  # type: ignore[union-attr]
+    for number in range(1, 1000):
+        known.cache.on_job(job(str(number), 1))
+    assert known.cache.observe("0").progress_every == 50.0  # type: ignore[union-attr]
+
+
+def test_a_write_tests_the_claim_as_it_was_observed() -> None:
+    def tested(status: dict[str, Any]) -> dict[str, Any]:
+        tests = claim_tests(status)
+        assert all(test["op"] == "test" for test in tests)
+        return {test["path"].removeprefix("/status"): test["value"] for test in tests}
+
+    assert tested({}) == {"": None}
+    assert tested({"rounds": 1}) == {"/world": None}
+    assert tested({"world": {"round": 0}}) == {"/world/claim": None}
+    claim = {"round": 2, "claimId": "c", "committed": False, "message": "<any> text"}
+    assert tested({"world": {"claim": claim}}) == {
+        "/world/claim/round": 2,
+        "/world/claim/claimId": "c",
+        "/world/claim/committed": False,
+    }
+
+
+def unplaced(name: str, job_uid: str) -> OwnedPod:
+    found = pod(name, job_uid)
+    return replace(found, view=replace(found.view, waiting="Unschedulable"))
+
+
+def test_jobs_that_wait_for_room_know_of_each_other() -> None:
+    known = Known()
+    for uid, created in (("a", 1), ("b", 2), ("c", 3)):
+        known.cache.on_job(job(uid, 1, created=created))
+    for uid in ("a", "b"):
+        known.cache.on_pod(None, unplaced(f"{uid}-0", uid))
+    known.cache.on_pod(None, pod("c-0", "c", node="n"))
+
+    def rivals(uid: str) -> list[str]:
+        observed = known.cache.observe(uid)
+        assert observed is not None
+        return [rival.uid for rival in observed.rivals]
+
+    assert (rivals("a"), rivals("b"), rivals("c")) == (["b"], ["a"], [])
+    # a finds room: b, which holds nothing, need not be told, and sees it when it looks.
+    known.cache.on_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
+    known.heard()
+    assert (rivals("a"), rivals("b")) == ([], [])
+    assert known.heard() == []
+
+
+def test_who_released_its_room_is_told_when_the_line_moves() -> None:
+    known = Known()
+    known.cache.on_job(job("a", 1))
+    known.cache.on_pod(None, unplaced("a-0", "a"))
+    known.cache.on_job(job("b", 1, gang={"releases": 1, "since": "2026-01-01T00:00:00Z"}))
+    for uid in ("a", "b"):
+        known.cache.observe(uid)
+    known.heard()
+    known.cache.on_pod(unplaced("a-0", "a"), pod("a-0", "a", node="n"))
+    known.cache.observe("a")
+    assert known.heard() == ["a", "b"]
+
+
+def test_a_job_whose_namespace_is_being_deleted_stands_in_nobodys_way() -> None:
+    known = Known()
+    for uid in ("a", "b"):
+        known.cache.on_job(job(uid, 10))
+        waits = pod(f"{uid}-0-0", uid)
+        known.cache.on_pod(None, replace(waits, view=replace(waits.view, waiting="Unschedulable")))
+    seen = known.cache.observe("b")
+    assert seen is not None
+    assert [rival.uid for rival in seen.rivals] == ["a"]
+    status = {"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "it ends"}]}}
+    refused = from_status(403, json.dumps(status).encode())
+    known.cache.create_refused(
+        "a", refusal(refused), refused.message, namespace_ends=isinstance(refused, NamespaceEnds)
+    )
+    seen, gone = known.cache.observe("b"), known.cache.observe("a")
+    assert seen is not None
+    assert seen.rivals == ()
+    assert gone is not None
+    assert gone.job.deleting
+
+
+def test_names_of_pods_that_are_anothers_are_known() -> None:
+    known = Known()
+    before = pod("job-new-0-0", "old")
+    known.cache.on_pod(None, before)
+    known.cache.on_pod(None, replace(pod("job-new-1-0", "old"), namespace="elsewhere"))
+    known.cache.on_job(job("new", 1))
+    known.cache.on_pod(None, pod("job-new-2-0", "new"))
+    known.cache.on_pod(None, pod("job-newer-0-0", "newer"))
+
+    def taken() -> set[str]:
+        observed = known.cache.observe("new")
+        assert observed is not None
+        return set(observed.taken)
+
+    assert taken() == {"job-new-0-0"}
+    known.heard()
+    known.cache.name_taken("new", "job-new-5-0")
+    assert known.heard() == ["new"], "another is to be found"
+    assert taken() == {"job-new-0-0", "job-new-5-0"}
+    known.cache.on_pod(before, None)
+    assert taken() == {"job-new-5-0"}
+
+
+def test_what_was_refused_is_tried_again_when_the_spec_has_changed() -> None:
+    known = Known()
+    known.cache.on_job(job("a", 1))
+
+    def refused() -> Refused | None:
+        observed = known.cache.observe("a")
+        assert observed is not None
+        return observed.refused
+
+    known.cache.create_refused("a", Refusal.FOR_GOOD, "no")
+    first = refused()
+    assert first
+    known.cache.create_refused("a", Refusal.FOR_GOOD, "no")
+    again = refused()
+    assert again
+    assert again.since == first.since
+    known.cache.on_pod(pod("other", "b"), None)
+    assert refused(), "that makes room in a quota and mends nothing else"
+    changed = job("a", 2)
+    changed["metadata"]["generation"] = 2
+    known.cache.on_job(changed)
+    assert refused() is None
+
+
+def refuse(known: Known, uid: str, limited: int) -> None:
+    quota = f"exceeded quota: few, requested: pods=1, used: pods={limited}, limited: pods={limited}"
+    known.cache.create_refused(uid, Refusal.QUOTA, f'pods "{uid}-0-0" is forbidden: {quota}')
+
+
+def rivals(known: Known, uid: str) -> list[str]:
+    observed = known.cache.observe(uid)
+    assert observed is not None
+    return sorted(rival.uid for rival in observed.rivals)
+
+
+def test_nobody_waits_for_a_job_that_room_would_not_help() -> None:
+    known = Known()
+    for uid, namespace in (("a", "n"), ("near", "n"), ("far", "m")):
+        known.cache.on_job(job(uid, 1, namespace=namespace))
+        known.cache.on_pod(None, replace(unplaced(f"{uid}-0", uid), namespace=namespace))
+    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["a", "near"])
+    refuse(known, "a", limited=1)
+    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["near"])
+    assert rivals(known, "a") == ["far", "near"]
+    assert known.cache.observe("a").hindrance is Hindrance.QUOTA  # type: ignore[union-attr]
+    refuse(known, "a", limited=0)
+    assert (rivals(known, "near"), rivals(known, "far")) == (["far"], ["near"])
+    known.cache.created("a")
+    excluded = unplaced("a-0", "a")
+    excluded = replace(excluded, view=replace(excluded.view, excluded=True))
+    known.cache.on_pod(unplaced("a-0", "a"), excluded)
+    assert (rivals(known, "near"), rivals(known, "far")) == (["far"], ["near"])
+    known.cache.on_pod(excluded, unplaced("a-0", "a"))
+    assert (rivals(known, "near"), rivals(known, "far")) == (["a", "far"], ["a", "near"])
+
+
+def test_a_node_that_comes_or_goes_changes_who_is_too_large() -> None:
+    known = Known()
+    node = NodeView("x", ready=True, allocatable={"pods": Decimal(1)})
+    for uid in ("a", "b"):
+        known.cache.on_job(job(uid, 1))
+        waits = unplaced(f"{uid}-0", uid)
+        requests = {"pods": Decimal(2 if uid == "a" else 1)}
+        known.cache.on_pod(None, replace(waits, view=replace(waits.view, requests=requests)))
+    known.cache.on_node(None, node)
+    assert rivals(known, "b") == []
+    known.heard()
+    known.cache.on_node(node, replace(node, allocatable={"pods": Decimal(2)}))
+    assert known.heard() == ["a", "b"]
+    assert rivals(known, "b") == ["a"]
+    known.cache.on_node(node, replace(node, allocatable={"pods": Decimal(2)}, cordoned=True))
+    assert rivals(known, "b") == []

@@ -1,0 +1,27 @@
+"""The tables that a pass is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from builders import jobs
+from builders.jobs import T0
+from concertina.api.status import JobStatus
+from concertina.plan.plan import plan
+from concertina.plan.status.fields import FIELDS
+
+
+def test_each_field_of_the_status_has_a_row() -> None:
+    assert set(FIELDS) == set(JobStatus.model_fields)
+
+
+def test_rows_give_what_the_fields_hold() -> None:
+    made = plan(jobs.running(jobs.spec()), T0 + 20).status
+    assert JobStatus.model_validate(made.model_dump()) == made
+
+
+def test_a_status_in_which_nothing_has_changed_is_the_same_object() -> None:
+    seen = jobs.running(jobs.spec())
+    assert plan(seen, T0 + 10).status is seen.job.status
+    hurried = replace(seen, progress_every=0.0)
+    assert plan(hurried, T0 + 10).status is seen.job.status, "neither where the numbers may be written but are the same"

@@ -1,0 +1,41 @@
+"""What becomes of the state after a step, by what all ranks agreed on."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concertina_protocol.worker_channel import Outcome
+from concertina_trainer.training.agreement import StepFlags
+from concertina_trainer.training.saving import SavePolicy
+
+FLAGS = st.builds(StepFlags, *[st.integers(0, 3)] * 6)
+POLICIES = st.builds(SavePolicy, st.integers(1, 20), st.integers(1, 5), st.booleans(), st.none() | st.integers(1, 5))
+
+
+@given(POLICIES, st.integers(1, 20), FLAGS, st.booleans(), st.booleans())
+def test_a_round_ends_with_a_snapshot_and_a_run_with_a_checkpoint(policy, step, flags, due, keeping_up):
+    decision = policy.decide(step, flags, due, keeping_up)
+    ends = step >= policy.steps or flags.drain > 0
+    assert (decision.outcome is not None) == ends
+    assert decision.snapshot or not ends
+    if step >= policy.steps:
+        assert decision.outcome is Outcome.COMPLETE
+        assert decision.durable == policy.has_storage
+    if not keeping_up and not ends:
+        assert not decision.snapshot, "peers still copy what it would be written over"
+    assert decision.snapshot or not decision.durable, "what becomes durable is a snapshot"
+    assert policy.has_storage or not decision.durable
+
+
+@given(POLICIES, st.integers(1, 20), FLAGS, st.booleans())
+def test_a_checkpoint_that_is_due_waits_for_the_one_before(policy, step, flags, due):
+    decision = policy.decide(step, flags, due, keeping_up=True)
+    if flags.shipping and step < policy.steps and not flags.drain_durable:
+        assert not decision.durable
+    elif due and policy.has_storage:
+        assert decision.durable
+
+
+@given(POLICIES, st.integers(1, 20), FLAGS)
+def test_a_checkpoint_becomes_due_by_steps_or_by_rank_0_and_only_with_storage(policy, step, flags):
+    by_steps = policy.checkpoint_every is not None and step % policy.checkpoint_every == 0
+    assert policy.is_due(step, flags) == (policy.has_storage and (by_steps or flags.checkpoint_due > 0))

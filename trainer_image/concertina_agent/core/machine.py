@@ -1,0 +1,133 @@
+"""The agent's decisions as one state machine: `step` takes one event at a time and says what must be done. Pure and
+deterministic: no clock, no I/O, no threads; the shell (`agent`) and the simulation drive the same function.
+
+    agent = AgentState(replica, uid, instance, workers, bundled=True, storage=Storage(StorageHealth.UNKNOWN))
+    effects = step(agent, event, now, at)     # now: monotonic seconds, at: Unix seconds (only for Failure.at)
+    agent.report() -> protocol.Report         # what Watch streams
+    agent.member_state() -> MemberState       # what a member tells its lead
+    agent.seen -> (round, claim)              # the highest ever seen
+
+The facts are in `agent_state`, the states and their arrows in `states`, events and effects in `events`; what an event
+does is the function that HANDLERS names (for a request: REQUESTS). Effects are to be carried out in order. The rules:
+- A request of a lower round than the highest seen, or of that round under another claim, is refused. What is seen is
+  persisted before anything follows from it; `seen` is what a restarted agent reads back.
+- Prepare (higher, or the same again once the agent restarted) -> PersistSeen, KillWorkers, BindStore, PingPeers, and
+  the Reply only after WorkersGone, StoreBound and Reached. The same Prepare again: the same answer, nothing killed. The
+  same round and claim with other candidates, before the Assign: only they are reached out to anew.
+- Assign -> StartRound once, if this (round, claim) is prepared and the instance id is ours. The same again: Accepted.
+- Workers are killed by a Prepare alone (and by the end of a command's grace). A round that failed waits for it.
+- The lead collects MemberState lines; silence (Tick), a broken stream or no Join is MemberLost. Members treat the lead
+  alike (LeadLost). The cause is a failure that no lost peer provokes, what follows is `secondary`; where all look
+  provoked the lead says nothing for SETTLE_SECONDS, as the cause is usually on its way.
+- drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace is over). The
+  lead's own report says drained only when every member is, and with `durable` only when LATEST names that step, or
+  a member is gone with a part that it had not shipped.
+- succeeded: all own workers are through; the lead's report: every member's are, and the final checkpoint is published.
+- Snapshots beyond the base of a new round are dropped at its Assign; those of older rounds once this one has a snapshot
+  complete on all peers, as rank 0 knows and the lead's beats say.
+- A round that has succeeded as a whole (the lead's beats say so) ends its agents with 0 after LINGER_SECONDS.
+- A Notice says draining to the lead and exits when the workers are gone, copied and shipped, or the grace is over.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core import states
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.steps import drains, members, preparing, storage, workers
+
+LINGER_SECONDS = 5.0
+"""From a round's success to the agent's exit with 0: time for the operator and the members to hear of it."""
+EXIT_NOTICED = 128 + signal.SIGTERM
+STOOD_STILL_SECONDS = 1.0
+"""Between two events, of which the shell's ticks alone come four times a second: this agent did not run (stopped,
+starved, its machine asleep), and perhaps the others did not either. That it heard nothing is nobody's silence then."""
+
+
+def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
+    """Take one event; the effects are to be carried out in order. Raises IllegalTransition."""
+    t, last, before = e.Moment(now, at), agent.last_event, agent.state
+    agent.last_event = t
+    if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
+        agent.round.not_heard_for(now - last.now)
+    effects = HANDLERS[type(event)](agent, event, t)
+    effects = [*effects, *_leave(agent, t)]
+    states.check(before, event, agent.state)
+    said: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
+    return said if len(said) == len(effects) else [*said, e.ReportChanged()]
+
+
+def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
+    """The round has succeeded as a whole (the lead sees that itself, members hear of it in its beats), or there was a
+    notice."""
+    r, notice = agent.round, agent.notice
+    if r is not None:
+        if r.lead is not None and r.succeeded_at is None and r.workers.all_complete():
+            r.succeeded_at = t.now if agent.reported is states.State.SUCCEEDED else None
+        if r.succeeded_at is not None and t.now >= r.succeeded_at + LINGER_SECONDS:
+            return [e.Exit(0)]
+    if notice is not None and (agent.at_rest() or t.now >= notice.until):
+        return [e.Exit(0 if agent.all_succeeded() else EXIT_NOTICED)]
+    return []
+
+
+def on_request_received(agent: AgentState, event: e.RequestReceived, t: e.Moment) -> list[e.Effect]:
+    message = event.message
+    if message.uid != agent.uid:
+        return [agent.refuse(event.request, f"this replica belongs to job {agent.uid}, not {message.uid}")]
+    return REQUESTS[type(message)](agent, event.request, message, t)
+
+
+def on_tick(agent: AgentState, event: e.Tick, t: e.Moment) -> list[e.Effect]:
+    r = agent.round
+    if r is None:
+        return []
+    effects = [*workers.look(agent, r, event, t), *drains.drain_alone(agent, r, t)]
+    if r.lead is not None:
+        effects += members.look_after(agent, r, r.lead, t)
+    elif t.now >= r.silent_at:
+        effects += members.lead_lost(agent, "has been silent or out of reach for too long", t)
+    return [*effects, *drains.end_of_grace(agent, r, t)]
+
+
+def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
+    agent.ready, agent.startup_error = not event.error, event.error
+    return [e.ReportChanged()]
+
+
+HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] = {
+    e.RequestReceived: on_request_received,
+    e.WorkersGone: preparing.on_workers_gone,
+    e.StoreBound: preparing.on_store_bound,
+    e.Reached: preparing.on_reached,
+    e.StartFailed: workers.on_start_failed,
+    e.WorkerMessage: workers.on_worker_message,
+    e.WorkerExited: workers.on_worker_exited,
+    e.StacksCollected: workers.on_stacks_collected,
+    e.MemberMessage: members.on_member_message,
+    e.MemberGone: members.on_member_gone,
+    e.LeadJoined: members.on_lead_joined,
+    e.LeadMessage: members.on_lead_message,
+    e.LeadGone: members.on_lead_gone,
+    e.PeerCopied: storage.on_peer_copied,
+    e.CopyHeld: storage.on_copy_held,
+    e.PartShipped: storage.on_part_shipped,
+    e.PublishDone: storage.on_publish_done,
+    e.StorageSeen: storage.on_storage_seen,
+    e.TerminationNotice: drains.on_termination_notice,
+    e.Warm: on_warm,
+    e.Tick: on_tick,
+}
+REQUESTS: Mapping[type, Callable[[AgentState, int, Any, e.Moment], list[e.Effect]]] = {
+    p.Prepare: preparing.on_prepare,
+    p.Assign: preparing.on_assign,
+    p.Drain: drains.on_drain,
+    p.Save: members.on_save,
+    p.Join: members.on_join,
+    p.Ping: members.on_ping,
+}

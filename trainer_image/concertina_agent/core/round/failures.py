@@ -1,0 +1,111 @@
+"""From a worker's end to a Failure with a sentence, and which of a round's failures is the cause. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from typing import Optional
+
+from concertina_agent.core.events import WorkerExited
+from concertina_protocol import Failure
+from concertina_protocol.messages.reports import OUT_OF_MEMORY
+from concertina_protocol.worker_channel import BAD_INPUT_EXIT, Fault
+
+LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "recvValue failed",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "Socket Timeout",
+    "Timed out waiting",
+)
+"""What gloo, NCCL and the store say, in the last lines of output, when another rank has gone."""
+
+TRACEBACK = "Traceback (most recent call last):"
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+
+UNPROVOKED = frozenset(
+    {
+        "WorkerSignaled", "OutOfMemory", "WorkerStopped", "MemberLost", "BadInput", "StartFailed",
+        "LossSpike", "LossNotFinite", "SilentCorruption",
+    }
+)  # fmt: skip
+"""Reasons that do not come from the loss of a peer."""
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _exception(lines: Sequence[str]) -> str:
+    """What the last traceback ends with; empty without one. Libraries may have said goodbye on stderr after it."""
+    begins = [i for i, line in enumerate(lines) if TRACEBACK in line]
+    if not begins:
+        return ""
+    prefix = lines[begins[-1]].partition(TRACEBACK)[0]  # torch.distributed puts the rank in front of each line
+    rest = (line[len(prefix) :] for line in lines[begins[-1] + 1 :] if line.startswith(prefix))
+    return next((line for line in rest if EXCEPTION.match(line)), "")
+
+
+def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], step: int, at: float) -> Failure:
+    """Why a worker that did not end well did so."""
+    rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
+    if fault is not None:
+        reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
+        permanent = reason == "BadInput" and code == BAD_INPUT_EXIT
+    elif code < 0 and ended.out_of_memory:
+        reason, message = "OutOfMemory", f"Rank {rank} was killed by {signal_name(-code)}: {OUT_OF_MEMORY}."
+    elif code < 0:
+        reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}."
+    elif code == 0:
+        reason, message = "WorkerExitedEarly", f"Rank {rank} exited with code 0 before the run was complete."
+    else:
+        last = _exception(last_lines) or ended.last_error
+        last = last or next((line for line in reversed(last_lines) if line.strip()), "")
+        reason = "WorkerFailed"
+        message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
+    rollback = fault.rollback if fault else None
+    return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at, rollback=rollback)
+
+
+def worker_stopped(replica: str, rank: int, step: int, at: float) -> Failure:
+    """A worker that is there and does nothing: nobody else will say so."""
+    message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
+    return Failure(replica, "WorkerStopped", message, rank=rank, step=step, at=at)
+
+
+def looks_provoked(failure: Failure) -> bool:
+    """Its last words are those of a rank that lost a peer, or it was taken down by its own watchdog."""
+    if failure.reason == "WorkerSignaled":
+        return -failure.exit_code == signal.SIGABRT
+    if failure.reason in UNPROVOKED:
+        return False
+    return any(words in line for line in failure.last_lines for words in LOST_PEER)
+
+
+def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """In the given order of arrival: the first one that can't be provoked is the cause, else the first that does not
+    look so, else the very first; `secondary` is true for what may follow from it."""
+    ordered = tuple(failures)
+    cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
+    return tuple(
+        dataclasses.replace(
+            f,
+            secondary=i != cause and (looks_provoked(f) or f.reason not in UNPROVOKED),
+            provoked=looks_provoked(f),
+        )
+        for i, f in enumerate(ordered)
+    )
+
+
+def better(known: Optional[Failure], new: Failure) -> Failure:
+    """The one that tells more about why this replica failed."""
+    return new if known is None or (looks_provoked(known) and not looks_provoked(new)) else known

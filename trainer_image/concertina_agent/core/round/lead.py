@@ -1,0 +1,140 @@
+"""What the lead knows about the members of its round. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from concertina_agent.core.round import failures
+from concertina_agent.core.round.watchdog import Watchdog
+from concertina_protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId, State
+
+OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
+JOIN_SECONDS = 10.0
+"""A member that has not joined the lead this long after the lead's own Assign is lost."""
+SETTLE_SECONDS = 0.2
+"""How long a failure that looks like a lost peer waits for the one that it follows from: on a busy node a survivor may
+end before the news of the dead worker is here, and the wrong replica would be blamed."""
+
+
+class Lead:
+    """The members' states, the round's failures in order of arrival, and the parts that are in storage."""
+
+    def __init__(self, assign: Assign, now: float) -> None:
+        self.members = {
+            m.replica: MemberState(m.replica, m.instance, assign.round, assign.claim, State.STARTING)
+            for m in assign.members
+        }
+        self._failures: dict[str, Failure] = {}
+        self._give_up_at = {m.replica: now + JOIN_SECONDS for m in assign.members[1:]}
+        self._joined: set[str] = set()
+        self._settled_at: Optional[float] = None
+        self.settled = False
+        """Whether the failures say what the cause is; until then the lead keeps them to itself."""
+        self._published: set[SnapshotId] = set()
+        self.watchdog = Watchdog(assign.limits)
+
+    def join(self, message: Join, now: float) -> Optional[str]:
+        """Why this member may not join; None where it has."""
+        state = self.members.get(message.replica)
+        if state is None or state.instance != message.instance:
+            return f"{message.replica} ({message.instance}) is no member of round {message.round}"
+        self._joined.add(message.replica)
+        self._give_up_at[message.replica] = now + SILENCE_SECONDS
+        return None
+
+    def said(self, state: MemberState, now: float) -> bool:
+        """Take a member's line; false where it brings nothing new."""
+        known = self.members.get(state.replica)
+        if known is None or (known.instance, known.round, known.claim) != (state.instance, state.round, state.claim):
+            return False
+        if state.replica in self._give_up_at:
+            self._give_up_at[state.replica] = now + SILENCE_SECONDS
+        if known.failure is not None and state.failure is None:
+            return False  # a lost member stays lost: its round is over
+        self.watchdog.heard(state.replica, () if state.state in OVER else state.pulses, now)
+        # What goes on to the operator is what it needs.
+        state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False, leaving=())
+        self.members[state.replica] = state
+        if state.failure is not None:
+            self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
+            self.settle(now)
+        return state != known
+
+    def settle(self, now: float) -> bool:
+        """Whether it has just become clear what the round's failure is."""
+        if self.settled or not self._failures:
+            return False
+        if self._settled_at is None:
+            self._settled_at = now + SETTLE_SECONDS
+        provoked = all(failures.looks_provoked(failure) for failure in self._failures.values())
+        self.settled = not provoked or now >= self._settled_at
+        return self.settled
+
+    def lost(self, replica: str, detail: str, at: float) -> bool:
+        """The member's stream broke or is silent; false where that is no news, or no harm."""
+        known = self.members.get(replica)
+        if known is None or known.state in OVER:
+            return False
+        self._fail(known, detail, at)
+        return True
+
+    def lost_part(self, replica: str, at: float) -> None:
+        """The member is gone, after its last step, with what the end of the run needs of it."""
+        if self.members[replica].failure is None:
+            self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
+
+    def _fail(self, known: MemberState, detail: str, at: float) -> None:
+        replica = known.replica
+        failure = Failure(replica, "MemberLost", f"{replica} {detail}.", step=known.step, at=at)
+        self._failures.setdefault(replica, failure)
+        self.members[replica] = dataclasses.replace(known, state=State.FAILED, failure=failure)
+        self.settled = True
+
+    def not_heard_for(self, seconds: float) -> None:
+        self._give_up_at = {replica: at + seconds for replica, at in self._give_up_at.items()}
+
+    def overdue(self, now: float) -> list[tuple[str, str]]:
+        """(replica, what it did not do) of members whose time is up."""
+        words = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}
+        late = [replica for replica, at in self._give_up_at.items() if now >= at]
+        for replica in late:
+            del self._give_up_at[replica]
+        return [(replica, words[replica in self._joined]) for replica in late]
+
+    def look(self, now: float) -> bool:
+        """Whether there is news of a hang. A round that has failed is over; who waits in it does so for that reason."""
+        return not self._failures and self.watchdog.look(now)
+
+    def all_are(self, state: State) -> bool:
+        return all(member.state == state for member in self.members.values())
+
+    def gone_unshipped(self, step: int) -> list[str]:
+        """Members that are gone, and their part of the snapshot at `step` is not in storage."""
+        others = list(self.members.values())[1:]
+        return [
+            member.replica
+            for member in others
+            if member.replica not in self._give_up_at and not any(part.id.step >= step for part in member.durable_parts)
+        ]
+
+    def noticed(self) -> list[MemberState]:
+        """Members that were told to go."""
+        return [member for member in self.members.values() if member.notice]
+
+    def failures(self) -> tuple[Failure, ...]:
+        return failures.mark(self._failures.values()) if self.settled else ()
+
+    def publishable(self) -> list[tuple[SnapshotId, bool]]:
+        """Snapshots (with whether the run is complete with it) whose parts are all in storage; each told once."""
+        parts: dict[SnapshotId, set[Part]] = {}
+        for member in self.members.values():
+            for part in member.durable_parts:
+                parts.setdefault(part.id, set()).add(part)
+        ready = [
+            (id, any(part.complete for part in found))
+            for id, found in sorted(parts.items(), key=lambda item: item[0].step)
+            if id not in self._published and {part.shard for part in found} == set(range(id.shards))
+        ]
+        self._published.update(id for id, _ in ready)
+        return ready

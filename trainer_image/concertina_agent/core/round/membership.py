@@ -1,0 +1,113 @@
+"""One agent's part in a round: being prepared for it, and taking part in it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+import concertina_protocol as p
+from concertina_agent.core.round.failures import better
+from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.stopping import Stopping
+from concertina_agent.core.round.watchdog import Heartbeats
+from concertina_agent.core.round.workers_state import Workers
+from concertina_agent.core.snapshot_index import SnapshotIndex
+from concertina_protocol.worker_channel import Committed
+
+
+@dataclasses.dataclass
+class Preparation:
+    """What has to be true before Prepared may be said, and who waits for it."""
+
+    prepare: p.Prepare
+    waiting: list[int]
+    left_out: bool = False
+    """The round has its members, and this replica is none."""
+    gone: bool = False
+    store: Optional[str] = None
+    reachable: Optional[tuple[str, ...]] = None
+    answer: Optional[p.Prepared] = None
+
+    @property
+    def quiet(self) -> bool:
+        """No worker of an older round is left, and the store is bound: an Assign may come."""
+        return self.gone and self.store is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Notice:
+    """A SIGTERM: this replica is to go."""
+
+    at: float
+    grace: float
+
+    @property
+    def until(self) -> float:
+        return self.at + self.grace
+
+    @property
+    def patient_until(self) -> float:
+        """When a drain that the lead should have begun isn't waited for any longer."""
+        return self.at + min(1.0, self.grace / 4)
+
+
+@dataclasses.dataclass
+class ActiveDrain:
+    """A drain that has begun."""
+
+    order: p.Drain
+    until: float
+    """When its grace is over."""
+    grace_over: bool = False
+
+
+@dataclasses.dataclass
+class Membership:
+    """The round that this agent was assigned to."""
+
+    assign: p.Assign
+    me: int
+    workers: Workers
+    lead: Optional[Lead]
+    """Only on the lead."""
+    silent_at: float
+    """When the lead counts as lost, unless it says something."""
+    drain: Optional[ActiveDrain] = None
+    failure: Optional[p.Failure] = None
+    stopping: Stopping = dataclasses.field(default_factory=Stopping)
+    """Of a command of one's own, in a drain."""
+    succeeded_at: Optional[float] = None
+    """When the whole round was known to have succeeded, its last checkpoint included."""
+    leaving: tuple[str, ...] = ()
+    """Members that have to go, as the lead says."""
+    lead_gone: bool = False
+    restored: bool = False
+    """Whether all ranks have what the round goes on from."""
+    last: dict[int, Committed] = dataclasses.field(default_factory=dict)
+    """Own shard -> its newest snapshot of this round."""
+    copied: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Own shard -> newest step that the peer holds."""
+    hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
+
+    @property
+    def lonely(self) -> bool:
+        return len(self.assign.members) == 1
+
+    def not_heard_for(self, seconds: float) -> None:
+        """This agent did not run for so long: silence is not counted by what it could not hear."""
+        self.silent_at += seconds
+        if self.lead is not None:
+            self.lead.not_heard_for(seconds)
+
+    def fail(self, failure: p.Failure) -> None:
+        self.failure = better(self.failure, failure)
+
+    def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
+        """The peer holds the newest snapshot of each own shard (true where there is no peer, or no snapshot)."""
+        newest = {rank: snapshots.newest(self.assign.round, rank) for rank in self.workers.ranks}
+        return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
+
+    def has_copied(self, shard: int, step: int) -> bool:
+        """Whether the peer holds this own shard of that step, or a newer one."""
+        copied = self.copied.get(shard)
+        return copied is not None and copied >= step

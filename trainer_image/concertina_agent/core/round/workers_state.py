@@ -1,0 +1,86 @@
+"""What is known about the own workers of one round. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from typing import Optional
+
+from concertina_protocol import Progress
+from concertina_protocol import worker_channel as w
+
+
+class Outcome(str, enum.Enum):
+    """How a worker has ended; the first two are Done's words."""
+
+    COMPLETE = "complete"
+    DRAINED = "drained"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass
+class Worker:
+    started: bool = False
+    done: Optional[w.Done] = None
+    fault: Optional[w.Fault] = None
+    outcome: Optional[Outcome] = None
+    """Once it has exited."""
+
+
+class Workers:
+    def __init__(self, ranks: Iterable[int], bundled: bool) -> None:
+        self.progress: Optional[Progress] = None
+        """From rank 0, where it is one of ours."""
+        self.step = -1
+        self._bundled = bundled
+        self._workers = {rank: Worker() for rank in ranks}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self._workers)
+
+    def said(self, rank: int, message: w.Message) -> None:
+        worker = self._workers[rank]
+        worker.started = True
+        if isinstance(message, Progress):
+            self.progress, self.step = message, max(self.step, message.step)
+        elif isinstance(message, w.Beat):
+            self.step = max(self.step, message.step)
+        elif isinstance(message, w.Done):
+            worker.done, self.step = message, max(self.step, message.step)
+        elif isinstance(message, w.Fault):
+            worker.fault = message
+
+    def exited(self, rank: int, code: int, stopping: bool) -> Worker:
+        """`stopping`: it was told to stop; a command of one's own may then end as it likes."""
+        worker = self._workers[rank]
+        if self._bundled:
+            worker.outcome = Outcome.FAILED
+            if worker.done is not None and code == 0:
+                worker.outcome = Outcome.COMPLETE if worker.done.outcome == w.Outcome.COMPLETE else Outcome.DRAINED
+        elif stopping:
+            worker.outcome = Outcome.DRAINED
+        else:
+            worker.outcome = Outcome.COMPLETE if code == 0 else Outcome.FAILED
+        return worker
+
+    def alive(self, rank: int) -> bool:
+        return rank in self._workers and self._workers[rank].outcome is None
+
+    def drained(self, rank: int) -> bool:
+        return rank in self._workers and self._workers[rank].outcome is Outcome.DRAINED
+
+    @property
+    def save_seconds(self) -> float:
+        """That the last snapshot took, as far as rank 0 says."""
+        return self.progress.save_seconds if self.progress else 0.0
+
+    def all_started(self) -> bool:
+        return all(worker.started for worker in self._workers.values())
+
+    def all_over(self) -> bool:
+        return all(worker.outcome is not None for worker in self._workers.values())
+
+    def all_complete(self) -> bool:
+        return all(worker.outcome is Outcome.COMPLETE for worker in self._workers.values())

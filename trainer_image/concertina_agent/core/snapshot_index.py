@@ -1,0 +1,66 @@
+"""Which snapshots an agent holds, and which of them it must drop. Pure: the files are `snapshots`' business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Optional
+
+from concertina_protocol import Held, Restore, SnapshotId
+
+OWN_SLOTS = 3
+COPY_SLOTS = 2
+
+
+class SnapshotIndex:
+    """Shards by snapshot id, with the same slots as on the volume."""
+
+    def __init__(self, held: Iterable[Held] = ()) -> None:
+        self._shards: dict[SnapshotId, set[int]] = {}
+        self.replace(held)
+
+    def replace(self, held: Iterable[Held]) -> None:
+        """Believe what has been read from the volume."""
+        self._shards = {h.id: set(h.shards) for h in held}
+
+    def committed(self, id: SnapshotId, shard: int) -> None:
+        """A worker of ours has filled a slot."""
+        self._put(id, shard, OWN_SLOTS)
+
+    def copied(self, id: SnapshotId, shard: int) -> None:
+        self._put(id, shard, COPY_SLOTS)
+
+    def newest(self, round: int, shard: int) -> Optional[int]:
+        """Step of the newest snapshot of this shard in this round."""
+        return max((id.step for id in self._of(round, shard)), default=None)
+
+    def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
+        """The newest of lower rounds that is older than what `round` goes on from: what remains should that turn out
+        to be damaged."""
+        older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
+        return max(older, key=lambda id: (id.round, id.step), default=None)
+
+    def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
+        """Drop those of lower rounds but these; returns what goes. The memory that a job is checked for has no room for
+        all of an older round beside those of `round` (plan/state/snapshot_memory.py)."""
+        dropped = tuple(id for id in self._lower(round) if id not in ids)
+        for id in dropped:
+            del self._shards[id]
+        return dropped
+
+    def all(self) -> tuple[Held, ...]:
+        """Newest first."""
+        order = sorted(self._shards, key=lambda id: (id.round, id.step, id.layout), reverse=True)
+        return tuple(Held(id, tuple(sorted(self._shards[id]))) for id in order)
+
+    def _lower(self, round: int) -> list[SnapshotId]:
+        return [id for id in self._shards if id.round < round]
+
+    def _of(self, round: int, shard: int) -> Iterator[SnapshotId]:
+        return (id for id, shards in self._shards.items() if id.round == round and shard in shards)
+
+    def _put(self, id: SnapshotId, shard: int, slots: int) -> None:
+        self._shards.setdefault(id, set()).add(shard)
+        for old in sorted(self._of(id.round, shard), key=lambda id: id.step)[:-slots]:
+            self._shards[old].discard(shard)
+            if not self._shards[old]:
+                del self._shards[old]

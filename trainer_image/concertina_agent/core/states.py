@@ -1,0 +1,113 @@
+"""The states of one agent, and which may follow from which: the theory of `machine`.
+
+A state is what the facts say (`AgentState.state`): nothing stores it a second time, so it can't be out of date. What
+keeps the facts honest is TRANSITIONS: after each event `machine.step` compares the state before and after, and a change
+that stands in no row raises IllegalTransition. Two rules make the table what it is:
+
+1. A round is left by a Prepare alone, whatever its end: `preparing` follows from every state, and from no other event.
+   So a round that has failed, drained or succeeded says so until the operator has heard of it.
+2. An end is said once. `succeeded` and `failed` are left by a Prepare alone; `drained` as well, but for a commit that
+   was made before the worker's exit and is told after it, when its socket was slow to close: the peer lacks that copy.
+
+Staying where one is needs no row. Events that no row names (StorageSeen, PartShipped, ...) change facts, never a state.
+A `starting` agent whose notice came before its Assign drains at once. What a lead reports of its whole round is no
+state of its own: see `AgentState.reported`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+
+
+class State(str, enum.Enum):
+    """As the wire's State, and `preparing`."""
+
+    IDLE = "idle"
+    """No Prepare since this agent has started."""
+    PREPARING = "preparing"
+    """Workers of older rounds may live, or the store is not bound: no Assign is accepted yet."""
+    PREPARED = "prepared"
+    STARTING = "starting"
+    """Assigned; not all own workers have said something."""
+    RUNNING = "running"
+    DRAINING = "draining"
+    """Workers stop after the same step, or have stopped, and the peer lacks a copy of their last snapshots."""
+    DRAINED = "drained"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+    @property
+    def on_wire(self) -> p.State:
+        """As Report and MemberState say it; what is being prepared is not told apart there."""
+        return p.State.PREPARED if self is State.PREPARING else p.State(self.value)
+
+
+OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
+"""The ends of a round for one agent."""
+
+
+class IllegalTransition(AssertionError):
+    """An event led where TRANSITIONS has no arrow."""
+
+
+DRAIN_BEGINS = (p.Drain, e.LeadMessage, e.MemberMessage, e.TerminationNotice)
+ROUND_FAILS = (e.WorkerExited, e.StartFailed, e.LeadGone, e.Tick)
+TRANSITIONS: Mapping[State, Mapping[State, tuple[type, ...]]] = {
+    State.IDLE: {
+        State.PREPARING: (p.Prepare,),
+    },
+    State.PREPARING: {
+        State.PREPARED: (e.WorkersGone, e.StoreBound),
+    },
+    State.PREPARED: {
+        State.PREPARING: (p.Prepare,),
+        State.STARTING: (p.Assign,),
+        State.DRAINING: (p.Assign,),
+    },
+    State.STARTING: {
+        State.PREPARING: (p.Prepare,),
+        State.RUNNING: (e.WorkerMessage,),
+        State.DRAINING: DRAIN_BEGINS,
+        State.FAILED: ROUND_FAILS,
+    },
+    State.RUNNING: {
+        State.PREPARING: (p.Prepare,),
+        State.DRAINING: DRAIN_BEGINS,
+        State.DRAINED: (e.WorkerExited, e.PeerCopied),
+        State.SUCCEEDED: (e.WorkerExited,),
+        State.FAILED: ROUND_FAILS,
+    },
+    State.DRAINING: {
+        State.PREPARING: (p.Prepare,),
+        State.DRAINED: (e.WorkerExited, e.PeerCopied, e.Tick),
+        State.SUCCEEDED: (e.WorkerExited,),
+        State.FAILED: ROUND_FAILS,
+    },
+    State.DRAINED: {
+        State.PREPARING: (p.Prepare,),
+        State.DRAINING: (e.WorkerMessage,),
+        State.RUNNING: (e.WorkerMessage,),
+    },
+    State.SUCCEEDED: {
+        State.PREPARING: (p.Prepare,),
+    },
+    State.FAILED: {
+        State.PREPARING: (p.Prepare,),
+    },
+}
+"""State -> what it may become -> by which event (of a request: its message)."""
+
+
+def trigger(event: e.Event) -> type:
+    """What stands for this event in TRANSITIONS."""
+    return type(event.message) if isinstance(event, e.RequestReceived) else type(event)
+
+
+def check(before: State, event: e.Event, after: State) -> None:
+    """Raises IllegalTransition."""
+    if after is not before and trigger(event) not in TRANSITIONS[before].get(after, ()):
+        raise IllegalTransition(f"{trigger(event).__name__} has led from {before.value} to {after.value}")

@@ -1,0 +1,102 @@
+"""How a round is drained: on the operator's word, or on the lead's own where members were told to go."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round.membership import ActiveDrain, Membership, Notice
+from concertina_agent.core.steps import own_state
+from concertina_protocol import worker_channel as w
+
+OF_COMMANDS = frozenset({"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly"})
+LEAST_GRACE = 0.1
+"""Seconds; a notice without any grace is one still."""
+
+
+def on_drain(agent: AgentState, request: int, message: p.Drain, t: e.Moment) -> list[e.Effect]:
+    r = agent.round
+    if (message.round, message.claim) != agent.seen:
+        return [agent.refuse_older(request, message.round)]
+    if r is None or r.lead is None:
+        return [agent.refuse(request, f"{agent.replica} does not lead round {message.round}")]
+    if r.drain is not None and (r.drain.order.durable or not message.durable):
+        return [agent.accept(request)]
+    return [agent.accept(request), e.Broadcast(message), *begin(agent, r, message, t)]
+
+
+def on_termination_notice(agent: AgentState, event: e.TerminationNotice, t: e.Moment) -> list[e.Effect]:
+    if agent.notice is not None:
+        return []
+    agent.notice = Notice(t.now, max(event.grace, LEAST_GRACE))
+    effects: list[e.Effect] = []
+    if agent.bundled and agent.round is not None and agent.round.failure:
+        effects.append(e.SignalWorkers(signal.SIGKILL))
+    return [*effects, *own_state.changed(agent, t), *drain_for_notices(agent, t)]
+
+
+def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list[e.Effect]:
+    over = r.drain is not None and r.drain.grace_over
+    r.drain = ActiveDrain(order, t.now + order.grace_seconds, over)
+    effects: list[e.Effect] = []
+    if not agent.bundled:
+        effects += r.stopping.ask(t.now)
+    elif r.workers.alive(0):
+        effects.append(e.SendToWorker(0, w.DrainRequest(order.durable)))
+    return [*effects, *ship_last(agent, r), *own_state.changed(agent, t)]
+
+
+def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
+    """The lead does not wait for the operator, which may be away. Where all are to go, what they hold is saved."""
+    r = agent.round
+    if r is None or r.lead is None or not (noticed := r.lead.noticed()):
+        return []
+    durable = len(noticed) == len(r.lead.members) and agent.uploads.storage is not None
+    if r.drain is not None and (r.drain.order.durable or not durable):
+        return []
+    if r.lead.all_are(p.State.SUCCEEDED) or r.failure is not None:
+        return []
+    names = ", ".join(member.replica for member in noticed[:5])
+    grace = max(1.0, min(member.notice for member in noticed) - r.workers.save_seconds)
+    order = p.Drain(agent.uid, *agent.seen, f"{names} must leave", durable, grace)
+    return [e.Broadcast(order), *begin(agent, r, order, t)]
+
+
+def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:
+    """A command of one's own whose lead says nothing gets SIGTERM and what is left of its grace."""
+    notice = agent.notice
+    if agent.bundled or notice is None or r.drain is not None or t.now < notice.patient_until:
+        return []
+    order = p.Drain(agent.uid, *agent.seen, "the lead is silent", False, notice.until - t.now)
+    return [*begin(agent, r, order, t), *r.stopping.stop_at(0)]
+
+
+def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:
+    if r.drain is None or r.drain.grace_over or t.now < r.drain.until:
+        return []
+    r.drain.grace_over = True
+    kill: list[e.Effect] = [] if agent.bundled else [e.SignalWorkers(signal.SIGKILL)]
+    return [*kill, *own_state.changed(agent, t)]
+
+
+def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
+    """A worker that had stopped before it was asked for a checkpoint: its last snapshot is one."""
+    effects: list[e.Effect] = []
+    if r.drain is None or not r.drain.order.durable or agent.uploads.storage is None:
+        return effects
+    for rank, last in r.last.items():
+        if r.workers.drained(rank) and not agent.uploads.is_wanted(last.id, rank):
+            agent.uploads.wanted(w.WantDurable(last.id, rank, last.path, complete=False))
+            effects.append(e.Ship(last.id, rank, last.path, is_slot=True))
+    return effects
+
+
+def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
+    """A command of one's own that lost a peer to a drain before it heard of it has not failed."""
+    r, failure = agent.round, state.failure
+    if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:
+        return state
+    return dataclasses.replace(state, state=p.State.DRAINED, failure=None)

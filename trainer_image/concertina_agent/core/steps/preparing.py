@@ -1,0 +1,121 @@
+"""How a round starts here: Prepare ends what ran before and says what this agent has; Assign begins."""
+
+from __future__ import annotations
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round.lead import JOIN_SECONDS, Lead
+from concertina_agent.core.round.membership import Membership, Preparation
+from concertina_agent.core.round.workers_state import Workers
+from concertina_agent.core.steps import own_state, storage
+
+
+def on_prepare(agent: AgentState, request: int, message: p.Prepare, t: e.Moment) -> list[e.Effect]:
+    if not agent.is_current_or_higher(message.round, message.claim):
+        return [agent.refuse_older(request, message.round)]
+    known = agent.preparation
+    if known is None or agent.seen != (message.round, message.claim):
+        return _prepare_anew(agent, request, message)
+    if known.answer is not None and (known.prepare == message or agent.round is not None):
+        return [e.Reply(request, known.answer)]
+    known.waiting.append(request)
+    if known.prepare == message:
+        return []
+    known.prepare, known.reachable, known.answer = message, None, None
+    return [e.PingPeers(message)]
+
+
+def _prepare_anew(agent: AgentState, request: int, message: p.Prepare) -> list[e.Effect]:
+    abandoned = agent.preparation.waiting if agent.preparation else []
+    agent.seen = (message.round, message.claim)
+    agent.preparation, agent.round = Preparation(message, [request]), None
+    effects: list[e.Effect] = [agent.refuse_older(waiting, 0) for waiting in abandoned]
+    effects += [
+        e.PersistSeen(message.round, message.claim),
+        e.KillWorkers(message.round),
+        e.BindStore(message.round, message.claim),
+        e.PingPeers(message),
+        e.ReportChanged(),
+    ]
+    if agent.uploads.outdated(message.round):
+        effects.append(e.ProbeStorage())
+    return effects
+
+
+def on_workers_gone(agent: AgentState, event: e.WorkersGone, t: e.Moment) -> list[e.Effect]:
+    if event.round != agent.seen[0] or agent.preparation is None or agent.preparation.gone:
+        return []
+    if event.held is not None:
+        agent.snapshots.replace(event.held)
+    agent.preparation.gone = True
+    return _answer_when_ready(agent, agent.preparation)
+
+
+def on_store_bound(agent: AgentState, event: e.StoreBound, t: e.Moment) -> list[e.Effect]:
+    if (event.round, event.claim) != agent.seen or agent.preparation is None:
+        return []
+    agent.preparation.store = event.address
+    return _answer_when_ready(agent, agent.preparation)
+
+
+def on_reached(agent: AgentState, event: e.Reached, t: e.Moment) -> list[e.Effect]:
+    if agent.preparation is None or event.prepare != agent.preparation.prepare:
+        return []
+    agent.preparation.reachable = event.replicas
+    return _answer_when_ready(agent, agent.preparation)
+
+
+def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
+    if not known.gone or known.store is None or known.reachable is None or known.answer is not None:
+        return []
+    known.answer = p.Prepared(
+        agent.replica,
+        agent.instance,
+        *agent.seen,
+        agent.workers_here,
+        known.store,
+        known.reachable,
+        agent.held,
+        agent.uploads.storage,
+    )
+    effects: list[e.Effect] = [e.Reply(request, known.answer) for request in known.waiting]
+    known.waiting.clear()
+    return effects
+
+
+def on_assign(agent: AgentState, request: int, message: p.Assign, t: e.Moment) -> list[e.Effect]:
+    if (message.round, message.claim) != agent.seen:
+        return [agent.refuse_older(request, message.round)]
+    if agent.round is not None:
+        if agent.round.assign == message:
+            return [agent.accept(request)]
+        return [agent.refuse(request, f"round {message.round} has been assigned here in another way")]
+    if agent.preparation is None or not agent.preparation.quiet:
+        return [agent.refuse(request, f"round {message.round} is not prepared by this instance of the agent")]
+    me = next((i for i, m in enumerate(message.members) if m.replica == agent.replica), None)
+    agent.preparation.left_out = me is None
+    if me is None or message.members[me].instance != agent.instance:
+        mine = f"{agent.replica} ({agent.instance})"
+        return [agent.refuse(request, f"{mine} is not a member of round {message.round}")]
+    return [agent.accept(request), *_begin(agent, message, me, t)]
+
+
+def _begin(agent: AgentState, message: p.Assign, me: int, t: e.Moment) -> list[e.Effect]:
+    mine = message.members[me]
+    ranks = tuple(range(mine.first_rank, mine.first_rank + mine.workers))
+    lead = Lead(message, t.now) if me == 0 else None
+    agent.uploads.new_round(message.round, message.restore.all_undone)
+    agent.round = Membership(message, me, Workers(ranks, agent.bundled), lead, t.now + JOIN_SECONDS)
+    effects: list[e.Effect] = []
+    restore, held = message.restore, agent.snapshots
+    if unneeded := held.keep(message.round, restore.id, held.before(message.round, restore)):
+        effects.append(e.DropSnapshots(unneeded))
+    if lead is not None:
+        effects += storage.undo(agent, message.restore.all_undone)
+    effects.append(e.StartRound(message, me))
+    if agent.bundled and not agent.round.lonely:
+        before = message.members[me - 1]
+        shards = tuple(range(before.first_rank, before.first_rank + before.workers))
+        effects.append(e.CopyFrom(message.round, before, shards))
+    return [*effects, *own_state.changed(agent, t)]

@@ -1,0 +1,76 @@
+"""Which snapshots stay and go, and what becomes of them in durable storage."""
+
+from __future__ import annotations
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round.membership import Membership
+from concertina_agent.core.steps import own_state
+from concertina_protocol import worker_channel as w
+
+
+def on_peer_copied(agent: AgentState, event: e.PeerCopied, t: e.Moment) -> list[e.Effect]:
+    r = agent.current(event.id.round)
+    if r is None or r.has_copied(event.shard, event.id.step):
+        return []
+    r.copied[event.shard] = event.id.step
+    effects: list[e.Effect] = [e.SendToWorker(event.shard, w.CopiedUpTo(event.id.step))]
+    return effects if r.drain is None else [*effects, *own_state.changed(agent, t)]
+
+
+def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Effect]:
+    if agent.current(event.id.round) is not None:
+        agent.snapshots.copied(event.id, event.shard)
+    return []
+
+
+def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
+    """A step is finished, in which all ranks took part: so all of them have what they went on from."""
+    restore = r.assign.restore
+    if restore.source == p.RestoreSource.FRESH or step <= restore.step or r.restored:
+        return []
+    r.restored = True
+    return [e.DropSnapshots(agent.snapshots.keep(r.assign.round, restore.id))]
+
+
+def complete_on_peers(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
+    """A snapshot of this round at `step` is safe everywhere: older rounds are not needed any more."""
+    if step <= r.assign.restore.step:
+        return []
+    older = agent.snapshots.keep(r.assign.round)
+    return [e.DropSnapshots(older)] if older else []
+
+
+def undo(agent: AgentState, undone: tuple[p.Undone, ...]) -> list[e.Effect]:
+    """LATEST is to name nothing of it."""
+    if agent.uploads.storage is None:
+        return []
+    agent.uploads.undone += tuple(some for some in undone if some not in agent.uploads.undone)
+    return [e.Undo(some) for some in undone]
+
+
+def on_part_shipped(agent: AgentState, event: e.PartShipped, t: e.Moment) -> list[e.Effect]:
+    if agent.current(event.part.id.round) is None:
+        return []
+    agent.uploads.shipped(event.part)
+    return own_state.changed(agent, t)
+
+
+def on_publish_done(agent: AgentState, event: e.PublishDone, t: e.Moment) -> list[e.Effect]:
+    if agent.current(event.id.round) is None:
+        return []
+    if event.durable is not None:
+        return [e.Broadcast(p.DurableMoved(event.durable)), *durable_moved(agent, event.durable, t)]
+    if agent.uploads.voids(event.id.round, event.id.step):
+        return []  # the fence has done what it is there for: storage is well
+    return on_storage_seen(agent, e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, event.message)), t)
+
+
+def durable_moved(agent: AgentState, durable: p.Durable, t: e.Moment) -> list[e.Effect]:
+    agent.uploads.moved(durable, agent.seen[0])
+    return own_state.changed(agent, t)
+
+
+def on_storage_seen(agent: AgentState, event: e.StorageSeen, t: e.Moment) -> list[e.Effect]:
+    return [e.ReportChanged()] if agent.uploads.seen(event.storage, agent.seen[0]) else []

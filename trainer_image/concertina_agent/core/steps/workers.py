@@ -1,0 +1,89 @@
+"""What the own workers say, and how they end."""
+
+from __future__ import annotations
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round.failures import worker_failure, worker_stopped
+from concertina_agent.core.round.membership import Membership
+from concertina_agent.core.round.workers_state import Outcome
+from concertina_agent.core.steps import drains, own_state, storage
+from concertina_protocol import worker_channel as w
+
+
+def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) -> list[e.Effect]:
+    r, message = agent.current(event.round), event.message
+    if r is None or event.rank not in r.workers.ranks:
+        return []
+    r.workers.said(event.rank, message)
+    effects: list[e.Effect] = []
+    if isinstance(message, (w.Beat, p.Progress)):
+        r.hearts.told(event.rank, message.step, message.phase, t.now)
+    if isinstance(message, w.Committed):
+        agent.snapshots.committed(message.id, message.shard)
+        r.last[message.shard] = message
+        effects += storage.restored(agent, r, message.id.step)
+        if r.lonely:
+            effects.append(e.SendToWorker(message.shard, w.CopiedUpTo(message.id.step)))
+    elif isinstance(message, p.Progress):
+        effects += storage.complete_on_peers(agent, r, message.snapshot_step)
+        if r.lead is not None:
+            r.lead.watchdog.step_took(message.step_seconds)
+    elif isinstance(message, w.WantDurable):
+        agent.uploads.wanted(message)
+        effects.append(e.Ship(message.id, message.shard, message.path))
+    elif isinstance(message, w.Fault):
+        if message.rollback is not None and r.lead is not None:
+            effects += storage.undo(agent, (p.Undone(event.round, message.rollback.step),))
+    elif isinstance(message, w.Register):
+        effects += r.stopping.attends(event.rank)
+    elif isinstance(message, w.CallCount):
+        r.stopping.passed(event.rank, message.calls)
+    return [*effects, *own_state.changed(agent, t)]
+
+
+def on_worker_exited(agent: AgentState, event: e.WorkerExited, t: e.Moment) -> list[e.Effect]:
+    r = agent.current(event.round)
+    if r is None or not r.workers.alive(event.rank):
+        return []
+    r.stopping.ended(event.rank)
+    stopping = r.drain is not None or agent.notice is not None
+    if r.stopping.agreed and event.code < 0 and not (r.drain is not None and r.drain.grace_over):
+        stopping = False  # nobody has sent it a signal
+    worker = r.workers.exited(event.rank, event.code, stopping)
+    effects: list[e.Effect] = []
+    if worker.outcome is Outcome.FAILED:
+        effects += own_state.fail(agent, worker_failure(agent.replica, event, worker.fault, r.workers.step, t.at), t)
+    return [*effects, *drains.ship_last(agent, r), *own_state.changed(agent, t)]
+
+
+def on_start_failed(agent: AgentState, event: e.StartFailed, t: e.Moment) -> list[e.Effect]:
+    r = agent.current(event.round)
+    if r is None or r.workers.all_over():
+        return []
+    return own_state.fail(agent, p.Failure(agent.replica, "StartFailed", event.message, at=t.at), t)
+
+
+def look(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
+    """Where each worker is by its heartbeat, and who is stopped."""
+    running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
+    r.hearts.look(event.pulses, running, t.now)
+    effects = storage.restored(agent, r, max((heartbeat.step for heartbeat in r.hearts.pulses), default=-1))
+    for rank in sorted(r.hearts.stopped(event.stopped)):
+        if r.failure is None and r.workers.alive(rank):
+            effects += own_state.fail(agent, worker_stopped(agent.replica, rank, r.workers.step, t.at), t)
+    return effects
+
+
+def collect_stacks(r: Membership, hung: bool) -> list[e.Effect]:
+    """Once each time that the lead finds that the round hangs."""
+    return [e.CollectStacks(r.assign.round)] if r.hearts.hung(hung) else []
+
+
+def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment) -> list[e.Effect]:
+    r = agent.current(event.round)
+    if r is None:
+        return []
+    r.hearts.collected(event.stacks)
+    return own_state.changed(agent, t)

@@ -1,0 +1,140 @@
+"""All connections but those for shards: what others ask of this agent, its stream to the lead, its members' streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Optional, Protocol
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.net import tls
+from concertina_agent.net.link import MemberStreams, follow_lead, tell
+from concertina_agent.net.server import Answered, Server
+from concertina_agent.net.shard_wire import ShardWire
+from concertina_agent.net.wire import Dialer, Pinger
+from concertina_agent.runtime.notifier import Notifier
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.settings import Settings
+from concertina_protocol.connection import Connection
+
+PING_SECONDS = 0.3
+PINGS, MORE_SECONDS = 8, 0.03
+"""Handshakes cost milliseconds at both ends, and all agents make theirs at the same time: an agent has so many pings
+under way, and where there are more candidates each has so much longer for each of them."""
+
+
+class Shards(Protocol):
+    """Who answers for what this replica holds."""
+
+    async def answer_index(self, message: p.Index, wire: Connection) -> None: ...
+
+    async def answer_pull(self, message: p.Pull, wire: ShardWire) -> None: ...
+
+
+class NetworkDriver:
+    def __init__(
+        self,
+        settings: Settings,
+        agent: AgentState,
+        dialer: Dialer,
+        shards: Shards,
+        emit: Callable[[e.Event], None],
+        tasks: Nursery,
+    ) -> None:
+        """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
+        self._settings, self._agent, self._dialer, self._emit, self._tasks = settings, agent, dialer, emit, tasks
+        self._pinger = Pinger(dialer, settings.uid)
+        self._members = MemberStreams(agent.beat, emit, tasks)
+        self.index, self.pull = shards.answer_index, shards.answer_pull
+        self._server = Server(settings.uid, tls.server_context(settings.identity), self, tasks)
+        self._link: Optional[asyncio.Task[None]] = None
+        """To the lead."""
+        self._changes = Notifier()
+        """Of what this agent says of itself."""
+        self._replies: dict[int, Callable[[p.Message], None]] = {}
+        self._requests = 0
+
+    def start(self) -> None:
+        """Raises OSError where the address can't be had."""
+        self._server.start(self._settings.pod_ip, self._settings.port)
+
+    async def stop(self) -> None:
+        await self._server.close()
+        self._members.close()
+        self._pinger.close()
+
+    # --- effects ----------------------------------------------------------------------------------------------------
+
+    def reply(self, effect: e.Reply) -> None:
+        self._replies.pop(effect.request)(effect.message)
+
+    def report_changed(self, effect: e.ReportChanged) -> None:
+        self._changes.notify()
+
+    def broadcast(self, effect: e.Broadcast) -> None:
+        self._members.send(effect.message, effect.only)
+
+    def leave_round(self, effect: e.KillWorkers) -> None:
+        self._members.close()
+        if self._link is not None:
+            self._link.cancel()
+
+    def join_lead(self, effect: e.StartRound) -> None:
+        if effect.lead:
+            return
+        assign = effect.assign
+        join = p.Join(assign.uid, assign.round, assign.claim, self._agent.replica, self._agent.instance)
+        lead = assign.members[0].address
+        self._link = self._tasks.start(
+            "follow lead",
+            follow_lead(self._dialer, join, lead, self._agent.member_state, self._changes, self._emit, self._tasks),
+        )
+
+    def ping_peers(self, effect: e.PingPeers) -> None:
+        self._tasks.start("ping peers", self._ping_all(effect.prepare))
+
+    async def _ping_all(self, prepare: p.Prepare) -> None:
+        some = asyncio.Semaphore(PINGS)
+        timeout = PING_SECONDS + MORE_SECONDS * max(0, len(prepare.candidates) - PINGS)
+
+        async def reachable(candidate: p.Candidate) -> bool:
+            if candidate.replica == self._settings.replica:
+                return True
+            async with some:
+                return await self._pinger.reachable(candidate.address, timeout)
+
+        answers = await asyncio.gather(*map(reachable, prepare.candidates))
+        reached = tuple(c.replica for c, there in zip(prepare.candidates, answers) if there)
+        self._emit(e.Reached(prepare, reached))
+
+    # --- what the server asks ---------------------------------------------------------------------------------------
+
+    async def answer(self, message: Answered) -> p.Message:
+        future: asyncio.Future[p.Message] = asyncio.get_running_loop().create_future()
+        self._ask(message, lambda reply: None if future.done() else future.set_result(reply))
+        return await future
+
+    async def watch(self, wire: Connection) -> None:
+        await tell(wire, self._agent.report, self._changes)
+
+    async def join(self, message: p.Join, wire: Connection) -> None:
+        joined = False
+
+        def reply(answer: p.Message) -> None:
+            nonlocal joined
+            wire.write(answer)
+            if isinstance(answer, p.Accepted):
+                joined = True
+                self._members.add(message, wire)
+
+        self._ask(message, reply)
+        await wire.drain()
+        if joined:
+            await self._members.serve(message, wire)
+
+    def _ask(self, message: e.Request, reply: Callable[[p.Message], None]) -> None:
+        self._requests += 1
+        self._replies[self._requests] = reply
+        self._emit(e.RequestReceived(self._requests, message))

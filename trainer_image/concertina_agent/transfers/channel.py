@@ -1,0 +1,116 @@
+"""The unix socket on which workers and the uploader of this replica talk to the agent (`worker_channel`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional
+
+from concertina_agent.core import events as e
+from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.transfers.copies import Peers
+from concertina_agent.transfers.uploads import UploadDriver
+from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
+from concertina_protocol import Durable
+from concertina_protocol import worker_channel as w
+from concertina_protocol.sidecar import Damaged
+from concertina_protocol.typed_json import ProtocolError
+from concertina_protocol.worker_channel.agent_end import AgentEnd
+
+MAX_SOCKET_PATH = 100
+"""Linux takes 107 characters."""
+
+
+def socket_path(volume: Path) -> str:
+    """Where workers find the agent: on the volume, or in a folder of its own where that path would be too long."""
+    path = str(volume.absolute() / "agent.sock")
+    return path if len(path) <= MAX_SOCKET_PATH else os.path.join(tempfile.mkdtemp(prefix="concertina-"), "agent.sock")
+
+
+class ChannelServer:
+    def __init__(
+        self,
+        path: str,
+        local: LocalWorkers,
+        peers: Peers,
+        uploads: UploadDriver,
+        snapshots: Snapshots,
+        emit: Callable[[e.Event], None],
+        latest: Callable[[], Optional[Durable]],
+    ) -> None:
+        """`path`: of the socket. `latest`: what LATEST names, as far as it is known."""
+        self._latest = latest
+        self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
+        self.path = path
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connections = Nursery()
+
+    def start(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._listening.bind(self.path)
+        os.chmod(self.path, 0o600)
+        self._listening.listen(256)
+        self._listening.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._listening)
+        self._listening.close()
+        self._connections.cancel()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            end = AgentEnd(self._listening.accept()[0])
+            self._connections.start("channel", self._connected(end))
+
+    async def _connected(self, end: AgentEnd) -> None:
+        try:
+            first = await end.receive()
+            if isinstance(first, w.UploaderHello):
+                await self._uploads.serve(end)
+            elif isinstance(first, w.Hello):
+                worker = await self._local.of(end.peer_pid)
+                if worker is not None and worker.rank == first.rank:
+                    await self._serve(worker, first, end)
+        except ProtocolError as error:
+            log_event("channel_error", error=str(error))
+        finally:
+            end.release()
+
+    async def _serve(self, worker: LocalWorker, hello: w.Hello, end: AgentEnd) -> None:
+        world = sum(member.workers for member in worker.assign.members)
+        assign = worker.assign
+        end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history))
+        self._local.attach(worker, end)
+        self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
+        try:
+            while (message := await end.receive()) is not None:
+                await self._take(worker, message, end)
+        finally:
+            worker.channel_closed.set()
+
+    async def _take(self, worker: LocalWorker, message: w.Message, end: AgentEnd) -> None:
+        if isinstance(message, w.Fetch):
+            try:
+                end.send(w.Fetched(path=str(await self._peers.fetch(message.id, message.shard))))
+            except (OSError, Damaged) as error:
+                end.send(w.Fetched(error=str(error)))
+        elif isinstance(message, w.FetchHeader):
+            try:
+                end.send(w.FetchedHeader(header=await self._peers.header(message.id, message.shard)))
+            except (OSError, Damaged) as error:
+                end.send(w.FetchedHeader(error=str(error)))
+        else:
+            if isinstance(message, w.Committed):
+                self._snapshots.committed(Path(message.path))
+            self._emit(e.WorkerMessage(worker.round, worker.rank, message))

@@ -1,0 +1,101 @@
+"""The processes of this replica: the warm parent, the workers of a round, and the store that they meet at."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Optional
+
+from concertina_agent.core import events as e
+from concertina_agent.files.driver import FilesDriver
+from concertina_agent.runtime.log import log_event
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.settings import Settings
+from concertina_agent.workers import store
+from concertina_agent.workers.local_workers import LocalWorkers
+from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.workers import ForkParent
+from concertina_protocol import addresses
+
+TICK_SECONDS = 0.25
+
+
+class WorkersDriver:
+    def __init__(
+        self, settings: Settings, files: FilesDriver, channel: str, emit: Callable[[e.Event], None], tasks: Nursery
+    ) -> None:
+        """`channel`: the path of the socket on which workers speak."""
+        self._settings, self._files, self._channel, self._emit, self._tasks = settings, files, channel, emit, tasks
+        self._reaper = Reaper()
+        self.parent: Optional[ForkParent] = None
+        """Of the bundled trainer's processes."""
+        if settings.bundled:
+            self.parent = ForkParent(f"{settings.package}.preload", settings.environment, self._reaper)
+        self.local = LocalWorkers(settings, self._reaper, self.parent, emit, Nursery(tasks.failed))
+        self._store: Optional[socket.socket] = None
+        """Bound, and not given to a round yet."""
+
+    def start(self) -> None:
+        self._reaper.start()
+        self._tasks.start("tick", self._tick())
+        self._tasks.start("warm up", self._warm_up())
+
+    async def stop(self) -> None:
+        await self.local.kill()
+        if self.parent is not None:
+            self.parent.stop()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._emit(self.local.look())
+
+    async def _warm_up(self) -> None:
+        if self.parent is None:
+            return self._emit(e.Warm())
+        self.parent.start()
+        error = await asyncio.shield(self.parent.warm)
+        log_event("warm", error=error)
+        return self._emit(e.Warm(error))
+
+    # --- effects ----------------------------------------------------------------------------------------------------
+
+    def kill_workers(self, effect: e.KillWorkers) -> None:
+        self._tasks.start("kill workers", self._kill_and_scan(effect.round, self._files.persisted))
+
+    async def _kill_and_scan(self, round: int, persisted: asyncio.Future[None]) -> None:
+        await self.local.kill()
+        await persisted
+        self._emit(e.WorkersGone(round, self._files.snapshots.scan()))
+
+    def bind_store(self, effect: e.BindStore) -> None:
+        host = self._settings.pod_ip
+        self._close_store()
+        if self._settings.bundled:
+            self._store = store.bind(host)
+            port = self._store.getsockname()[1]
+        else:
+            port = store.reserve(host)
+        self._emit(e.StoreBound(effect.round, effect.claim, addresses.join(host, port)))
+
+    def start_round(self, effect: e.StartRound) -> None:
+        listening, self._store = (self._store, None) if effect.lead else (None, self._store)
+        self._close_store()
+        folder = self._files.snapshots.round_folder(effect.assign.round)
+        environment = {"CONCERTINA_SOCKET": self._channel, "CONCERTINA_SNAPSHOTS": str(folder)}
+        self.local.start(effect.assign, effect.me, listening, environment)
+
+    def send(self, effect: e.SendToWorker) -> None:
+        self.local.send(effect.rank, effect.message)
+
+    def signal(self, effect: e.SignalWorkers) -> None:
+        self.local.signal(effect.signal)
+
+    def collect_stacks(self, effect: e.CollectStacks) -> None:
+        self.local.collect_stacks(effect.round)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._store = None

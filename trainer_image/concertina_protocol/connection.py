@@ -1,0 +1,70 @@
+"""One end of a TLS connection on which lines of the protocol go, on asyncio: for the operator and for agents.
+
+`worker_channel` has ends of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+from concertina_protocol import MAX_LINE, SILENCE_SECONDS, Message, ProtocolError, decode, encode
+from concertina_protocol.addresses import split
+
+
+async def connect(address: str, context: ssl.SSLContext, name: str) -> Connection:
+    """To the agent at host:port, whose certificate must be of that name. Raises OSError (refused, unreachable, another
+    certificate); how long it may take in all is for the caller to say."""
+    return Connection(
+        *await asyncio.open_connection(
+            *split(address),
+            ssl=context,
+            server_hostname=name,
+            limit=MAX_LINE,
+            ssl_handshake_timeout=SILENCE_SECONDS,
+        )
+    )
+
+
+class Connection:
+    """Lines in, lines out."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def receive(self, timeout: Optional[float] = None) -> Optional[Message]:
+        """The next message; None at the end of the stream. Raises ProtocolError, asyncio.TimeoutError."""
+        try:
+            line = await asyncio.wait_for(self.reader.readline(), timeout)
+        except ValueError as error:
+            raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
+        except (ConnectionError, ssl.SSLError):
+            return None
+        return decode(line) if line.endswith(b"\n") else None
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The other end's, which has been checked."""
+        return self.writer.get_extra_info("peercert") or {}
+
+    def write(self, message: Message) -> None:
+        """Buffered, without waiting."""
+        if not self.writer.is_closing():
+            self.writer.write(encode(message))
+
+    async def send(self, message: Message) -> None:
+        """Raises OSError when the connection is gone."""
+        self.writer.write(encode(message))
+        await self.drain()
+
+    async def drain(self) -> None:
+        try:
+            await self.writer.drain()
+        except ssl.SSLError as error:
+            raise ConnectionError(str(error)) from error
+
+    def close(self) -> None:
+        """At once, without the TLS farewell: the other end sees a broken stream immediately."""
+        transport: Union[asyncio.Transport, asyncio.WriteTransport] = self.writer.transport
+        transport.abort()

@@ -1,0 +1,114 @@
+"""What the operator asks of agents, and their answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from concertina_protocol.messages.records import Candidate, Held, Member, Restore, Storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepare:
+    """Operator to every candidate: stop what is older, say what you have. Answer: Prepared or Refused."""
+
+    uid: str
+    round: int
+    claim: str
+    candidates: tuple[Candidate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    replica: str
+    instance: str
+    round: int
+    claim: str
+    workers: int
+    store: str
+    """host:port at which this agent would serve the c10d store of this round (already bound)."""
+    reachable: tuple[str, ...]
+    """Candidates, itself included, that answered this agent's Ping."""
+    snapshots: tuple[Held, ...] = ()
+    storage: Optional[Storage] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the lead looks out for, from spec.failurePolicy."""
+
+    hang_seconds: float = 0.0
+    """The round hangs when no rank moves for so long; 0: by the usual step time."""
+    straggler_factor: float = 0.0
+    """A rank whose own work in a step takes so many times the others' is a straggler; 0: none is looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Of the job, when a round begins."""
+
+    seconds: float = 0.0
+    """Since its start."""
+    failures: int = 0
+    """Whatever their cause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assign:
+    """Operator to every member, after the commit; also to those with a notice that were asked and are none: they need
+    not stay for what they hold. Answer: Accepted or Refused. members[0] is the lead."""
+
+    uid: str
+    round: int
+    claim: str
+    members: tuple[Member, ...]
+    store: str
+    restore: Restore
+    limits: Limits = Limits()
+    history: History = History()
+
+
+@dataclasses.dataclass(frozen=True)
+class Drain:
+    """Operator to the lead: stop after the same step. `durable`: a checkpoint must be in storage before `drained`; in a
+    job without storage, a world that leaves as a whole then stays for its grace: successors may come for its state."""
+
+    uid: str
+    round: int
+    claim: str
+    reason: str
+    durable: bool
+    grace_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """Operator to the lead: make the state after the next step durable. Answer: Accepted or Refused."""
+
+    uid: str
+    round: int
+    claim: str
+    request: str
+    """Which request of a person this is: the same again changes nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    round: int
+    claim: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """`round` and `claim` are the highest this agent has seen."""
+
+    reason: str
+    round: int
+    claim: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Operator to any agent: a stream of Report, each one whole (the last one wins)."""
+
+    uid: str

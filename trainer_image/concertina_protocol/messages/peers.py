@@ -1,0 +1,82 @@
+"""What agents ask of each other, and what goes between the lead and its members."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from concertina_protocol.messages.records import Durable, SnapshotId
+
+
+@dataclasses.dataclass(frozen=True)
+class Join:
+    """Member to lead: opens the stream on which the member sends MemberState lines and the lead sends Drain,
+    StopAt, DurableMoved and beats (MemberState of its own)."""
+
+    uid: str
+    round: int
+    claim: str
+    replica: str
+    instance: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DurableMoved:
+    """Lead to members: `LATEST` names this now; older parts of this job may be forgotten."""
+
+    durable: Durable
+
+
+@dataclasses.dataclass(frozen=True)
+class StopAt:
+    """Lead to members, in a drain of a command of one's own: the call of should_checkpoint() that is the last (see
+    `stopping`); 0: its workers get SIGTERM."""
+
+    call: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ping:
+    """Agent to agent: answered with Accepted (its highest round and claim); proves reachability and the job's CA."""
+
+    uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """Agent to agent: the JSON header of one shard. Answer: ShardHeader or Refused."""
+
+    uid: str
+    id: SnapshotId
+    shard: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+    """Agent to agent: one shard of a snapshot. Answer: ShardHeader, then `size` raw bytes; or Refused.
+
+    With `id` None: the stream of a peer copy: the next snapshot of `shard` newer than `after_step` in `round` as soon
+    as it is committed, again and again; the copier sends Copied after each."""
+
+    uid: str
+    shard: int
+    id: Optional[SnapshotId] = None
+    round: int = 0
+    after_step: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardHeader:
+    id: SnapshotId
+    shard: int
+    size: int
+    checksum: int
+    """crc32 of the bytes that follow."""
+    header: str = ""
+    """With Index: the arena's safetensors header (JSON)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    id: SnapshotId
+    shard: int

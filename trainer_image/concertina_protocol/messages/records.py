@@ -1,0 +1,145 @@
+"""What the operator and the agents both speak of: snapshots, checkpoints, members, and where state comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Optional
+
+from concertina_protocol.typed_json import OpenEnum
+from concertina_protocol.undone import Undone
+
+
+class State(OpenEnum):
+    """Of an agent, and of a member in a round."""
+
+    IDLE = "idle"
+    PREPARED = "prepared"
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class RestoreSource(OpenEnum):
+    FRESH = "Fresh"
+    MEMORY = "Memory"
+    STORAGE = "Storage"
+
+
+class StorageHealth(OpenEnum):
+    UNKNOWN = "Unknown"
+    """Until the first look."""
+    READY = "Ready"
+    ERROR = "Error"
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotId:
+    """One state of the whole world: `shards` arenas, all of the same round, step and layout."""
+
+    round: int
+    step: int
+    layout: str
+    """Digest of names, dtypes, global shapes and how they are cut into shards."""
+    shards: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Shards of one snapshot that an agent holds complete and checked, its own or as a peer's copy."""
+
+    id: SnapshotId
+    shards: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Durable:
+    """What `LATEST` names in durable storage."""
+
+    uid: str
+    round: int
+    step: int
+    uri: str
+    """The checkpoint's own folder."""
+    complete: bool = False
+    """The run's last step: a re-created job with it is complete at once."""
+    at: float = 0.0
+    """Unix seconds when it became durable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """What an agent last learned about durable storage.
+
+    None: the job has no checkpoint.uri, or runs a command of its own."""
+
+    state: StorageHealth
+    latest: Optional[Durable] = None
+    message: str = ""
+    """With Error: a sentence that says what to do."""
+    round: int = -1
+    """As of which round: the one that the agent was a member of when it last learnt this, or the highest it had seen
+    when it looked by itself. -1 where it does not say (version 1 at first)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    replica: str
+    """Pod name, unique per attempt."""
+    address: str
+    """host:port of the agent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    replica: str
+    instance: str
+    address: str
+    first_rank: int
+    workers: int
+    node: str = ""
+    """Where it is; empty where the operator does not say (version 1 at first)."""
+    zone: str = ""
+    """Of its node; empty where that has no label."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollback:
+    """What was trained after `step` is not to be trusted."""
+
+    step: int
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions [begin, end) that are left out from now on: all that ever were."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restore:
+    """Where the round's state comes from.
+
+    With Memory, `holders` says for every shard which members hold it (the nearest is tried first by the agent, a bad
+    one is passed over); with Storage, `durable` names the checkpoint. (base_round, step) becomes the new round's base:
+    snapshots of lower rounds with a later step are void and dropped."""
+
+    source: RestoreSource
+    step: int = 0
+    id: Optional[SnapshotId] = None
+    holders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Shard number, as a string, to replica names."""
+    durable: Optional[Durable] = None
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions that are left out, beside those that the state itself says."""
+    undone: Optional[Undone] = None
+    """By the last rollback of this job. With Storage: where `durable` was undone, the newest one that was not."""
+    undone_before: tuple[Undone, ...] = ()
+    """By earlier rollbacks, and not by the last one as well. (Version 1 did not say it at first.)"""
+
+    @property
+    def all_undone(self) -> tuple[Undone, ...]:
+        return self.undone_before + ((self.undone,) if self.undone else ())
+
+    def voids(self, durable: Durable) -> bool:
+        """Whether a checkpoint of this job was undone."""
+        return any(some.covers(durable.round, durable.step) for some in self.all_undone)

@@ -1,0 +1,217 @@
+"""What an agent tells of itself, and a lead of its round."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Optional
+
+from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
+
+OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
+"""In the words of both sides: the agent says it of a worker, the operator of the whole container."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a member failed. The first of a round is the cause; what follows from it (lost peers) has `secondary`."""
+
+    replica: str
+    reason: str
+    """WorkerFailed, WorkerSignaled, OutOfMemory, WorkerStopped, WorkerExitedEarly, StartFailed, MemberLost, LeadLost,
+    RestoreFailed, BadInput, LossSpike, LossNotFinite, SilentCorruption."""
+    message: str
+    """A sentence, with the exit code or signal."""
+    last_lines: tuple[str, ...] = ()
+    rank: int = -1
+    exit_code: int = 0
+    step: int = -1
+    permanent: bool = False
+    """Trying again can't help (BadInput: the worker exited 78, EX_CONFIG)."""
+    secondary: bool = False
+    provoked: bool = False
+    """Its last words are those of a rank that lost a peer: they say nothing about the script."""
+    at: float = 0.0
+    rollback: Optional[Rollback] = None
+    """With LossSpike, LossNotFinite, SilentCorruption."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInterval:
+    """How often checkpoints are written, and how often it would be best."""
+
+    seconds: float
+    """0: not by the clock."""
+    suggested: float
+    save_seconds: float
+    """That training waited for a save, at most; 0 before the first of this round."""
+    failure_seconds: float
+    """Between failures."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """On the documents that were set aside."""
+
+    step: int
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """From rank 0's worker."""
+
+    step: int
+    """Steps finished since the run began."""
+    steps: int
+    """The last step of the run; 0 where unknown."""
+    loss: float
+    tokens_per_second: float
+    step_seconds: float
+    position: int
+    """Samples consumed."""
+    phase: str
+    """starting, restoring, training, checkpointing, evaluating."""
+    at: float
+    first_step_at: float = 0.0
+    """Unix seconds at which this round's first step finished; 0 until then."""
+    snapshot_step: int = -1
+    """Newest snapshot complete on peers."""
+    checkpoint_seconds: float = 0.0
+    """Seconds this round's training has waited for snapshots and checkpoints."""
+    stalled_seconds: float = 0.0
+    """Seconds this round's training has waited for data."""
+    mfu: float = 0.0
+    timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of this round's start by part: start, group, build, restore, first_step."""
+    save_seconds: float = 0.0
+    """That the slowest snapshot of this round took; 0 before the first."""
+    restored_step: int = -1
+    restored_from: str = ""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions that were left out so far."""
+    interval: Optional[CheckpointInterval] = None
+    """With durable storage."""
+    waits_for: str = ""
+    """Why no data come, in a sentence, while that is so for want of their store."""
+    evaluated: Optional[Evaluated] = None
+    """The last time in this round."""
+    shares: tuple[int, ...] = ()
+    """Sequences of a step by rank, where that follows their speed (`data.balance: speed`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One shard of a snapshot that is in durable storage."""
+
+    id: SnapshotId
+    shard: int
+    complete: bool = False
+    """Of the run's last step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Heartbeat:
+    """Where one worker is, and for how long: ages, for no clock of one machine is compared with another's."""
+
+    rank: int
+    step: int
+    """Steps finished."""
+    phase: str
+    """A word of `watchdog.PHASES`; empty where the worker tells nothing of itself."""
+    still: float
+    """Seconds since it last moved."""
+    busy: float = 0.0
+    """Seconds of this round's finished steps, its first apart, that were not spent waiting for others."""
+    stack: Optional[tuple[str, ...]] = None
+    """Once the lead says that the round hangs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hang:
+    """No rank of the round moves."""
+
+    replica: str
+    """Whose worker the others wait for; empty where all wait alike."""
+    rank: int
+    """Of that worker; -1 with no replica."""
+    step: int
+    """Steps it has finished."""
+    phase: str
+    """What it does."""
+    others: str
+    """What most of the others do; empty without others."""
+    seconds: float
+    """For how long nobody had moved when this was found."""
+    suspects: int = 1
+    """How many ranks are behind like this one."""
+    stack: tuple[str, ...] = ()
+    """Of that worker, innermost frames first, bounded; in full it is in the pod's log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Straggler:
+    """A rank that the others wait for in every step, as found when it was first named."""
+
+    replica: str
+    rank: int
+    seconds: float
+    """That its own work in a step takes."""
+    others: float
+    """The median of that of the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberState:
+    """One member as the lead knows it."""
+
+    replica: str
+    instance: str
+    round: int
+    claim: str
+    state: State
+    """From starting on."""
+    step: int = -1
+    failure: Optional[Failure] = None
+    notice: float = 0.0
+    """Seconds of grace that it was given with a SIGTERM; 0 where it may stay."""
+    leaving: tuple[str, ...] = ()
+    """On the lead: members with such a notice. Who leaves beside another one may be needed for what it holds."""
+    snapshot_step: int = -1
+    """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
+    durable_parts: tuple[Part, ...] = ()
+    """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
+    pulses: tuple[Heartbeat, ...] = ()
+    """Heartbeats of its workers that run, by their older name; the lead keeps them to itself."""
+    hung: bool = False
+    """On the lead: no rank moves; every member collects the stacks of its workers."""
+    next_call: Optional[int] = None
+    """In a drain of a command of one's own: see `stopping`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All that an agent knows, whole. Only a lead has `members`, `progress` and failures of others."""
+
+    replica: str
+    instance: str
+    ready: bool
+    """Warm: workers can start at once."""
+    round: int
+    claim: str
+    """The highest seen."""
+    state: State
+    """Of this agent, never starting. A lead's drained and succeeded stand for the whole round: every member is, and the
+    checkpoint that this asks for is under `LATEST`."""
+    lead: bool = False
+    members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    """Of the current round, in order of arrival."""
+    progress: Optional[Progress] = None
+    hang: Optional[Hang] = None
+    stragglers: tuple[Straggler, ...] = ()
+    storage: Optional[Storage] = None
+    startup_error: str = ""
+    """Why this agent can never be ready, in a sentence."""
+    notice: float = 0.0
+    """Seconds of grace that it was given with a SIGTERM; 0 where it may stay."""

@@ -1,0 +1,129 @@
+"""What a store's refusal means, as a message for a person: what happened, why, and what to do; and whether the store
+refused, or is only away."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import NamedTuple
+
+from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+from concertina_trainer.objects.stores import Kind
+
+NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+"""What stores say of a bucket or container that is not there."""
+NOT_ALLOWED = ("Permission denied", "Read-only file system")
+"""What this file system says of a place that may not be written to."""
+DENIED = ("401 Unauthorized", "403 Forbidden", "<Code>ExpiredToken<", "<Code>InvalidToken<")
+SHORT = ("416 ", "Requested range was invalid")
+"""What is there of an object that ends before what is asked of it begins."""
+NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
+"""Where clients ask for a machine's own credentials, when they have been given none."""
+IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
+"""What is there where an identity's token is not exchanged for credentials."""
+UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
+CUT_OFF = ("error sending request", "request or response body error")
+OPEN = "open"
+"""What is being done before anything is sent: the settings alone are at fault."""
+MOST = 300
+"""Characters of what a store said."""
+
+
+class StoreMessage(NamedTuple):
+    message: str
+    refused: bool
+    """The store has answered, or would not be asked at all: the same request will hardly do better in a while."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Of a refusal: a message, and what the text of an error must hold one of; the first rule that fits counts."""
+
+    signs: tuple[str, ...]
+    message: str
+
+
+CLOUD = (
+    Rule(NO_HOLDER, "The {kind.holder} {holder} does not exist at {where}: create it, or correct the URI {uri}."),
+    Rule(
+        ("Received redirect without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed"),
+        "{where} has the {kind.holder} {holder} in another region: set {kind.region} to it ({doing}, {uri}).",
+    ),
+    Rule(
+        ("InvalidCertificate", "invalid peer certificate"),
+        "{where} shows a certificate that nothing here vouches for ({doing}, {uri}): name the PEM file of its CA by "
+        "AWS_CA_BUNDLE or SSL_CERT_FILE.",
+    ),
+    Rule(
+        NO_CREDENTIALS,
+        "No credentials for {uri} were found ({doing}): set {kind.keys} (for a job: in the Secret that "
+        "checkpoint.secretName names), or give the pod's service account an identity of the cloud.",
+    ),
+)
+TOKEN = "The identity of this process was refused for {uri} ({doing}): {said}. Check {identity}."
+REFUSED = "{where} refused the credentials for {uri} ({doing}{code}): {remedy}."
+SETTINGS = "The settings for {uri} can't be used: {said}. Correct {kind.keys}, or the variables of the endpoint or CA."
+AWAY = "{where} can't be reached for {uri} ({doing}): check the endpoint and the network."
+ELSE = "Could not {doing} below {uri}: {said}."
+
+
+def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> StoreMessage:
+    """Of an error of the store behind a URI."""
+    text = str(error)
+    identity = kind.identity()
+    remedy = f"let {identity.who} read and write it" if identity.who else _KEYS
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    away = "the token service" if "performing POST REDACTED" in text and identity.who else kind.endpoint()
+    facts = {
+        "uri": uri, "kind": kind, "holder": holder, "doing": doing.strip(), "said": _said(text), "where": away,
+        "identity": identity.check, "code": f"; {code[1]}" if code else "",
+    }  # fmt: skip
+    for rule in CLOUD:
+        if _any(rule.signs, text):
+            return StoreMessage(rule.message.format(**facts), True)
+    if _any(IDENTITY, text):
+        return StoreMessage(TOKEN.format(**facts), not cut_off(error))
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _any(DENIED, text):
+        return StoreMessage(REFUSED.format(**facts, remedy=remedy.format(**facts)), True)
+    if doing == OPEN:
+        return StoreMessage(SETTINGS.format(**facts), True)
+    return StoreMessage((AWAY if _any(UNREACHABLE, text) else ELSE).format(**facts), False)
+
+
+_KEYS = "set {kind.keys} to such as may read and write it (for a job: in the Secret that checkpoint.secretName names)"
+
+
+def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
+    """Of an error of this file system."""
+    text = str(error)
+    if "No space left" in text:
+        return StoreMessage(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
+    if isinstance(error, PermissionError) or _any(NOT_ALLOWED, text):
+        said = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+        return StoreMessage(said, True)
+    if isinstance(error, FileNotFoundError):
+        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said="it is not there"), False)
+    return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said=_said(text)), False)
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether an object is not there, or not so long."""
+    text = str(error)
+    return _any(SHORT, text) or (isinstance(error, FileNotFoundError) and not _any(NO_HOLDER, text))
+
+
+def cut_off(error: Exception) -> bool:
+    """Whether a connection ended before an answer did."""
+    return _any(CUT_OFF, str(error))
+
+
+def _any(signs: tuple[str, ...], text: str) -> bool:
+    return any(sign in text for sign in signs)
+
+
+def _said(text: str) -> str:
+    """What the store itself says of it, else the first line."""
+    message = re.search(r"<Message>([^<]*)</Message>", text)
+    line = message[1] if message else (text.splitlines() or [""])[0]
+    return re.sub(r"^Generic \w+ error: ", "", line).strip(" .")[:MOST]

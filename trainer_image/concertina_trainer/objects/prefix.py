@@ -1,0 +1,262 @@
+"""Durable storage by URI: reading and writing objects, and errors as sentences that say what to do."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    PreconditionError,
+)
+from obstore.store import LocalStore
+
+from concertina_trainer.objects import messages
+from concertina_trainer.objects.stores import KINDS, CloudStore, open_store
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, UpdateVersion
+    from obstore.store import RetryConfig
+
+PATIENCE = timedelta(seconds=20)
+"""How long one request is tried again before it is an error."""
+IMPATIENCE = timedelta(seconds=3)
+SCHEMES = f"{', '.join(f'{scheme}://' for scheme in KINDS)} or file://"
+CONCURRENCY = 8
+"""Requests at a time."""
+PIECE = 16 << 20
+"""Bytes of one request within a large object."""
+MOST_PIECES = 5000
+"""Of an object that is written in pieces (S3 takes 10,000)."""
+AGAIN = 0.2
+"""Seconds until what was cut off is tried again, at first."""
+T = TypeVar("T")
+
+
+class StorageError(Exception):
+    """A message for a person: what happened and what to do."""
+
+
+class Refused(StorageError):
+    """The store has answered, and will hardly answer otherwise in a while: a person must do something."""
+
+
+class Missing(Refused):
+    """An object that must be there is not, or is shorter than what was asked of it."""
+
+
+class NoFolder(Refused):
+    """A folder of files that is not there."""
+
+
+class Changed(Exception):
+    """A conditional write found another version than it named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An object in a listing."""
+
+    size: int
+    """Bytes."""
+    at: datetime.datetime
+    """When it was last written, by the store's clock."""
+
+
+def parts_of(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket or container, and path; of a plain path, the path alone. Every letter stands for itself: `?`, `#`
+    and `%` may be in names."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return "", "", uri
+    holder, slash, path = rest.partition("/")
+    return scheme, holder, slash + path
+
+
+class ObjectPrefix:
+    """The objects below one URI. Keys are relative to it; every method raises StorageError with a message."""
+
+    def __init__(self, uri: str, patience: timedelta = PATIENCE, create: bool = False) -> None:
+        self.uri, self._patience = uri.rstrip("/"), patience.total_seconds()
+        scheme, self._holder, path = parts_of(self.uri)
+        self._directory: Path | None = None
+        self._kind = KINDS.get(scheme)
+        self._store: CloudStore | LocalStore
+        if self._kind is not None:
+            with self._as_messages(messages.OPEN, missing_is_error=True):
+                retry: RetryConfig = {"max_retries": 50, "retry_timeout": patience}
+                prefix = path.strip("/") or None
+                self._store = open_store(scheme, self._holder, prefix, retry)
+        elif scheme in ("file", ""):
+            self._directory = Path(path)
+            if self._directory.exists() and not self._directory.is_dir():
+                raise Refused(f"{self._directory} is a file where a folder is needed: correct the URI.")
+            if not create and not self._directory.is_dir():
+                raise NoFolder(f"The folder {self._directory} does not exist: make it, or correct the URI.")
+            with self._as_messages(messages.OPEN):
+                self._store = LocalStore(self._directory, mkdir=create, automatic_cleanup=True)
+        else:
+            raise Refused(f"{uri} can't be used: its scheme must be {SCHEMES}.")
+
+    def get(self, key: str) -> bytes | None:
+        """None where there is no such object."""
+        found = self.get_version(key)
+        return None if found is None else found[0]
+
+    def get_version(self, key: str) -> tuple[bytes, UpdateVersion] | None:
+        """With the version that `put_if` takes."""
+        try:
+            with self._as_messages(f"read {key}"):
+                result = obstore.get(self._store, key)
+                return bytes(result.bytes()), _version(result.meta)
+        except FileNotFoundError:
+            return None
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Like `get`, several at a time."""
+        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+            return list(pool.map(self.get, keys))
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes [begin, end) of each range."""
+        with self._as_messages(f"read {key}", missing_is_error=True):
+            starts, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+            return [memoryview(data) for data in obstore.get_ranges(self._store, key, starts=starts, ends=ends)]
+
+    def read_range(self, key: str, begin: int, end: int) -> memoryview:
+        """The bytes [begin, end), asked for in pieces at the same time."""
+        if end - begin <= PIECE:
+            return self.get_ranges(key, [(begin, end)])[0]
+        whole = memoryview(mmap.mmap(-1, end - begin))
+
+        def fetch(at: int) -> None:
+            piece = self.get_ranges(key, [(at, min(at + PIECE, end))])[0]
+            whole[at - begin : at - begin + len(piece)] = piece
+
+        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+            list(pool.map(fetch, range(begin, end, PIECE)))
+        return whole
+
+    def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
+        """An object of about `size` bytes that comes in pieces; it is there once all of them are."""
+        with self._as_messages(f"write {key}", missing_is_error=True):
+            writer = obstore.open_writer(self._store, key, buffer_size=max(PIECE, size // MOST_PIECES))
+        for piece in pieces:
+            with self._as_messages(f"write {key}", missing_is_error=True):
+                writer.write(piece)
+        with self._as_messages(f"write {key}", missing_is_error=True):
+            writer.close()
+
+    def put(self, key: str, value: bytes | Path) -> None:
+        size = value.stat().st_size if isinstance(value, Path) else len(value)
+        chunk = max(PIECE, size // MOST_PIECES)
+        with self._as_messages(f"write {key}", missing_is_error=True):
+            self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
+
+    def settle(self, keys: Sequence[str]) -> None:
+        """Returns once these objects outlast a loss of power. A store in the cloud says so by taking them; of files the
+        kernel keeps what was written in memory for a while, and their names as well."""
+        if self._directory is None:
+            return
+        paths = [self._directory / key for key in keys]
+        folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(self._directory)}
+        with self._as_messages(f"write {', '.join(keys)}", missing_is_error=True):
+            for path in (*paths, *sorted(folders, reverse=True)):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
+        """Write only over this version (None: only where there is nothing); else raises Changed."""
+        with self._as_messages(f"write {key}", missing_is_error=True):
+            try:
+                if self._directory is not None:
+                    self._put_if_local(self._directory / key, value, version)
+                else:
+                    obstore.put(self._store, key, value, mode=version or "create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError) as error:
+                raise Changed(key) from error
+
+    def _put_if_local(self, path: Path, value: bytes, version: UpdateVersion | None) -> None:
+        """obstore has no conditional overwrite of files: a lock beside the file makes one, on this file system."""
+        with path.with_name(path.name + ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = self.get_version(path.name)
+            if (found and found[1]) != version:
+                raise Changed(path.name)
+            obstore.put(self._store, path.name, value)
+            self.settle([path.name])
+
+    def entries(self, prefix: str = "") -> dict[str, Entry]:
+        """By key, the objects below `prefix` (a whole folder name)."""
+        with self._as_messages(f"list {prefix}"):
+            items = self._whole(lambda: [item for batch in obstore.list(self._store, prefix or None) for item in batch])
+            return {item["path"]: Entry(item["size"], item["last_modified"]) for item in items}
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Sizes by key, of the objects below `prefix` (a whole folder name)."""
+        return {key: entry.size for key, entry in self.entries(prefix).items()}
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Those that are not there any more are no error."""
+
+        def one(key: str) -> None:
+            with self._as_messages(f"delete {key}"), contextlib.suppress(FileNotFoundError):
+                self._whole(lambda: obstore.delete(self._store, key))
+
+        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+            list(pool.map(one, keys))
+
+    def _whole(self, ask: Callable[[], T]) -> T:
+        """Of what does no harm when it is done twice, and what the client itself does not ask for again where it is cut
+        off in the middle."""
+        begun, wait = time.monotonic(), AGAIN
+        while True:
+            try:
+                return ask()
+            except GenericError as error:
+                if time.monotonic() + wait > begun + self._patience or not messages.cut_off(error):
+                    raise
+            time.sleep(wait)
+            wait *= 2
+
+    @contextlib.contextmanager
+    def _as_messages(self, doing: str, missing_is_error: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError) and not missing_is_error and messages.is_missing(error):
+                raise
+            message, refused = self._said(doing, error)
+            kind = Missing if messages.is_missing(error) else Refused if refused else StorageError
+            raise kind(message) from error
+
+    def _said(self, doing: str, error: Exception) -> messages.StoreMessage:
+        if self._kind is None:
+            return messages.of_files(self.uri, doing, error)
+        return messages.of_cloud(self.uri, self._kind, self._holder, doing, error)
+
+
+def _version(meta: ObjectMeta) -> UpdateVersion:
+    """What of it there is: stores compare the ETag (S3, Azure) or the generation (Google)."""
+    version: UpdateVersion = {}
+    if meta["e_tag"]:
+        version["e_tag"] = meta["e_tag"]
+    if meta["version"]:
+        version["version"] = meta["version"]
+    return version

@@ -1,0 +1,33 @@
+"""How long what a store refuses is asked for again: a token may just be exchanged, an object not be visible yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from concertina_trainer.errors import BadInput
+from concertina_trainer.objects.prefix import Refused
+
+GRACE = (0.5, 2.0)
+"""Seconds from one try to the next; what is still refused after the last one is refused for good."""
+T = TypeVar("T")
+
+
+def tries() -> Iterator[None]:
+    """One after the other, with the waits between them."""
+    yield
+    for wait in GRACE:
+        time.sleep(wait)
+        yield
+
+
+def final(ask: Callable[[], T]) -> T:
+    """What it returns. Raises BadInput where it is refused for good."""
+    refused: Refused | None = None
+    for _ in tries():
+        try:
+            return ask()
+        except Refused as error:
+            refused = error
+    raise BadInput(str(refused)) from refused
