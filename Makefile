@@ -1,13 +1,16 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-e2e e2e-prerequisites azurite lint format bench crds lock clean environment binaries
+.PHONY: help setup demo check test test-long test-e2e e2e-prerequisites azurite lint format bench crds lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
-# Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so.
-SIDE_BY_SIDE ?= 2
+# Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so. Two cores have time for three:
+# tests of the control plane wait more than they compute.
+SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/meminfo)
+# Whole files, the longest first (tests/conftest.py sorts them): what a file's tests share is made once.
+PYTEST = $(BIN)/python -m pytest -rs -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
 BENCHMARKS ?= local_cluster neighbours recovery checkpoint determinism data
 
 help: ## Show this
@@ -31,8 +34,11 @@ check: environment ## For each save: form, types, import rules and unit tests, a
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -n 2 tests/unit
 
-test: setup ## Run all tests; TESTS=tests/unit runs some, SIDE_BY_SIDE=0 one after the other
-	@$(BIN)/python -m pytest -rs -n $(SIDE_BY_SIDE) --dist loadfile $(TESTS)
+test: setup ## The gate: every law once, every real component once; TESTS=tests/unit runs some, SIDE_BY_SIDE=0 one by one
+	@$(PYTEST) -m "not long" $(TESTS)
+
+test-long: setup ## What is only more of the same: seeds, crashes, scripts, stores, drills
+	@$(PYTEST) -m long $(TESTS)
 
 test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/drills.md
 	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest -rs tests/e2e

@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from builders import suite
 from builders.drills import FIGURES
 
 # What its checks compare is shown, as if it were a test.
@@ -19,36 +19,49 @@ settings.load_profile("concertina")
 # Of a shell's background job SIGINT is ignored, and so by all that tests start: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+BREACHES = pytest.StashKey[list[str]]()
 
-TIMES = Path(__file__).with_name("times.json")
-"""Seconds of each test that takes more than LONG, as of when it was last written: CONCERTINA_TIMES=write make test."""
-LONG, NEWS = 5.0, 2.0
-"""A test is named that takes so many times as long as it is known to, or as LONG."""
+
+@pytest.hookimpl(tryfirst=True)  # before any test is left out by its mark or its name
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each long-only case has its law in the gate. Beside others, the file that takes longest is begun first."""
+    whole_files = not any("::" in argument for argument in config.args)
+    breaches = suite.breaches(map(_case, items)) if whole_files else []
+    output = getattr(config, "workeroutput", None)
+    if output is None:
+        if breaches:
+            raise pytest.UsageError("\n".join(breaches))
+    elif breaches:  # nothing is run, and the process that started this one says why
+        items.clear()
+        output["breaches"] = breaches
+    else:
+        order = suite.longest_first((item.nodeid for item in items), suite.known())
+        items.sort(key=lambda item: order.index(item.nodeid.partition("::")[0]))
+
+
+def _case(item: pytest.Item) -> suite.Case:
+    mark = item.get_closest_marker("long")
+    return suite.Case(item.nodeid, mark and str(mark.kwargs.get("law", "")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tests that have become slow, and the figures of the drills that were played: seconds from the blow on."""
-    _compare_times(terminalreporter)
-    if lines := config.stash.get(FIGURES, []):
-        terminalreporter.section("drills: seconds from the blow on")
-        for line in lines:
-            terminalreporter.write_line(line)
-
-
-def _compare_times(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tests that have become slow, and the figures that tests have kept."""
     passed = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
-    known: dict[str, float] = json.loads(TIMES.read_text())
+    took = {report.nodeid: report.duration for report in passed}
     if os.environ.get("CONCERTINA_TIMES") == "write":
-        known |= {report.nodeid: round(report.duration, 1) for report in passed if report.duration > LONG}
-        TIMES.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-        return
-    slow = [report for report in passed if report.duration > NEWS * max(LONG, known.get(report.nodeid, LONG))]
-    if slow:
-        terminalreporter.section(f"slower than {TIMES.name} says")
-        for report in sorted(slow, key=lambda report: -report.duration):
-            before = known.get(report.nodeid)
-            was = f"was {before:.0f} s" if before else "is new"
-            terminalreporter.write_line(f"{report.duration:6.1f} s, {was}: {report.nodeid}")
+        suite.TIMES.write_text(json.dumps(suite.written(suite.known(), took), indent=1) + "\n")
+    elif slow := suite.slow(suite.known(), took):
+        _section(terminalreporter, f"slower than {suite.TIMES.name} says", slow)
+    if breaches := config.stash.get(BREACHES, []):
+        _section(terminalreporter, "long-only cases without their law in the gate", breaches)
+    if lines := config.stash.get(FIGURES, []):
+        _section(terminalreporter, "figures: of drills, seconds from the blow on; of the simulation, the seeds", lines)
+
+
+def _section(terminalreporter: pytest.TerminalReporter, title: str, lines: list[str]) -> None:
+    terminalreporter.section(title)
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -59,4 +72,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash.setdefault(FIGURES, []).extend(getattr(node, "workeroutput", {}).get("figures", []))
+    output = getattr(node, "workeroutput", {})
+    node.config.stash.setdefault(FIGURES, []).extend(output.get("figures", []))
+    node.config.stash[BREACHES] = output.get("breaches", [])  # the same in each process: all of them collect all

@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import yaml
 
 from builders import drills
 from builders.drills import JOB
+from builders.until import until
 from concertina.local.binaries import programs
 
 Object = dict[str, Any]
@@ -145,13 +145,19 @@ class Cluster:
         ]
         return found
 
+    def operator_nodes(self) -> list[str]:
+        """Where pods of the operator are: a test had better hurt another node."""
+        path = "-o=jsonpath={.items[*].spec.nodeName}"
+        return self.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
+
     def until(self, what: str, look: Callable[[Object], Any], name: str = JOB) -> Object:
         """The job's status as soon as `look` finds it right."""
-        give_up = time.monotonic() + GIVE_UP
-        while not look(status := self.status(name)):
-            assert time.monotonic() < give_up, f"{what} did not come: {json.dumps(status, indent=1)}"
-            time.sleep(0.3)
-        return status
+
+        def right() -> Object:
+            status = self.status(name)
+            return status if look(status) else {}
+
+        return until(right, what, lambda: json.dumps(self.status(name), indent=1), GIVE_UP, pause=0.3)
 
     def training(self, replicas: int, above: int = -1, name: str = JOB) -> Object:
         """The status once so many replicas train in a round above that number."""

@@ -8,43 +8,49 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from builders.until import GIVE_UP, until
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import namespaces
 
 Object = dict[str, Any]
-GIVE_UP = 90.0
-FAULTS = Path(__file__).resolve().parents[1] / "train/faults"
+TRAIN = Path(__file__).resolve().parents[1] / "train"
+FAULTS, STAND_IN = TRAIN / "faults", TRAIN / "stand_in"
+ENDLESS = 1_000_000
+"""Steps of a job that trains until its test is over, at a pace that leaves the processors to others."""
+PACE = {"PACE": "0.03", "TINY_PAUSE": "0.05"}
 NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
 """As in a container: the user that the operator runs as has no name."""
 JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
 
 
-def until(condition: Callable[[], Any], why: Callable[[], object] = lambda: "") -> Any:
-    """What `condition` returns as soon as that is true."""
-    deadline = time.monotonic() + GIVE_UP
-    while not (value := condition()):
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
-    return value
-
-
 def bundled(data: Path, fault: Path) -> Object:
     """For `Jobs.create`: a small model that trains for long on that data, under the faults that tests/train/faults
     plays as the file `fault` says."""
-    container = {
-        "name": "trainer",
-        "image": "concertina/trainer:test",
-        "env": [{"name": "PYTHONPATH", "value": str(FAULTS)}, {"name": "FAULT", "value": str(fault)}],
-    }
+    return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=FAULTS, FAULT=fault)]}}
+
+
+def endless(data: Path, **more: Any) -> Object:
+    """`trainer` of a small model that trains for long on that data."""
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
-    return {"trainer": trainer, "pod": {"containers": [container]}}
+    return {"steps": ENDLESS, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4, **more}
+
+
+def paced(**environment: object) -> Object:
+    """A container `trainer` whose steps take a while; with PYTHONPATH=STAND_IN those of tests/train/tiny, which
+    does without torch, where what the training computes is not the test's subject."""
+    variables = {"PYTHONPATH": FAULTS, **PACE, **environment}
+    env = [{"name": name, "value": str(value)} for name, value in variables.items()]
+    return {"name": "trainer", "image": "concertina/trainer:test", "env": env}
+
+
+def standing_in(data: Path, **more: Any) -> Object:
+    """For `Jobs.create`: `endless` without torch. `data` is not read."""
+    return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=STAND_IN)], **more}}
 
 
 class Operator:
@@ -67,7 +73,7 @@ class Operator:
                 preexec_fn=namespaces.die_with_parent,  # a run of the tests that is killed leaves none behind
             )
         if wait:
-            until(lambda: len(self.lines("started")) > begun, self.text)
+            until(lambda: len(self.lines("started")) > begun, "an operator that works", self.text)
 
     def end(self, number: int = signal.SIGKILL) -> int:
         """The exit code."""
@@ -116,7 +122,7 @@ class Jobs:
             job = self.get(name)
             return job if condition(job) else None
 
-        return until(look, lambda: self.describe(name))
+        return until(look, f"what the test waits for of job {name}", lambda: self.describe(name))
 
     def wait_reason(self, name: str, *reasons: str) -> Object:
         """Until Ready, whose reason is the word in the column Status, has one of these."""
@@ -197,8 +203,7 @@ class Jobs:
             events = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
             return [event for event in events if (event["involvedObject"]["name"], event["reason"]) == (name, reason)]
 
-        events: list[Object] = until(found, lambda: f"no event {reason} of {name}")
-        return events
+        return until(found, f"an event {reason} of {name}")
 
     def logs(self, pod: str) -> str:
         return self.cluster.kubectl("logs", "-n", self.namespace, pod, "-c", "trainer")

@@ -1,11 +1,11 @@
 """Pods in one namespace, for tests: made from a Python script, waited for, looked at."""
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from builders.until import until
 from concertina.local.cluster import LocalCluster
 
 Object = dict[str, Any]
@@ -38,22 +38,24 @@ class Pods:
 
     def wait(self, name: str, condition: Callable[[Object], Any], timeout: float = 60) -> Object:
         """The pod as soon as the condition holds for it."""
-        deadline = time.monotonic() + timeout
-        while True:
+
+        def look() -> Object:
             pod = self.get(name)
-            if condition(pod):
-                return pod
-            assert time.monotonic() < deadline, json.dumps(pod["status"], indent=1)
-            time.sleep(0.02)
+            return pod if condition(pod) else {}
+
+        return until(look, f"what the test waits for of pod {name}", lambda: self.describe(name), timeout, pause=0.02)
+
+    def describe(self, name: str) -> str:
+        return json.dumps(self.get(name)["status"], indent=1)
 
     def wait_phase(self, name: str, *phases: str, timeout: float = 60) -> Object:
         return self.wait(name, lambda pod: pod["status"]["phase"] in phases, timeout)
 
     def wait_gone(self, name: str, timeout: float = 60) -> None:
-        deadline = time.monotonic() + timeout
-        while self.cluster.api.exists(f"{self.path}/{name}"):
-            assert time.monotonic() < deadline, json.dumps(self.get(name), indent=1)
-            time.sleep(0.02)
+        def gone() -> bool:
+            return not self.cluster.api.exists(f"{self.path}/{name}")
+
+        until(gone, f"the end of pod {name}", lambda: self.describe(name), timeout, pause=0.02)
 
     def run(self, name: str, script: str, container: Object | None = None, **spec: Any) -> str:
         """Run a pod to its successful end; returns its output."""

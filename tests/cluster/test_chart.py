@@ -7,9 +7,8 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from builders.until import until
 from concertina.controller.master_keys import key_id
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
-GIVE_UP = 60.0
 CHART = ROOT / "charts" / "concertina"
 
 
@@ -97,16 +96,6 @@ def release(cluster: LocalCluster) -> Iterator[Release]:
     yield made
     made.run("uninstall", name, "--namespace", name)
     cluster.kubectl("delete", "namespace", name, made.jobs, "--wait=false")
-
-
-def until(check: Callable[[], Any], what: str) -> Any:
-    """The first truthy answer; GIVE_UP seconds are no expectation."""
-    give_up = time.monotonic() + GIVE_UP
-    while time.monotonic() < give_up:
-        if answer := check():
-            return answer
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not happen")
 
 
 def job(release: Release, namespace: str, name: str) -> dict[str, Any]:

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from builders.until import until
 from concertina.local import cluster as local
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
@@ -30,13 +29,6 @@ with cluster.owned(sys.argv[1], Options(nodes=1, s3=True)) as up:
     print("up", flush=True)
     time.sleep(600)
 """
-
-
-def until(condition: Callable[[], Any], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -122,8 +114,8 @@ def test_a_cluster_goes_down_with_its_owner(name: str, number: signal.Signals) -
     finally:
         owner.kill()
         owner.wait()
-    until(lambda: traces(folder) == [])
-    until(lambda: not any(each.alive() for each in tree if each))
+    until(lambda: traces(folder) == [], "the end of all traces", lambda: traces(folder))
+    until(lambda: not any(each.alive() for each in tree if each), "the end of all its processes")
 
 
 def test_an_exception_takes_the_cluster_down_half_way_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from builders.pods import Pods, condition, state, status_of
+from builders.until import until
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import processes
@@ -23,13 +23,6 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"
 print("ready")
 time.sleep(600)
 """
-
-
-def until(condition: Callable[[], Any], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def with_mark(mark: str) -> list[int]:
@@ -79,12 +72,12 @@ def test_a_killed_node_dies_with_everything_on_it_and_nobody_is_told(pods: Pods,
     pods.create("never", SLEEP, nodeName=node)
     pods.wait("a", lambda pod: "ready" in pods.logs("a") if condition(pod, "Ready") == "True" else False)
     pods.wait_phase("never", "Running")
-    until(lambda: len(with_mark(mark)) == 2)
+    until(lambda: len(with_mark(mark)) == 2, "both processes", lambda: with_mark(mark))
     pods.cluster.kill_node(node)
     assert with_mark(mark) == []
     assert pods.get("a")["status"]["phase"] == "Running"
     assert condition(pods.get("a"), "Ready") == "True"
-    until(lambda: node_condition(pods.cluster, node) == "Unknown")
+    until(lambda: node_condition(pods.cluster, node) == "Unknown", "a node that is not heard of")
     with pytest.raises(LocalClusterError, match="is down: boot it with"):
         pods.cluster.kill_node(node)
     # Booted again, it does what a kubelet does after a reboot.
@@ -100,7 +93,7 @@ def test_a_stopped_node_falls_silent_and_wakes_up(pods: Pods, node: str) -> None
     pods.create("a", "import time\nwhile True: print(time.time()); time.sleep(0.05)", nodeName=node)
     pods.wait("a", lambda pod: condition(pod, "Ready") == "True")
     pods.cluster.stop_node(node)
-    until(lambda: node_condition(pods.cluster, node) == "Unknown")
+    until(lambda: node_condition(pods.cluster, node) == "Unknown", "a node that is not heard of")
     # The node lifecycle controller says so, a little later, not the node.
     pods.wait("a", lambda pod: condition(pod, "Ready") == "False")
     stopped = time.time()
@@ -162,4 +155,4 @@ def test_a_node_ends_with_its_first_process_and_with_its_kubelet(cluster: LocalC
     assert tree[0] == first.pid
     assert len(tree) >= 2
     os.kill(tree[which], signal.SIGKILL)
-    until(lambda: not any(processes.Identity.of(pid) for pid in tree))
+    until(lambda: not any(processes.Identity.of(pid) for pid in tree), "the end of all its processes")

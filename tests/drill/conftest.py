@@ -13,7 +13,8 @@ import pytest
 
 from builders import drills
 from builders.drills import JOB, verdict
-from builders.operator import Object, until
+from builders.operator import Object, paced
+from builders.until import until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 from concertina.local.state import lifetime
@@ -39,7 +40,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 def manifest() -> Object:
     """One replica a node: each node has one GPU."""
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "50m"}}
-    container = {"name": "trainer", "image": "concertina/trainer:test", "resources": resources}
+    container = {**paced(), "resources": resources}
     checkpoint = {"uri": f"s3://{stages.BUCKET}/{JOB}", "everySeconds": 3}
     return drills.manifest({"spec": {"containers": [container]}}, DATA, checkpoint)
 
@@ -53,7 +54,7 @@ def job(stage: Stage) -> str:
         status = stage.job(JOB).get("status", {})
         return status.get("world", {}).get("size") == "3/3" and status.get("lastCheckpoint") is not None
 
-    until(training, lambda: json.dumps(stage.job(JOB).get("status"), indent=1))
+    until(training, "a job of three with a checkpoint", lambda: json.dumps(stage.job(JOB).get("status"), indent=1))
     return JOB
 
 

@@ -14,11 +14,24 @@ from typing import Any
 
 import pytest
 
-from builders.operator import until
+from builders.until import until
 from concertina.demo.stage import Stage
 from concertina.drill.scenarios import SCENARIOS
 
-PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
+FAULTS = "tests/cluster/operator/test_operator_"
+SAME = {
+    "kill-lead": f"{FAULTS}jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]",
+    "stop-node": f"{FAULTS}faults.py::test_a_node_that_is_stopped_and_goes_on",
+    "apiserver-restart": f"{FAULTS}faults.py::test_an_api_server_that_is_restarted",
+    "hang": f"{FAULTS}hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
+    "straggle": f"{FAULTS}hangs.py::test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost",
+}
+"""Scenarios whose fault the gate plays without the command, which it plays in the others."""
+PLAYED = [
+    pytest.param(name, marks=[pytest.mark.long(law=SAME[name])] if name in SAME else [])
+    for name, scenario in SCENARIOS.items()
+    if not isinstance(scenario.local, str)
+]
 
 
 @pytest.mark.parametrize("scenario", PLAYED)
@@ -39,7 +52,11 @@ def test_ctrl_c_heals_what_was_hurt(stage: Stage, job: str) -> None:
         playing.send_signal(signal.SIGINT)
         assert playing.wait(timeout=120) == 130
     assert state(process.pid) != "T"
-    until(lambda: stage.job(job)["status"]["world"]["size"] == "3/3", lambda: json.dumps(stage.job(job)["status"]))
+    until(
+        lambda: stage.job(job)["status"]["world"]["size"] == "3/3",
+        "a world of three again",
+        lambda: json.dumps(stage.job(job)["status"]),
+    )
 
 
 def state(pid: int) -> str:

@@ -15,8 +15,7 @@ pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
 def node_to_drain(cluster: Cluster, status: Object) -> str:
     """Of a member that does not lead, without the operator on it where there is a choice."""
     world = status["world"]
-    path = "-o=jsonpath={.items[*].spec.nodeName}"
-    spared = cluster.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
+    spared = cluster.operator_nodes()
     others = [member["node"] for member in world["members"] if member["replica"] != world["lead"]]
     return next((node for node in others if node not in spared), others[0])
 

@@ -110,10 +110,9 @@ def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(cluster: Cluste
         pytest.skip("set CONCERTINA_DRILL_NODE_KILL and CONCERTINA_DRILL_NODE_UP (docs/drills.md)")
     elastic = {"minReplicas": 1, "growAfterSeconds": 1}
     job = e2e.own_job("again", e2e.pod(e2e.trainer(command=["python3", "-c", STAY])), elastic=elastic)
-    path = "-o=jsonpath={.items[*].spec.nodeName}"
     with cluster.running(job):
         before = cluster.training(2, name="again")
-        spared = cluster.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
+        spared = cluster.operator_nodes()
         gone = next(member for member in before["world"]["members"] if member["node"] not in spared)
         subprocess.run(shlex.split(lose.replace("{node}", gone["node"])), check=True, timeout=60)
         try:

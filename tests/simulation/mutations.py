@@ -1,10 +1,16 @@
-"""Planted faults: each breaks one rule of the design, and the simulation has to notice."""
+"""Planted faults: each breaks one rule of the design, and the simulation has to notice.
+
+Each is pinned to a seed that shows it. Where a change has made other runs of the seeds, this prints which show one now:
+`.venv/bin/python -m simulation.mutations NAME [NAME ...]` (with tests/ on PYTHONPATH).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,7 +24,9 @@ from concertina_agent.core.round import stragglers, watchdog
 from concertina_agent.core.steps import storage
 from concertina_protocol import Restore
 from simulation.cluster import Cluster
+from simulation.schedule import Strike
 from simulation.storage import Storage
+from simulation.world import Failure, failure
 
 Patch = pytest.MonkeyPatch
 
@@ -50,8 +58,8 @@ def plan_mixes_snapshot_ids(patch: Patch) -> None:
 def plan_assigns_before_the_commit(patch: Patch) -> None:
     commit = claims.commit
 
-    def early(ctx: Any, made: Any, replies: Any, leaving: Any) -> Any:
-        decision = commit(ctx, made, replies, leaving)
+    def early(ctx: Any, *known: Any) -> Any:
+        decision = commit(ctx, *known)
         return dataclasses.replace(decision, world=None) if decision.world and ctx.now % 1 < 0.5 else decision
 
     patch.setattr(claims, "commit", early)
@@ -166,45 +174,61 @@ def nodes_where_bits_flip_are_used_again(patch: Patch) -> None:
     patch.delitem(bad_nodes.VERDICTS, "SilentCorruption")  # type: ignore[arg-type]
 
 
-MUTATIONS: tuple[Callable[[Patch], None], ...] = (
-    agent_accepts_lower_rounds,
-    plan_mixes_snapshot_ids,
-    plan_assigns_before_the_commit,
-    latest_has_no_fence,
-    status_is_written_without_testing_the_claim,
-    crash_loops_are_not_slowed_down,
-    rounds_are_made_of_whoever_answers,
-    growing_is_tried_at_once_again,
-    reaching_one_way_is_enough,
-    hangs_are_not_looked_for,
-    hangs_are_the_first_ranks_fault,
-    somebody_is_always_a_straggler,
-    what_was_undone_is_gone_on_from,
-    the_last_rollback_alone_counts,
-    samples_are_not_left_out,
-    samples_left_out_are_trained_on_later,
-    a_rollback_is_forgotten,
-    bits_flip_where_the_lead_is,
-    latest_is_not_told_what_was_undone,
-    latest_takes_what_it_says_was_undone,
-    losses_are_somebodys_fault,
-    nodes_where_bits_flip_are_used_again,
+class Planted(NamedTuple):
+    mutation: Callable[[Patch], None]
+    seed: int
+    """One that shows it."""
+    alone: tuple[str, ...] = ()
+    """Faults that show it soonest, a second apart, all others being away; empty where the seed draws them."""
+
+    @property
+    def name(self) -> str:
+        return self.mutation.__name__
+
+    def play(self, seed: int) -> Failure | None:
+        strikes = tuple(Strike(5.0 + i, name, seed) for i, name in enumerate(self.alone))
+        return failure(seed, schedule=strikes or None)
+
+    def shown_by(self, seeds: Iterable[int]) -> Iterator[int]:
+        """Those of the seeds that hold as the code is, and break an invariant with the mutation."""
+        for seed in seeds:
+            with pytest.MonkeyPatch.context() as patch:
+                self.mutation(patch)
+                broken = self.play(seed)
+            if broken and broken.invariant and not self.play(seed):
+                yield seed
+
+
+TWICE_UNSAID = ("storage_down", "glitch", "storage_down", "storage_down", "glitch", "kill_agent", "storage_down")
+"""Training is undone twice while storage is away, then the agent that remembers both is lost: the status alone knows
+what to tell LATEST."""
+MUTATIONS = (
+    Planted(agent_accepts_lower_rounds, 83),
+    Planted(plan_mixes_snapshot_ids, 7),
+    Planted(plan_assigns_before_the_commit, 1),
+    Planted(latest_has_no_fence, 140),
+    Planted(status_is_written_without_testing_the_claim, 156),
+    Planted(crash_loops_are_not_slowed_down, 18),
+    Planted(rounds_are_made_of_whoever_answers, 1, ("cut_from_peers",)),
+    Planted(growing_is_tried_at_once_again, 3, ("cut_from_peers",)),
+    Planted(reaching_one_way_is_enough, 1, ("closed_node", "kill_worker")),
+    Planted(hangs_are_not_looked_for, 0, ("hang_worker",)),
+    Planted(hangs_are_the_first_ranks_fault, 8, ("hang_worker",)),
+    Planted(somebody_is_always_a_straggler, 3),
+    Planted(what_was_undone_is_gone_on_from, 1, ("bad_samples",)),
+    Planted(the_last_rollback_alone_counts, 51, TWICE_UNSAID),
+    Planted(samples_are_not_left_out, 1, ("bad_samples",)),
+    Planted(samples_left_out_are_trained_on_later, 1, ("glitch",)),
+    Planted(a_rollback_is_forgotten, 1, ("glitch",)),
+    Planted(bits_flip_where_the_lead_is, 0, ("flip_bits",)),
+    Planted(latest_is_not_told_what_was_undone, 1, ("bad_samples",)),
+    Planted(latest_takes_what_it_says_was_undone, 36, ("storage_down", "bad_samples", "api_down")),
+    Planted(losses_are_somebodys_fault, 1, ("bad_samples",)),
+    Planted(nodes_where_bits_flip_are_used_again, 0, ("flip_bits",)),
 )
-ALONE: dict[Callable[[Patch], None], tuple[str, ...]] = {
-    rounds_are_made_of_whoever_answers: ("cut_from_peers",),
-    growing_is_tried_at_once_again: ("cut_from_peers",),
-    reaching_one_way_is_enough: ("closed_node", "kill_worker"),
-    hangs_are_not_looked_for: ("hang_worker",),
-    hangs_are_the_first_ranks_fault: ("hang_worker",),
-    what_was_undone_is_gone_on_from: ("bad_samples",),
-    the_last_rollback_alone_counts: ("bad_samples", "storage_down", "glitch", "flip_bits", "kill_node"),
-    samples_are_not_left_out: ("bad_samples",),
-    samples_left_out_are_trained_on_later: ("glitch",),
-    a_rollback_is_forgotten: ("glitch",),
-    bits_flip_where_the_lead_is: ("flip_bits",),
-    latest_is_not_told_what_was_undone: ("bad_samples",),
-    latest_takes_what_it_says_was_undone: ("storage_down", "bad_samples", "api_down"),
-    losses_are_somebodys_fault: ("bad_samples",),
-    nodes_where_bits_flip_are_used_again: ("flip_bits",),
-}
-"""Planted faults that show soonest where few faults strike, a second apart, all the others being away."""
+
+
+if __name__ == "__main__":
+    for planted in MUTATIONS:
+        if planted.name in sys.argv[1:]:
+            print(planted.name, *islice(planted.shown_by(count()), 3), flush=True)

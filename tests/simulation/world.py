@@ -184,6 +184,8 @@ class Failure(NamedTuple):
     story: str
     kind: str
     """What is broken, without the figures."""
+    invariant: bool
+    """Whether an invariant noticed it, and no error was raised on the way."""
 
 
 def failure(seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0) -> Failure | None:
@@ -192,9 +194,9 @@ def failure(seed: int, calm: bool = False, schedule: Schedule | None = None, sal
     try:
         world.run()
     except Violation as violation:
-        return Failure(f"{world.story()}\n{violation}", _kind(str(violation)))
+        return Failure(f"{world.story()}\n{violation}", _kind(str(violation)), True)
     except Exception as error:
-        return Failure(f"{world.story()}\n{traceback.format_exc()}", _kind(repr(error)))
+        return Failure(f"{world.story()}\n{traceback.format_exc()}", _kind(repr(error)), False)
     return None
 
 

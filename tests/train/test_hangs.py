@@ -14,6 +14,9 @@ from replicas import SEARCH_PATH, Job, running, trained
 import concertina_protocol as p
 
 HERE = Path(__file__).parent
+OPERATOR = "tests/cluster/operator/test_operator_hangs.py"
+HANG = f"{OPERATOR}::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced"
+STRAGGLER = f"{OPERATOR}::test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost"
 
 
 def environment(trainer, **more: str) -> dict[str, str]:
@@ -32,6 +35,7 @@ async def begin(job: Job, limits: p.Limits, count: int = 2) -> None:
     await job.until(job[0], trained(10))
 
 
+@pytest.mark.long(law=HANG)
 def test_a_worker_that_hangs_in_its_data_loader_is_the_suspect_and_its_stack_is_in_the_log(folder, trainer, data):
     fault = folder / "fault"
 
@@ -134,6 +138,7 @@ def test_a_stopped_agent_is_lost_after_its_silence(folder, trainer, data):
     asyncio.run(body())
 
 
+@pytest.mark.long(law=STRAGGLER)
 def test_a_slow_rank_is_named(folder, trainer, data):
     """It sleeps in its forward pass, so its steps take as long as those of the others, who wait for it in FSDP."""
     fault = folder / "fault"

@@ -13,6 +13,7 @@ import pytest
 from replicas import UID, Job, Replica, running
 
 import concertina_protocol as p
+from builders.until import until_async
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 LIMIT = 400.0
@@ -38,19 +39,14 @@ def saved(*replicas: Replica) -> int:
     return max((int(step) for steps in said for step in steps), default=-1)
 
 
-async def until(holds, *replicas: Replica) -> None:
-    try:
-        async with asyncio.timeout(LIMIT):
-            while not holds():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError("\n\n".join(replica.log()[-4000:] for replica in replicas)) from None
+async def wait(job: Job, what: str, holds) -> None:
+    await until_async(holds, what, lambda: "\n\n".join(each.log()[-4000:] for each in job.replicas.values()), LIMIT)
 
 
 async def lose_a_worker(job: Job) -> None:
     """Three replicas train and save; then rank 2 is killed."""
     await job.begin(1, job[0], job[1], job[2])
-    await until(lambda: saved(job[0]) >= 10, *job.replicas.values())
+    await wait(job, "a checkpoint of three", lambda: saved(job[0]) >= 10)
     os.kill(job[2].worker_pids()[2], signal.SIGKILL)
     report = await job.until(job[0], lambda report: report.failures, "the lead never heard of it")
     assert [(f.replica, f.reason) for f in report.failures if not f.secondary] == [(job[2].name, "WorkerSignaled")]
@@ -60,7 +56,7 @@ async def go_on_with_two(job: Job) -> None:
     """The other two go on, with another lead; then they are told to stop."""
     before = saved(job[0])
     await job.begin(2, job[1], job[0])
-    await until(lambda: saved(job[1]) > before, *job.replicas.values())
+    await wait(job, "a checkpoint of two", lambda: saved(job[1]) > before)
     drain = p.Drain(UID, 2, "claim-2", "a replica joins", durable=False, grace_seconds=5.0)
     assert isinstance(await job.call(job[1], drain), p.Accepted)
     report = await job.until(job[1], lambda report: report.state == "drained", "never drained")
@@ -73,10 +69,19 @@ async def end_with_three(job: Job, arguments: list[str]) -> None:
         replica.restart(arguments)
     await job.ready()
     await job.begin(3, job[2], job[0], job[1])
-    await until(lambda: job[2].report is not None and job[2].report.state == "succeeded", *job.replicas.values())
+    await wait(job, "success", lambda: job[2].report is not None and job[2].report.state == "succeeded")
 
 
-@pytest.mark.parametrize("script", ["fsdp.py", "hf_accelerate.py", "hf_trainer.py", "lightning_fit.py"])
+OTHERS = pytest.mark.long(law="tests/train/test_scripts.py::test_an_unmodified_script_survives_and_is_resized[fsdp.py]")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "fsdp.py",
+        *(pytest.param(name, marks=OTHERS) for name in ("hf_accelerate.py", "hf_trainer.py", "lightning_fit.py")),
+    ],
+)
 def test_an_unmodified_script_survives_and_is_resized(script, folder):
     checkpoints = folder / "checkpoints"
 

@@ -4,10 +4,14 @@ import asyncio
 import json
 import os
 
+import pytest
 from replicas import Job, running
 from test_agent_bundled import newest_complete, trained
 
+LAW = "tests/train/test_agent_trainer.py::test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval"
 
+
+@pytest.mark.long(law=LAW)
 def test_a_run_survives_a_worker_and_an_agent_and_ends_durable(folder, trainer, tmp_path):
     bucket = tmp_path / "checkpoints"
     environment = {

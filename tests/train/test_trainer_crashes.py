@@ -12,6 +12,7 @@ import time
 import torch
 from saver import ELEMENTS, RANKS, UID
 
+from builders.until import until
 from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.checkpoints.manifest import CheckpointKey
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
@@ -19,7 +20,6 @@ from concertina_trainer.checkpoints.retention import found
 from concertina_trainer.objects.prefix import ObjectPrefix
 
 CRASHES = int(os.environ.get("CONCERTINA_CRASHES", "16"))
-GIVE_UP = 60.0
 KEEP = 2
 LONGEST = 0.12
 """Seconds until a kill: a few saves."""
@@ -50,13 +50,6 @@ def left(uri, before):
     assert 1 <= len(finished) <= KEEP + 2, "one is finished and one is swept at a time"
     assert not before & places, "the round after has not collected this"
     return (latest.round, latest.step), places - finished
-
-
-def wait_for(holds, what):
-    give_up = time.monotonic() + GIVE_UP
-    while not holds():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.002)
 
 
 def saving(parent, folder, uri, number, first, **more):
@@ -93,13 +86,13 @@ def test_what_latest_names_always_loads(folder, parent, storage_uri, request):
     leftovers = set()
     for number in range(1, CRASHES // 2 + 1):
         pid, published = saving(parent, folder, storage_uri, number, before[1] + 1)
-        wait_for(published, "nothing is ever published")
+        until(published, "the first checkpoint")
         time.sleep(chance.uniform(0, LONGEST))
         victim = chance.choice(victims)
         if victim == "storage":
             seen = published()
             server.restart()
-            wait_for(lambda seen=seen, published=published: published() > seen, "it does not save any more")
+            until(lambda seen=seen, published=published: published() > seen, "another checkpoint", pause=0.002)
         os.kill(pid, signal.SIGKILL)
         parent.wait(pid)
         if victim == "node":

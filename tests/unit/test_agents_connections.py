@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import concertina_protocol as protocol
+from builders.until import until_async
 from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
 from concertina.agents.authority import Authority
@@ -34,12 +35,6 @@ class Heard:
     def __call__(self, uid: str, at_once: bool) -> None:
         assert uid == UID
         self.changes.append(at_once)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
@@ -101,9 +96,9 @@ def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_tw
             assert call is not None
             assert (call.round, call.claim, call.reply, call.error) == (1, "c1", None, "")
             assert not connections.send(UID, "r0", address, PREPARE)
-            await until(lambda: len(received) == 1)
+            await until_async(lambda: len(received) == 1, "a request", lambda: received)
             gate.set()
-            await until(lambda: bool(heard.changes))
+            await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
             call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert isinstance(call.reply, protocol.Prepared)
@@ -122,7 +117,7 @@ def test_a_call_that_failed_says_why_and_can_be_sent_again(monkeypatch: pytest.M
         connections = AgentConnections(heard)
         connections.open(UID, CREATED, MASTER)
         connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
-        await until(lambda: bool(heard.changes))
+        await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
         call = connections.views(UID)["r0"].prepare
         assert call is not None
         assert "127.0.0.1:1 can't be reached" in call.error
@@ -149,7 +144,7 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
         async with agent(answer, tmp_path) as address:
             connections.send(UID, "r0", address, PREPARE)
             connections.send(UID, "r0", address, protocol.Prepare(UID, 2, "c2", ()))
-            await until(lambda: len(heard.changes) == 1)
+            await until_async(lambda: len(heard.changes) == 1, "a change", lambda: heard.changes)
             gate.set()
             await asyncio.sleep(0.1)
             call = connections.views(UID)["r0"].prepare
@@ -168,15 +163,15 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path) as address:
             connections.watch(UID, {"r0": address})
-            await until(lambda: view().connected)
+            await until_async(lambda: view().connected, "a stream", view)
             assert view().report == report()
             assert view().ready_at > 0
-        await until(lambda: not view().connected)
+        await until_async(lambda: not view().connected, "a stream that is lost", view)
         assert view().lost_at > 0
         assert view().report is not None
-        await until(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING)
+        await until_async(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING, "a refusal", view)
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
-            await until(lambda: view().connected)
+            await until_async(lambda: view().connected, "a stream", view)
             assert view().lost_at == 0
             assert view().refusal is None
             connections.watch(UID, {})
@@ -197,17 +192,17 @@ def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_p
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path, master=b"n" * 32) as address:
             connections.watch(UID, {"r0": address})
-            await until(lambda: view().refusal is ConnectionRefusal.OTHER_KEY)
+            await until_async(lambda: view().refusal is ConnectionRefusal.OTHER_KEY, "a refusal", view)
             assert view().alive
             assert not view().connected
             now += 1.0
             await asyncio.sleep(0.5)  # tries again and again
             assert len(heard.changes) == 1
             assert view().lost_at == 0
-        await until(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING)
+        await until_async(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING, "a refusal", view)
         assert view().lost_at == 1001.0, "it lived up to then"
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
-            await until(lambda: view().connected)
+            await until_async(lambda: view().connected, "a stream", view)
             assert view().refusal is None
         connections.close()
 
@@ -227,8 +222,14 @@ def test_a_stream_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Mon
         connections.open(UID, CREATED, MASTER)
         async with agent(once, tmp_path) as address:
             connections.watch(UID, {"r0": address})
-            await until(lambda: connections.views(UID)["r0"].connected)
-            await until(lambda: not connections.views(UID)["r0"].connected)
+            await until_async(
+                lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
+            )
+            await until_async(
+                lambda: not connections.views(UID)["r0"].connected,
+                "a stream that is lost",
+                lambda: connections.views(UID),
+            )
             assert connections.views(UID)["r0"].lost_at > 0
             assert connections.views(UID)["r0"].refusal is None
             connections.close()
@@ -255,7 +256,11 @@ def test_progress_alone_does_not_matter_at_once_but_a_change_of_state_does(tmp_p
             connections.watch(UID, {"r0": address})
             for line in lines:
                 go.put_nowait(None)
-                await until(lambda line=line: connections.views(UID)["r0"].report == line)
+                await until_async(
+                    lambda line=line: connections.views(UID)["r0"].report == line,
+                    "the report",
+                    lambda: connections.views(UID),
+                )
                 await asyncio.sleep(0.02)
             assert heard.changes == [True, False, True, True]
             connections.close()
@@ -274,7 +279,7 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
         connections.open(UID, CREATED, MASTER)
         async with agent(garbage, tmp_path) as address:
             connections.send(UID, "r0", address, PREPARE)
-            await until(lambda: bool(heard.changes))
+            await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
             call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert "not understood" in call.error
@@ -307,8 +312,12 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
         connections.open(UID, CREATED, MASTER)
         async with agent(forever, tmp_path) as address:
             connections.watch(UID, {"r0": address})
-            await until(lambda: connections.views(UID)["r0"].connected)
-        await until(lambda: not connections.views(UID)["r0"].connected)
+            await until_async(
+                lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
+            )
+        await until_async(
+            lambda: not connections.views(UID)["r0"].connected, "a stream that is lost", lambda: connections.views(UID)
+        )
         assert connections.views(UID)["r0"].lost_at == 1000.0
         now += 1.0
         assert connections.views(UID)["r0"].lost_at == 1000.0
@@ -344,8 +353,12 @@ def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(lin
         connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
             connections.watch(UID, {"r0": address})
-            await until(lambda: streams == 2)  # so the first was noticed to be lost
-            await until(lambda: connections.views(UID)["r0"].connected)
+            await until_async(
+                lambda: streams == 2, "a second stream", lambda: streams
+            )  # so the first was noticed to be lost
+            await until_async(
+                lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
+            )
             connections.close()
 
     asyncio.run(scenario())
@@ -366,7 +379,11 @@ def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: 
         async with agent(answer, tmp_path) as address:
             assert connections.send(UID, "r0", address, PREPARE)
             call = connections.views(UID)["r0"].prepare
-            await until(lambda: (found := connections.views(UID)["r0"].prepare) is not call and found is not None)
+            await until_async(
+                lambda: (found := connections.views(UID)["r0"].prepare) is not call and found is not None,
+                "the end of the call",
+                lambda: connections.views(UID),
+            )
             failed = connections.views(UID)["r0"].prepare
             assert failed is not None
             assert "RecursionError: too deep" in failed.error
@@ -395,7 +412,11 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
             assert under_way
             assert (under_way.sent_at, under_way.done_at) == (1060.0, 0.0)
             go_on.set()
-            await until(lambda: bool(connections.views(UID)["r0"].prepare.done_at))  # type: ignore[union-attr]
+            await until_async(
+                lambda: bool(connections.views(UID)["r0"].prepare.done_at),
+                "the end of the call",
+                lambda: connections.views(UID),
+            )  # type: ignore[union-attr]
         answered = connections.views(UID)["r0"].prepare
         assert answered
         assert (answered.reply, answered.done_at) == (protocol.Accepted(1, "c1"), 1060.0)

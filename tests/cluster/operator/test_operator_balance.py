@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders.drills import build_data
-from builders.operator import Jobs, bundled
+from builders.operator import Jobs, endless, paced
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
@@ -22,7 +22,7 @@ left out after a change of shares makes 1e-3."""
 @pytest.fixture
 def trainer(tmp_path: Path) -> Object:
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
-    job = bundled(tmp_path / "data", tmp_path)["trainer"]
+    job = endless(tmp_path / "data")
     evaluation = {"everySteps": EVERY, "sequences": 16}
     return {**job, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": BATCH, "evaluation": evaluation}
 
@@ -34,7 +34,8 @@ def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_kill
     fault.write_text("1 heavy 0.02")
     jobs.create("even", trainer=trainer)
     balanced = {**trainer, "data": {**trainer["data"], "balance": "speed"}}
-    jobs.create("balanced", **{**bundled(tmp_path, fault), "trainer": balanced}, replicas=2)
+    pod = {"containers": [paced(FAULT=fault, PACE=0)]}
+    jobs.create("balanced", trainer=balanced, pod=pod, replicas=2)
 
     job = jobs.wait("balanced", slow_has_less)
     jobs.kill_worker("balanced", jobs.members(job)[1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.errors import Conflict, Invalid, NotFound, TestFailed, Unreachable
@@ -120,11 +121,6 @@ def described(obj: Raw) -> str:
     return f"{obj['metadata']['name']}={obj['metadata'].get('labels', {}).get('v', '')}"
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.02)
-
-
 def test_a_reflector_follows_and_what_it_missed_is_made_up_for(cluster: LocalCluster, namespace: str) -> None:
     async def scenario(client: Client) -> None:
         await client.create(SECRETS, namespace, secret("kept"))
@@ -136,18 +132,26 @@ def test_a_reflector_follows_and_what_it_missed_is_made_up_for(cluster: LocalClu
         assert set(heard.changes) == {(None, "kept="), (None, "missed=")}
         heard.changes.clear()
         await client.patch(SECRETS, namespace, "kept", {"metadata": {"labels": {"v": "1"}}})
-        await until(lambda: heard.changes == [("kept=", "kept=1")])
+        await until_async(lambda: heard.changes == [("kept=", "kept=1")], "the change", lambda: heard.changes)
         following.cancel()
         # Away: a deletion nobody tells of, and a write of our own that the next list may not have yet.
         await client.delete(SECRETS, namespace, "missed")
         heard.changes.clear()
         following = asyncio.create_task(reflector.run())
-        await until(lambda: heard.changes == [("missed=", None)])
+        await until_async(
+            lambda: heard.changes == [("missed=", None)], "the deletion that was missed", lambda: heard.changes
+        )
         reflector.remember(await client.create(SECRETS, namespace, secret("own")))
         assert (None, "own=") in heard.changes
-        await until(lambda: sorted(reflector.values()) == ["kept=1", "own="])
+        await until_async(
+            lambda: sorted(reflector.values()) == ["kept=1", "own="],
+            "what is assumed",
+            lambda: list(reflector.values()),
+        )
         await client.delete(SECRETS, namespace, "own")
-        await until(lambda: sorted(reflector.values()) == ["kept=1"])
+        await until_async(
+            lambda: sorted(reflector.values()) == ["kept=1"], "what is listed again", lambda: list(reflector.values())
+        )
         following.cancel()
 
     run(cluster, scenario)
@@ -160,9 +164,9 @@ def test_a_pod_that_is_gone_is_not_remembered_by_a_late_answer(cluster: LocalClu
         following = asyncio.create_task(reflector.run())
         await reflector.synced.wait()
         late = await client.create(SECRETS, namespace, secret("own"))
-        await until(lambda: (None, "own=") in heard.changes)
+        await until_async(lambda: (None, "own=") in heard.changes, "a Secret of its own", lambda: heard.changes)
         await client.delete(SECRETS, namespace, "own")
-        await until(lambda: not list(reflector.values()))
+        await until_async(lambda: not list(reflector.values()), "an empty list", lambda: list(reflector.values()))
         reflector.remember(late)
         assert not list(reflector.values())
         following.cancel()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.operator import Jobs
+from builders.operator import Jobs, standing_in
 
 pytestmark = pytest.mark.usefixtures("operator")
 ZONE = "topology.kubernetes.io/zone"
@@ -28,11 +28,9 @@ def zones(jobs: Jobs) -> Iterator[dict[str, str]]:
 
 def test_copies_within_a_zone_are_told(jobs: Jobs, data: Path, zones: dict[str, str]) -> None:
     """Three replicas, each on a node of its own."""
-    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 100000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
     one_a_node = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
     alike = {"labelSelector": {"matchLabels": {"concertina.dev/job": "a"}}}
-    jobs.create("a", replicas=3, trainer=trainer, pod={"topologySpreadConstraints": [{**one_a_node, **alike}]})
+    jobs.create("a", replicas=3, **standing_in(data, topologySpreadConstraints=[{**one_a_node, **alike}]))
     world = jobs.wait_training("a", 3)["status"]["world"]
     assert {member["node"] for member in world["members"]} == set(zones)
     assert world["copies"] == "Node", "two of three are in one zone: one of them copies from the other"

@@ -195,7 +195,10 @@ def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None
     jobs.wait_training("a", 2)
 
 
-@pytest.mark.parametrize("policy", ["Never", "OnFailure"])
+DIES = "tests/cluster/operator/test_operator_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]"
+
+
+@pytest.mark.parametrize("policy", ["OnFailure", pytest.param("Never", marks=pytest.mark.long(law=DIES))])
 def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs, policy: str) -> None:
     """With OnFailure its pod starts again on it, under another address."""
     cluster = jobs.cluster

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from builders import metrics
-from builders.drills import build_data
-from builders.operator import Jobs
+from builders.operator import Jobs, standing_in
 from builders.pods import Pods, condition
 from concertina.kube.parse.views import pod_view
 from concertina.local.cluster import LocalCluster
@@ -111,6 +110,7 @@ def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
     cluster.api.call("DELETE", f"{path}/{namespace}")
 
 
+@pytest.mark.long(law="tests/simulation/test_rivals.py::test_jobs_that_need_the_same_nodes_all_complete")
 def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
     """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
     All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""
@@ -208,12 +208,8 @@ def autoscaler(metric: str) -> Object:
     }
 
 
-def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, tmp_path: Path) -> None:
-    build_data(str(tmp_path), {})
-    tmp_path.chmod(0o755)
-    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(tmp_path)}, "globalBatchSize": 4}
-    jobs.create("a", trainer=trainer, replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0})
+def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, data: Path) -> None:
+    jobs.create("a", **standing_in(data), replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0})
     for replicas in (1, 2, 1):
         jobs.patch("a", {"replicas": replicas})
         job = jobs.wait_training("a", replicas)

@@ -42,7 +42,7 @@ def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jo
 def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     """Its pod leaves as after a notice; its node is avoided."""
     fault = tmp_path / "fault"
-    fault.write_text("1 slow 0.1")
+    fault.write_text("1 slow 0.2")
     policy = {"onStraggler": "Replace"}
     elastic = {"minReplicas": 1, "growAfterSeconds": 0}
     jobs.create("a", **bundled(data, fault), replicas=2, elastic=elastic, failurePolicy=policy)

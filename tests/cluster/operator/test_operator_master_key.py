@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator, until
+from builders.operator import Jobs, Operator
+from builders.until import until
 from concertina.controller import master_keys
 from concertina.controller.master_keys import MasterKeyError, MasterKeys, key_id
 from concertina.controller.settings import from_environment
@@ -143,7 +144,7 @@ def test_a_chart_applied_again_as_argo_cd_does_and_a_restart_change_no_round(
 def test_a_secret_that_is_deleted_is_put_back_with_the_same_key(operator: Operator, key: Key) -> None:
     before = key.get()
     key.cluster.api.call("DELETE", key.path)
-    until(lambda: operator.lines("master key restored"), operator.text)
+    until(lambda: operator.lines("master key restored"), "the master key put back", operator.text)
     assert key.get() == before
 
 

@@ -1,4 +1,5 @@
-"""Notices on a real control plane, with the bundled trainer: replicas leave before their pods die, no step is lost."""
+"""Notices on a real control plane: replicas leave before their pods die, no step is lost. Where nothing is stored, a
+trainer without torch will do."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator, until
+from builders.operator import STAND_IN, Jobs, Operator, endless, paced
+from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
@@ -28,14 +30,12 @@ def nodes(jobs: Jobs) -> Iterator[None]:
     jobs.cluster.kubectl("patch", "nodes", *node_names(jobs), "--type=merge", "-p", json.dumps({"spec": SERVES}))
 
 
-def create(jobs: Jobs, data: Path, replicas: int = 3, pod: Object | None = None, **spec: Any) -> Object:
-    """The job `a`, once it trains; it goes on for as long as the test needs."""
-    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 1000000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 12}
-    grace = {"terminationGracePeriodSeconds": 30, **(pod or {})}
+def create(jobs: Jobs, data: Path, container: Object | None = None, grace: int = 30, **spec: Any) -> Object:
+    """The job `a` of three, once it trains; it goes on for as long as the test needs."""
+    pod = {"containers": [container or paced(PYTHONPATH=STAND_IN)], "terminationGracePeriodSeconds": grace}
     elastic = {"minReplicas": 2, "growAfterSeconds": 0}
-    jobs.create("a", replicas=replicas, pod=grace, trainer=trainer, elastic=elastic, **spec)
-    return trains_without(jobs, replicas)
+    jobs.create("a", replicas=3, pod=pod, trainer=endless(data, globalBatchSize=12), elastic=elastic, **spec)
+    return trains_without(jobs, 3)
 
 
 def trains_without(jobs: Jobs, replicas: int, *gone: str, past: int = 0) -> Object:
@@ -110,12 +110,8 @@ def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None
 def test_a_replica_that_the_scheduler_preempts(jobs: Jobs, data: Path) -> None:
     """Each replica has one of its node's two GPUs; a pod of a higher priority wants both of one node."""
     cluster = jobs.cluster
-    container = {
-        "name": "trainer",
-        "image": "concertina/trainer:test",
-        "resources": {"limits": {"nvidia.com/gpu": "1"}},
-    }
-    job = create(jobs, data, pod={"containers": [container]}, workersPerReplica=1)
+    container = {**paced(PYTHONPATH=STAND_IN), "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    job = create(jobs, data, container, workersPerReplica=1)
     victim = member(job, 1)
     priority = {"metadata": {"name": jobs.namespace}, "value": 1000000}
     cluster.api.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", priority)
@@ -144,7 +140,7 @@ def test_a_replica_that_the_scheduler_preempts(jobs: Jobs, data: Path) -> None:
 
 def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     checkpoint = {"uri": f"file://{tmp_path}/run", "everySeconds": 100000}
-    job = create(jobs, data, checkpoint=checkpoint, pod={"terminationGracePeriodSeconds": 20})
+    job = create(jobs, data, paced(), grace=20, checkpoint=checkpoint)
     selector = f"concertina.dev/job-uid={job['metadata']['uid']}"
     old, reached = jobs.members(job), job["status"]["progress"]["step"]
     jobs.cluster.kubectl("delete", "pod", "-n", jobs.namespace, "-l", selector, "--wait=false")
@@ -158,7 +154,7 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
 
 def test_neighbours_of_whom_one_leads_leave_together_without_storage(jobs: Jobs, data: Path) -> None:
     """Those who stay are too few to go on, and don't hold all: successors take the state over within the grace."""
-    job = create(jobs, data, pod={"terminationGracePeriodSeconds": 120})
+    job = create(jobs, data, grace=120)
     leaving = jobs.members(job)[:2]
     jobs.cluster.kubectl("delete", "pod", *leaving, "-n", jobs.namespace, "--wait=false")
     unharmed(trains_without(jobs, 3, *leaving))
@@ -173,8 +169,12 @@ def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: O
     operator.end()
     try:
         jobs.cluster.kubectl("delete", "pod", leaver, "-n", jobs.namespace, "--wait=false")
-        until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver))
-        until(lambda: rounds_ended(jobs, lead) == ended + 1, lambda: jobs.logs(lead)[-3000:])
+        until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver), "the end of the agent that leaves")
+        until(
+            lambda: rounds_ended(jobs, lead) == ended + 1,
+            "the end of the lead's worker",
+            lambda: jobs.logs(lead)[-3000:],
+        )
     finally:
         operator.start()
     unharmed(trains_without(jobs, 3, leaver, past=1))

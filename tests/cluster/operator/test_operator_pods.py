@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, until
+from builders.operator import Jobs
+from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
@@ -100,7 +101,7 @@ def test_all_that_templates_ask_for_reaches_the_pods(jobs: Jobs, classes: str) -
     for name, pod in wanted.items():
         jobs.create(name, STAY, pod=pod)
     for name, pod in wanted.items():
-        until(lambda name=name: jobs.pods(name), lambda name=name: jobs.describe(name))
+        until(lambda name=name: jobs.pods(name), f"a pod of {name}", lambda name=name: jobs.describe(name))
         (made,) = jobs.pods(name)
         for field, value in pod.items():
             assert contains(made["spec"][field], value), f"{name}: {field} is {made['spec'][field]}"

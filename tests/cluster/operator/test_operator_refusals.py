@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator, until
+from builders.operator import Jobs, Operator
+from builders.until import until
 from concertina.local.control_plane.api import ApiError
 from concertina.local.control_plane.certificates import Authority
 from concertina.local.errors import LocalClusterError
@@ -48,7 +49,7 @@ def test_a_typo_in_the_template_stalls_the_job_until_it_is_mended(jobs: Jobs, op
     def refused() -> list[str]:
         return [line["pod"] for line in operator.lines("create refused", f"{jobs.namespace}/a")]
 
-    until(lambda: len(refused()) >= 5)
+    until(lambda: len(refused()) >= 5, "five refusals", refused)
     assert sorted(refused()[:3]) == ["a-0-0", "a-1-0", "a-2-0"]
     assert set(refused()[3:]) == {"a-0-0"}, "one at a time from then on"
     jobs.patch("a", {"suspend": True})
@@ -153,7 +154,7 @@ def conflicts(jobs: Jobs, tmp_path: Path) -> Iterator[set[str]]:
                 jobs.cluster.kubectl(*probe)
             return bool(seen)
 
-        until(asked)
+        until(asked, "what the operator asks for")
         yield seen
     finally:
         jobs.cluster.kubectl("delete", "validatingwebhookconfiguration", jobs.namespace)
@@ -252,11 +253,11 @@ def test_a_job_that_is_older_than_a_rule_runs_on(jobs: Jobs) -> None:
 
     patch({"op": "remove", "path": rules})
     try:
-        until(lambda: stored("a"))  # as soon as the API server knows the loosened one
+        until(lambda: stored("a"), "a loosened CRD")  # as soon as the API server knows the loosened one
     finally:
         patch({"op": "add", "path": rules, "value": strict})
     jobs.wait_training("a", 1)
-    until(lambda: not stored(f"b-{uuid.uuid4().hex[:8]}"))
+    until(lambda: not stored(f"b-{uuid.uuid4().hex[:8]}"), "the strict CRD")
     jobs.patch("a", {"suspend": True})
     jobs.wait_true("a", "Suspended")
     jobs.patch("a", {"suspend": False})

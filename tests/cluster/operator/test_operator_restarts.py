@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator, until
+from builders.operator import Jobs, Operator
+from builders.until import until
 
 SAY = "import os; print('rank', os.environ['RANK'])"
 STAY = SAY + "; import time; time.sleep(3600)"
@@ -123,7 +124,7 @@ def test_a_second_operator_takes_over_from_one_that_sleeps_which_then_ends(
     try:
         assert operator.process is not None
         operator.process.send_signal(signal.SIGSTOP)
-        until(lambda: second.lines("started"), second.text)
+        until(lambda: second.lines("started"), "a second operator that works", second.text)
         operator.process.send_signal(signal.SIGCONT)
         assert operator.process.wait(timeout=60) == 1
         assert operator.lines("lease lost")

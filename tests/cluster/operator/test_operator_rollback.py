@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs
+from builders.operator import Jobs, endless, paced
 from builders.strange import check_went_back, rolling_back, strange
 from concertina.api.status import unix_seconds
 
@@ -17,9 +17,8 @@ Object = dict[str, Any]
 
 def test_a_loss_that_jumps_is_undone_and_checkpoints_follow_the_clock(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     """Both jobs at the same time, as the second one waits for its clock."""
-    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
-    jobs.create("clock", trainer=trainer, checkpoint={"uri": f"file://{tmp_path}/clock", "everySeconds": "auto"})
+    checkpoint = {"uri": f"file://{tmp_path}/clock", "everySeconds": "auto"}
+    jobs.create("clock", trainer=endless(data), pod={"containers": [paced()]}, checkpoint=checkpoint)
     bad = strange(tmp_path)
     jobs.create("spike", replicas=2, **rolling_back(bad, {"uri": f"file://{tmp_path}/spike"}))
     job = jobs.wait_true("spike", "Complete")

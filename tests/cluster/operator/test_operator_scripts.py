@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, until
+from builders.operator import Jobs
+from builders.until import until
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,17 +71,17 @@ def test_a_plain_ddp_script_goes_on_from_its_own_checkpoints(jobs: Jobs, tmp_pat
 
     jobs.create("a", replicas=3, elastic=ELASTIC, template=pod(ENDLESS))
     jobs.wait_training("a", 3)
-    until(past(20), lambda: (tmp_path / "log").read_text()[-3000:])
+    until(past(20), "a checkpoint past step 20", lambda: (tmp_path / "log").read_text()[-3000:])
     assert set(starts(3)) == {0}
     os.kill(workers(script, str(tmp_path / "checkpoints"))[2], signal.SIGKILL)
-    until(lambda: len(starts(3)) == 6, lambda: jobs.describe("a"))
+    until(lambda: len(starts(3)) == 6, "a second start of three", lambda: jobs.describe("a"))
     assert min(starts(3)[3:]) > 0
 
     before = saved()
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=2", "-n", jobs.namespace)
-    until(lambda: len(starts(2)) == 2, lambda: jobs.describe("a"))
+    until(lambda: len(starts(2)) == 2, "a start of two", lambda: jobs.describe("a"))
     assert min(starts(2)) >= before
-    until(past(max(starts(2))), lambda: jobs.describe("a"))
+    until(past(max(starts(2))), "a checkpoint of two", lambda: jobs.describe("a"))
 
     jobs.patch("a", {"suspend": True})
     jobs.wait_true("a", "Suspended")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator, until
+from builders.operator import Jobs, Operator
+from builders.until import until
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(280)]
 Object = dict[str, Any]
@@ -53,7 +54,11 @@ class Told:
 
     def wait(self, *lines: str) -> None:
         """Until all of these lines, `world size` and `pod`, were written."""
-        until(lambda: self.file.exists() and set(lines) <= set(self.file.read_text().splitlines()), self.describe)
+
+        def told() -> bool:
+            return self.file.exists() and set(lines) <= set(self.file.read_text().splitlines())
+
+        until(told, f"what {' and '.join(lines)} write", self.describe)
 
     def describe(self) -> str:
         logs = [f"{pod['metadata']['name']}:\n{self.jobs.logs(pod['metadata']['name'])}" for pod in self.jobs.pods("a")]
@@ -79,7 +84,7 @@ def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs
     told.forget()
     jobs.kill_pod("a-rendezvous-1")
     job = jobs.wait("a", lambda job: job["status"]["world"]["round"] == 2)
-    until(lambda: "2 " in told.file.read_text(), told.describe)
+    until(lambda: "2 " in told.file.read_text(), "a world of two", told.describe)
     assert jobs.events("a", "RendezvousLost")
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from builders.drills import build_data
-from builders.operator import Jobs
+from builders.operator import Jobs, endless, paced
 from concertina.local import s3
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -105,10 +105,8 @@ def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, s
 
 def test_a_checkpoint_now_is_in_storage_when_the_command_returns(jobs: Jobs, storage: s3.Server, data: Path) -> None:
     secret(jobs, storage)
-    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
     checkpoint = {"uri": f"s3://there/{jobs.namespace}", "everySteps": 1_000_000, "secretName": "s3"}
-    jobs.create("a", trainer=trainer, checkpoint=checkpoint)
+    jobs.create("a", trainer=endless(data), pod={"containers": [paced()]}, checkpoint=checkpoint)
     jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= 4)
     kubeconfig = str(jobs.cluster.kubeconfig)
     command = [str(Path(sys.executable).with_name("concertina")), "checkpoint", "now", "a", "-n", jobs.namespace]
@@ -148,10 +146,9 @@ def test_who_leaves_while_storage_is_away_leaves_its_snapshot_with_a_peer(
 ) -> None:
     """Two replicas and no fewer: the round would be saved before it ends, but its grace is too short for that."""
     secret(jobs, storage)
-    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
-    trainer = {"steps": 1_000_000, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4}
     checkpoint = {"uri": f"s3://there/{jobs.namespace}", "everySteps": 1_000_000, "secretName": "s3"}
-    jobs.create("a", replicas=2, pod={"terminationGracePeriodSeconds": 6}, trainer=trainer, checkpoint=checkpoint)
+    pod = {"containers": [paced()], "terminationGracePeriodSeconds": 6}
+    jobs.create("a", replicas=2, pod=pod, trainer=endless(data), checkpoint=checkpoint)
     job = jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= 4)
     leaves = job["status"]["world"]["members"][1]["replica"]
     storage.kill()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from builders.operator import Jobs, Operator, until
+from builders.operator import Jobs, Operator
+from builders.until import until
 from concertina.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -36,7 +37,7 @@ def install(cluster: LocalCluster) -> Iterator[Install]:
 
     def install(crd: Object, served: Callable[[], bool]) -> None:
         put(crd)
-        until(served)
+        until(served, "the CRD that was put")
 
     yield install
     put(OURS)

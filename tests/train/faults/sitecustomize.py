@@ -5,6 +5,9 @@
 2 slow 0.2            rank 2 takes so many seconds more for each step's forward pass
 1 heavy 0.02          rank 1 takes so many seconds more for each sequence
 0 memory_is_lost      rank 0 can't restore anything from node memory
+
+PACE: seconds that every rank takes more for a forward pass, of a job that trains until its test is over: it would keep
+the processors from all others.
 """
 
 import importlib.abc
@@ -29,6 +32,7 @@ def read_forever(*_):
 
 
 def compute_forever(_, tokens, *others):
+    time.sleep(float(os.environ.get("PACE", 0)))
     while _fault("compute_forever") is not None:
         time.sleep(0.05)
     if arguments := _fault("slow"):
@@ -78,7 +82,7 @@ class Patching(importlib.abc.MetaPathFinder):
         return spec
 
 
-if "FAULT" in os.environ:
+if "FAULT" in os.environ or "PACE" in os.environ:
     sys.meta_path.insert(0, Patching())
 
 if "CLOCK_OFF_BY" in os.environ:

@@ -1,1 +1,1 @@
-"""A trainer without torch, for tests of the agent: the real channel, real files, a sum in place of a model."""
+"""A trainer without torch, for tests of agent and operator: the real channel, real files, a sum in place of a model."""

@@ -1,4 +1,3 @@
 """What the warm parent imports."""
 
-import tiny.uploader
-import tiny.worker  # noqa: F401
+from . import uploader, worker  # noqa: F401

@@ -9,7 +9,8 @@ from pathlib import Path
 from concertina_protocol import Progress, SnapshotId
 from concertina_protocol import worker_channel as w
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
-from tiny.store import Group
+
+from .store import Group
 
 
 def content(step: int, shard: int) -> bytes:
@@ -56,7 +57,8 @@ class Slots:
 
 def main() -> int:
     rank, world, round = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "CONCERTINA_ROUND"))
-    steps, pause = int(os.environ["TINY_STEPS"]), float(os.environ.get("TINY_PAUSE", "0.01"))
+    steps = int(os.environ.get("TINY_STEPS") or json.loads(os.environ["CONCERTINA_TRAINER"])["steps"])
+    pause = float(os.environ.get("TINY_PAUSE", "0.01"))
     end = w.WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     end.send(w.Hello(rank, os.getpid()))
     start = end.receive(w.Start)
