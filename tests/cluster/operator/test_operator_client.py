@@ -141,7 +141,7 @@ def test_a_reflector_follows_and_what_it_missed_is_made_up_for(cluster: LocalClu
         await until_async(
             lambda: heard.changes == [("missed=", None)], "the deletion that was missed", lambda: heard.changes
         )
-        reflector.remember(await client.create(SECRETS, namespace, secret("own")))
+        reflector.assume(await client.create(SECRETS, namespace, secret("own")))
         assert (None, "own=") in heard.changes
         await until_async(
             lambda: sorted(reflector.values()) == ["kept=1", "own="],
@@ -167,7 +167,7 @@ def test_a_pod_that_is_gone_is_not_remembered_by_a_late_answer(cluster: LocalClu
         await until_async(lambda: (None, "own=") in heard.changes, "a Secret of its own", lambda: heard.changes)
         await client.delete(SECRETS, namespace, "own")
         await until_async(lambda: not list(reflector.values()), "an empty list", lambda: list(reflector.values()))
-        reflector.remember(late)
+        reflector.assume(late)
         assert not list(reflector.values())
         following.cancel()
 
