@@ -34,6 +34,7 @@ def installed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -
     (folder / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     return {
         "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the operator of this checkout, whatever is installed
         "HOME": "/",  # as container runtimes set it for such a user
         "KUBECONFIG": str(folder / "kubeconfig"),
         "CONCERTINA_NAMESPACE": SYSTEM,
