@@ -41,7 +41,9 @@ class Driver:
         self.now, self._requests = 100.0, 0
 
     def tell(self, event: e.Event) -> list[e.Effect]:
-        return machine.step(self.core, event, self.now, 1000.0)
+        effects = machine.step(self.core, event, self.now, 1000.0)
+        assert not any(isinstance(effect, e.IllegalTransition) for effect in effects), effects
+        return effects
 
     def wait(self, seconds: float) -> list[e.Effect]:
         """With a tick every now and then, as an agent that runs has them; the effects of the last one, which comes when

@@ -11,6 +11,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
+from simulation.clock import Violation
 from simulation.collective import Collective
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class AgentProcess:
     def _reply(self, effect: e.Reply) -> None:
         if answered := self._requests.pop(effect.request, None):
             answered(effect.message)
+
+    def _stray(self, effect: e.IllegalTransition) -> None:
+        raise Violation(f"{self.replica}: {effect.what}")
 
     def _tick(self) -> None:
         if not self.alive:
@@ -349,4 +353,5 @@ EFFECTS: dict[type, Callable[[AgentProcess, Any], None]] = {
     e.CollectStacks: AgentProcess._stacks,
     e.ReportChanged: AgentProcess._changed,
     e.Exit: AgentProcess._exit,
+    e.IllegalTransition: AgentProcess._stray,
 }

@@ -80,6 +80,7 @@ class Agent:
             e.Undo: (uploads.undo,),
             e.ProbeStorage: (uploads.look,),
             e.Exit: (self._leave,),
+            e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
         }
         """Who carries out an effect, in order."""
 

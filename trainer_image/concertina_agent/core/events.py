@@ -352,7 +352,16 @@ class Exit:
     code: int
 
 
+@dataclasses.dataclass(frozen=True)
+class IllegalTransition:
+    """An event has led where `states.TRANSITIONS` has no arrow. Tests fail with it; an agent logs it and goes on, for
+    what it knows is as true as before, and its end would cost a round."""
+
+    what: str
+
+
 Effect = Union[
     PersistSeen, KillWorkers, BindStore, PingPeers, Reply, StartRound, CopyFrom, DropSnapshots, SendToWorker,
     SignalWorkers, Broadcast, Ship, Publish, Undo, ProbeStorage, CollectStacks, ReportChanged, Exit,
+    IllegalTransition,
 ]  # fmt: skip

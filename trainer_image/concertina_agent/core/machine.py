@@ -50,14 +50,14 @@ starved, its machine asleep), and perhaps the others did not either. That it hea
 
 
 def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
-    """Take one event; the effects are to be carried out in order. Raises IllegalTransition."""
+    """Take one event; the effects are to be carried out in order."""
     t, last, before = e.Moment(now, at), agent.last_event, agent.state
     agent.last_event = t
     if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
         agent.round.not_heard_for(now - last.now)
     effects = HANDLERS[type(event)](agent, event, t)
     effects = [*effects, *_leave(agent, t)]
-    states.check(before, event, agent.state)
+    effects += states.illegal(before, event, agent.state)
     said: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
     return said if len(said) == len(effects) else [*said, e.ReportChanged()]
 

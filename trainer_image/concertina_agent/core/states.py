@@ -2,7 +2,7 @@
 
 A state is what the facts say (`AgentState.state`): nothing stores it a second time, so it can't be out of date. What
 keeps the facts honest is TRANSITIONS: after each event `machine.step` compares the state before and after, and a change
-that stands in no row raises IllegalTransition. Two rules make the table what it is:
+that stands in no row is the effect IllegalTransition. Two rules make the table what it is:
 
 1. A round is left by a Prepare alone, whatever its end: `preparing` follows from every state, and from no other event.
    So a round that has failed, drained or succeeded says so until the operator has heard of it.
@@ -48,10 +48,6 @@ class State(str, enum.Enum):
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 """The ends of a round for one agent."""
-
-
-class IllegalTransition(AssertionError):
-    """An event led where TRANSITIONS has no arrow."""
 
 
 DRAIN_BEGINS = (p.Drain, e.LeadMessage, e.MemberMessage, e.TerminationNotice)
@@ -107,7 +103,8 @@ def trigger(event: e.Event) -> type:
     return type(event.message) if isinstance(event, e.RequestReceived) else type(event)
 
 
-def check(before: State, event: e.Event, after: State) -> None:
-    """Raises IllegalTransition."""
-    if after is not before and trigger(event) not in TRANSITIONS[before].get(after, ()):
-        raise IllegalTransition(f"{trigger(event).__name__} has led from {before.value} to {after.value}")
+def illegal(before: State, event: e.Event, after: State) -> list[e.Effect]:
+    """Empty where TRANSITIONS has this arrow."""
+    if after is before or trigger(event) in TRANSITIONS[before].get(after, ()):
+        return []
+    return [e.IllegalTransition(f"{trigger(event).__name__} has led from {before.value} to {after.value}")]
