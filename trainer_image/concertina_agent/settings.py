@@ -84,7 +84,8 @@ def _volume(environment: Mapping[str, str]) -> Path:
 
 
 def _with_temporary_folder(environment: Mapping[str, str]) -> dict[str, str]:
-    """With a TMPDIR in our volume where the container has no folder to write to: torch can't be imported without."""
+    """With a TMPDIR in our volume where the container has no folder to write to: torch can't be imported without
+    (decision "Temporary files where nothing else is writable")."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError:

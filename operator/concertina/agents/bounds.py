@@ -1,7 +1,8 @@
 """What an agent may say: numbers and texts of any size, as plan() and the API server can take them.
 
 Numbers come from people's scripts and texts from their ends, and an agent runs in a tenant's own pod. What is out of
-bounds is moved to the nearest bound instead of refused: one odd number must not make a healthy world look silent."""
+bounds is moved to the nearest bound instead of refused: one odd number must not make a healthy world look silent
+(decision "What agents say is bounded, not refused")."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Time in which this operator itself stood still (stopped, starved, its machine asleep) is not time in which an agent
-could not be reached."""
+could not be reached (decision "Who stood still accuses nobody")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The CustomResourceDefinition, made from the models: `python -m concertina.api.crd` writes it, `--check` compares.
 
-Pydantic speaks JSON Schema; Kubernetes wants a structural schema: no references, no unions, bounds as booleans.
+Pydantic speaks JSON Schema; Kubernetes wants a structural schema: no references, no unions, bounds as booleans. No
+library makes one of the other (decision "A CRD generator of our own").
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def _with_defaults_said(schema: Schema) -> Schema:
-    """`kubectl explain` shows a field's description and not its default."""
+    """`kubectl explain` shows a field's description and not its default (decision "kubectl explain is the manual
+    page")."""
     result, default = dict(schema), schema.get("default")
     if default not in (None, "", []) and not isinstance(default, Mapping):
         result["description"] += f" Default: {json.dumps(default).strip(chr(34))}."

@@ -21,7 +21,8 @@ RETIRED: dict[tuple[int | str, ...], object] = {
     ("failurePolicy", "straggler"): {"factor": 2.0},
     **{("trainer", *path): default for path, default in config.RETIRED.items()},
 }
-"""Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence."""
+"""Fields that are constants now, with the defaults that older CRDs fill in: as little worth a word as their absence
+(decision "Which knobs became constants")."""
 
 
 class SpecError(ValueError):
@@ -40,7 +41,8 @@ def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
     """As parse_spec, but without the fields that this version does not know, whose paths are returned as well (but for
     RETIRED ones): the API server stores those that its CRD has, and another version's has others, with defaults of its
-    own. Nor does it ask for rules that jobs may be older than. Raises SpecError."""
+    own (decision "Versions beside each other"). Nor does it ask for rules that jobs may be older than. Raises
+    SpecError."""
     spec = _spec(manifest)
     try:
         return _parsed(spec, stored=True), ()
@@ -53,7 +55,7 @@ def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]
 
 def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The spec as it is written, but for `hangAction` and `straggler.action` of failurePolicy: as `onHang` and
-    `onStraggler`, which go before them."""
+    `onStraggler`, which go before them: stored jobs still have the old ones (decision "onHang and onStraggler")."""
     if not isinstance(manifest.get("spec"), Mapping):
         raise SpecError(("spec is missing: the manifest says nothing to run",))
     spec = dict(manifest["spec"])

@@ -1,8 +1,8 @@
 """What several fields of a TrainingJob must obey together: each rule for the API server and for us.
 
-The API server evaluates `cel` (with `self`, and `oldSelf` in a rule about changes); `holds` says the same in Python for
-manifests that got past an older CRD. Rules about changes are the API server's alone. Those within spec.trainer stand at
-its sections, in concertina_trainer.config.
+The API server evaluates `cel` (with `self`, and `oldSelf` in a rule about changes); `holds` says the same in Python,
+beside it, for manifests that got past an older CRD (decision "A rule of the API is one entry"). Rules about changes are
+the API server's alone. Those within spec.trainer stand at its sections, in concertina_trainer.config.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Rule:
     """Path, below `at`, of the field to name in the refusal."""
     holds: Callable[[JobSpec], bool] | None = None
     tolerated: bool = False
-    """In a job that was stored before the rule was there, which runs on as it did."""
+    """In a job that was stored before the rule was there, which runs on as it did (decision "Rules that are younger
+    than jobs")."""
 
     def validation(self) -> dict[str, Any]:
         """The rule as it stands in the CRD."""

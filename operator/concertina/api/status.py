@@ -364,9 +364,9 @@ OLD_PLACES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("roundWaits", "checkpointSeconds"): ("goodput", "roundCheckpointSeconds"),
     ("roundWaits", "stalledSeconds"): ("goodput", "roundStalledSeconds"),
 }
-"""Where in the status each part of `internal` stood before there was `internal`. For now it is written there as well: a
-CRD that is older than the operator (`helm upgrade` leaves CRDs alone) prunes `internal`, and an older operator that is
-put back looks in the old places only."""
+"""Where in the status each part of `internal` stood before there was `internal`. For now it is written there as well:
+an older CRD prunes `internal`, and an older operator looks in the old places only (decision "The operator's memory is
+status.internal")."""
 
 
 def with_internal(status: Mapping[str, Any]) -> Mapping[str, Any]:

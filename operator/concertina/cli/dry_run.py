@@ -26,6 +26,7 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
     try:
         await client.create(PODS, namespace, pod, strict=True, dry_run=True)
     except ApiError as error:
-        # Quotas, policies and permissions may treat the operator otherwise than whoever calls this.
+        # Quotas, policies and permissions may treat the operator otherwise than whoever calls this (decision
+        # "concertina run tries a pod first").
         if error.message.startswith("Pod "):
             raise Complaint(f"the pods of this job would be refused. The API server says: {error.message}") from error

@@ -61,7 +61,8 @@ def parse(data: Mapping[str, str]) -> MasterKeys:
 
 
 def key_id(key: bytes) -> str:
-    """From the key itself, so that no name of an entry, and no person, has to say which is which."""
+    """From the key itself, so that no name of an entry, and no person, has to say which is which (decision "A job names
+    its key by what follows from the key")."""
     return HKDF(hashes.SHA256(), length=4, salt=None, info=b"concertina/key-id").derive(key).hex()
 
 
@@ -82,7 +83,8 @@ async def read(client: Client, settings: Settings) -> MasterKeys:
 
 
 async def keep(client: Client, settings: Settings, keys: MasterKeys) -> None:
-    """Puts the Secret back where it is deleted: the next operator would make another key, and reach no running job."""
+    """Puts the Secret back where it is deleted: the next operator would make another key, and reach no running job
+    (decision "The operator makes its master key")."""
     while True:
         await asyncio.sleep(CHECK_SECONDS)
         try:

@@ -195,7 +195,8 @@ class Operator:
         self._queue.forget(uid)
 
     def _on_listed(self, uids: set[str]) -> None:
-        """Jobs that are not on a new list of all are looked up: their deletion was missed, or they are newer."""
+        """Jobs that are not on a new list of all are looked up: they are newer, or their deletion was missed, of which
+        kopf never tells (decision "kopf's tasks without kopf's operator()")."""
         for uid in [job.view.uid for job in self._cache.jobs() if job.view.uid not in uids]:
             check = asyncio.create_task(self._check(uid))
             self._checks.add(check)

@@ -86,7 +86,8 @@ class Reconciler:
 
     async def _apply(self, job: CachedJob, plan: Plan) -> None:
         """What is done within the pass, in the order that plan/types.py gives. Raises PreconditionFailed where the
-        status could not be written; then nothing else is done."""
+        status could not be written; then nothing else is done, so whoever loses has done no harm (decision "One status
+        write a pass")."""
         uid = job.view.uid
         await self.status.write(job, plan.status)
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())

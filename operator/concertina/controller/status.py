@@ -78,7 +78,8 @@ class StatusWriter:
             log_event("reconcile error not told", job.name, message=refused.message)
 
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
-        """Once, on the job that it was seen on."""
+        """Once, on the job that it was seen on: an older CRD is common, as helm upgrade leaves CRDs alone (decision
+        "Versions beside each other")."""
         if paths and paths != self._dropped:
             self._dropped = paths
             message = (
@@ -131,7 +132,8 @@ def dropped(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
 def claim_tests(status: Raw) -> list[Raw]:
     """The part of a JSON patch that holds only while `status.world.claim` is the one in `status`.
 
-    Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's."""
+    Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's (decision
+    "One status write a pass")."""
     world = status.get("world")
     if world is None:
         return [{"op": "test", "path": "/status/world" if status else "/status", "value": None}]

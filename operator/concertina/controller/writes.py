@@ -1,6 +1,6 @@
 """What a pass leaves to be written beside the passes: a job recovers while the API server is slow to take its pods, or
-refuses them. `Writes` says when: all jobs together have SLOTS of these writes under way, in turns, and one job at most
-its window. `ObjectWriter` does one."""
+refuses them (decision "Pods are written beside the passes"). `Writes` says when: all jobs together have SLOTS of these
+writes under way, in turns, and one job at most its window. `ObjectWriter` does one."""
 
 from __future__ import annotations
 
@@ -186,6 +186,7 @@ class ObjectWriter:
                 raise PreconditionFailed(f"pod {name} was there and is gone") from error
             owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
             if not any(owner["uid"] == view.uid for owner in owners):
+                # Not deleted, as it may be anybody's (decision "Names that are taken are passed over").
                 log_event("name taken", job.name, pod=name)
                 self.cache.name_taken(view.uid, name)
                 return True
@@ -214,6 +215,7 @@ class ObjectWriter:
             self.assume(left)
 
     async def _end_pod(self, job: CachedJob, end: EndPod) -> None:
+        """Not deleted, which would take its log along (decision "A failed job's pods are ended in place")."""
         patch: list[Raw] = [
             {"op": "test", "path": "/metadata/uid", "value": end.uid},
             *({"op": "add", "path": f"/spec/{field}", "value": value} for field, value in END_POD.items()),

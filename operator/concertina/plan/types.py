@@ -197,7 +197,8 @@ class AgentView:
 
     @property
     def alive(self) -> bool:
-        """Whether it answers, if only to say that it knows another operator."""
+        """Whether it answers, if only to say that it knows another operator: then the silence is ours (decision "Who
+        knows another key is alive")."""
         return self.connected or self.refusal is ConnectionRefusal.OTHER_KEY
 
 

@@ -42,11 +42,13 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.steps import drains, members, preparing, storage, workers
 
 LINGER_SECONDS = 5.0
-"""From a round's success to the agent's exit with 0: time for the operator and the members to hear of it."""
+"""From a round's success to the agent's exit with 0: time for the operator and the members to hear of it (decision
+"Agents leave by themselves after success")."""
 EXIT_NOTICED = 128 + signal.SIGTERM
 STOOD_STILL_SECONDS = 1.0
 """Between two events, of which the shell's ticks alone come four times a second: this agent did not run (stopped,
-starved, its machine asleep), and perhaps the others did not either. That it heard nothing is nobody's silence then."""
+starved, its machine asleep), and perhaps the others did not either. That it heard nothing is nobody's silence then
+(decision "Who stood still accuses nobody")."""
 
 
 def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:

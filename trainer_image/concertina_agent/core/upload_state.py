@@ -37,7 +37,8 @@ class UploadState:
         return not self._unshipped
 
     def outdated(self, round: int) -> bool:
-        """Whether LATEST may have been moved by rounds before this one that were not heard of."""
+        """Whether LATEST may have been moved by rounds before this one that were not heard of (decision "Who was not of
+        the last round looks at storage again")."""
         storage = self.storage
         return storage is not None and storage.state != StorageHealth.UNKNOWN and storage.round < round - 1
 

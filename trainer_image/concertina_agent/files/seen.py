@@ -11,8 +11,8 @@ from concertina_agent.runtime.log import log_event
 
 def read(volume: Path) -> tuple[int, str]:
     """(0, "") where nothing has been seen, or what was kept can't be read: then this agent knows as much as that of a
-    new pod, and no more is needed of it. Who made an older round can't commit it any more, and an Assign of a round
-    before names another instance of the agent."""
+    new pod, and no more is needed of it: claims and instance ids keep old rounds from coming back (decision "A lost
+    memory of rounds is that of a new pod")."""
     try:
         kept = json.loads((volume / "seen.json").read_text())
         return int(kept["round"]), str(kept["claim"])

@@ -79,9 +79,9 @@ class Snapshots:
         self.forget_fetched()
 
     def discard(self, shard: Shard) -> None:
-        """Its bytes are not those that were committed: no round is to count on it again. A worker that goes on writing,
-        as at a drain, which waits for no copy, takes the sidecar away before the first byte: what has another by now,
-        or none yet, is a newer snapshot in the same slot, and stays."""
+        """Its bytes are not those that were committed: no round is to count on it again (decision "A damaged snapshot
+        is forgotten by who holds it"). Who writes takes the sidecar away first: what has another by now, or none yet,
+        is a newer snapshot in the same slot, and stays (decision "A drain may write over a running copy")."""
         if committed_shard(shard.path) == shard:
             log_event(
                 "snapshot_damaged", path=str(shard.path), round=shard.id.round, step=shard.id.step, shard=shard.number

@@ -112,7 +112,8 @@ class MemberStreams:
         Raises ProtocolError."""
 
         def heard(state: p.MemberState) -> None:
-            """All agents of a job have the same certificate: a line speaks for the member that joined, and no other."""
+            """All agents of a job have the same certificate: a line speaks for the member that joined, and no other
+            (decision "A member speaks for itself")."""
             if (state.replica, state.instance) != (join.replica, join.instance):
                 raise ProtocolError(
                     f"{join.replica} ({join.instance}) may not speak for {state.replica} ({state.instance})"

@@ -24,7 +24,8 @@ MAX_CONNECTIONS = 2048
 each other."""
 MAX_STRANGERS = 256
 """Connections whose other end has not shown a certificate so far. One more, and the oldest goes of the address that has
-most: who means it needs milliseconds, wherever a flood of idle connections comes from."""
+most: who means it needs milliseconds, wherever a flood of idle connections comes from (decision "Strangers at an
+agent's door")."""
 HANDSHAKE_SECONDS = 5.0
 """From the connection's start to the certificate."""
 FIRST_LINE_SECONDS = 10.0

@@ -1,5 +1,6 @@
 """The connections on which shards travel between agents: blocking TLS sockets in threads. Gigabytes keep no ping, beat
-or command of the event loop waiting, and the shards of a node travel side by side.
+or command of the event loop waiting, and the shards of a node travel side by side (decision "Shards travel in
+threads").
 
 The end that dials says PREFACE in the clear, which tells the other that this is no connection that speaks `wire`. Then
 come TLS, one line of `protocol` (Pull), and the answers to it.
@@ -43,7 +44,8 @@ class ShardWire:
         """Arrived behind the last line."""
 
     async def handshake(self) -> None:
-        """Without a thread, of which anybody at all could take one. Raises OSError."""
+        """Without a thread, of which anybody at all could take one (decision "Strangers at an agent's door"). Raises
+        OSError."""
         self._socket.setblocking(False)
         while True:
             try:

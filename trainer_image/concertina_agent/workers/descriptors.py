@@ -2,7 +2,7 @@
 
 Containers often start with a soft limit of 1024. A lead has a connection of each member, so an agent takes what the
 hard limit allows. What it starts has the limit that the container was given, as under torchrun: code that uses select()
-can't have a descriptor above 1023, and what closes all that could be open takes long where that is a million.
+can't have a descriptor above 1023 (decision "An agent may open a million files").
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Of mpirun's and srun's names only those that count: who am I, of how many. Those that speak of a scheduler
 (SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are left alone: scripts take them as leave to call scontrol, to
-requeue, or to start MPI, and there is none. Frameworks that know all three prefer torchrun's.
+requeue, or to start MPI, and there is none (decision "Names of places, not of schedulers"). Frameworks that know all
+three prefer torchrun's.
 """
 
 from __future__ import annotations

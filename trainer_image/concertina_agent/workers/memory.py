@@ -1,4 +1,5 @@
-"""Whether the kernel has killed processes of this container for want of memory."""
+"""Whether the kernel has killed processes of this container for want of memory: of one worker the pod's status says
+nothing (decision "Out of memory is read from the cgroup")."""
 
 from __future__ import annotations
 

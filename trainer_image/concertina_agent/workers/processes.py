@@ -36,7 +36,8 @@ def exit_code(status: int) -> int:
 
 
 class Reaper:
-    """Reaps every child, and every orphan of its children: an agent is process 1 of its container, or acts like it."""
+    """Reaps every child, and every orphan of its children: an agent is process 1 of its container, or acts like it
+    (decision "The agent is a child subreaper")."""
 
     def __init__(self) -> None:
         self._ends: dict[int, Callable[[int], None]] = {}

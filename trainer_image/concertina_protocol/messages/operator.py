@@ -109,6 +109,7 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Operator to any agent: a stream of Report, each one whole (the last one wins)."""
+    """Operator to any agent: a stream of Report, each one whole: the last one wins, whatever was lost before it
+    (decision "Reports are whole")."""
 
     uid: str

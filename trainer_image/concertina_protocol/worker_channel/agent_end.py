@@ -15,7 +15,7 @@ from concertina_protocol.worker_channel.codec import Message, decode, encode
 
 class AgentEnd:
     """On a plain socket: asyncio's streams give up what has arrived when a write fails, and a worker's last message
-    (Done) often crosses one to it."""
+    (Done) often crosses one to it (decision "The worker channel's agent end is a plain socket")."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -7,8 +7,9 @@
     <uri>/LATEST                                                  names one manifest; moved by conditional write
 
 The fence: `LATEST` never goes back to a lower round or step of a job, and never from one job to another, except from
-exactly the checkpoint that the other job's run was continued from. What a rollback undid is never named again: `LATEST`
-says itself what that is (`rollback` writes it), so that no late publication of such a state is taken.
+exactly the checkpoint that the other job's run was continued from: no two live jobs may share a folder (decision "Whose
+LATEST may be replaced"). What a rollback undid is never named again: `LATEST` says itself what that is (`rollback`
+writes it), so that no late publication of such a state is taken.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ def _check_fence(ours: Durable, continued: Continued | None, found: Latest | Non
 
 
 def _check_round(ours: Durable, found: Latest | None) -> None:
-    """Among those of one job."""
+    """Among those of one job. A lower round is refused once a higher one has published, not when it is claimed: that
+    would take storage to begin a round (decision "No fence at the start of a round")."""
     if found is None:
         return
     if void := found.voids(ours.uid, ours.round, ours.step):

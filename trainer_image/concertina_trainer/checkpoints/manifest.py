@@ -144,7 +144,8 @@ def _version(name: str) -> str:
 
 
 def running_crc32(content: Any) -> tuple[int, ...]:
-    """crc32 of a buffer up to the end of each block: one pass for the whole's checksum and the blocks'."""
+    """crc32 of a buffer up to the end of each block, since a resized world reads byte ranges: one pass for the whole's
+    checksum and the blocks' (decision "Checksums of blocks, as running values")."""
     view, value, ends = memoryview(content), 0, []
     for begin in range(0, len(view), BLOCK):
         value = zlib.crc32(view[begin : begin + BLOCK], value)

@@ -2,7 +2,8 @@
 
 A reader puts a lease (an object in `<checkpoint>/readers/`) before it looks at the manifest. Who deletes takes the
 manifest away first, and looks for leases then: where one is found, the manifest is put back. So either the reader finds
-no manifest and takes the newer checkpoint, or its lease is seen. Leases of readers that died run out.
+no manifest and takes the newer checkpoint, or its lease is seen (decision "Readers hold leases"). Leases of readers
+that died run out.
 """
 
 from __future__ import annotations

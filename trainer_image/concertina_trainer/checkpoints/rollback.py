@@ -1,4 +1,5 @@
-"""Going back in durable storage: `LATEST` names the newest checkpoint that was not undone, and says what was."""
+"""Going back in durable storage: `LATEST` names the newest checkpoint that was not undone, and says what was, as an
+undone one may be published late (decision "LATEST says what was undone")."""
 
 from __future__ import annotations
 

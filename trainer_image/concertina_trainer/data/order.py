@@ -1,8 +1,9 @@
 """Which sequence stands at which position: a pure function of the manifest's counts, the seed and the position.
 
 An epoch visits every sequence once. Its shards are permuted and taken in windows of WINDOW shards; within a window all
-sequences are permuted together, so a reader needs WINDOW shards at hand and no more. Both permutations are keyed
-Feistel networks with cycle walking: any position is computed by itself, without state and without a table of sequences.
+sequences are permuted together, so a reader needs WINDOW shards at hand and no more (decision "Data order in two
+levels"). Both permutations are keyed Feistel networks with cycle walking: any position is computed by itself, without
+state and without a table of sequences.
 """
 
 from __future__ import annotations

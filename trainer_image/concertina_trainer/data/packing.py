@@ -1,5 +1,6 @@
 """How many sequences of a length each shard gives once its documents are packed: what the order must know of all shards
-before any of them is read. `concertina data pack` writes it beside the manifest."""
+before any of them is read (decision "Packing is planned per shard and counted beforehand"). `concertina data pack`
+writes it beside the manifest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The tokenizer of an exported model: files that transformers' AutoTokenizer loads, where they can be made. No torch.
 
-They encode text as the run saw it: without special tokens around it, and never cut off. Which files and fields there
-are: https://huggingface.co/docs/transformers/main_classes/tokenizer
+They encode text as the run saw it: without special tokens around it, and never cut off (decision "An exported tokenizer
+encodes as the data were built"). Which files and fields there are:
+https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 
 from __future__ import annotations

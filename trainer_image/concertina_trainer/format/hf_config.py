@@ -1,7 +1,8 @@
 """config.json beside weights to begin with: whether the model in it is the one of spec.trainer.model.
 
 Most of what makes a model's arithmetic is in no tensor's name or shape: how many heads share a row of weights, the base
-of the rotary positions, what is added to a norm. Weights that are computed with otherwise train, from a bad loss.
+of the rotary positions, what is added to a norm. Weights that are computed with otherwise train, from a bad loss
+(decision "Initial weights are checked by config.json").
 """
 
 from __future__ import annotations

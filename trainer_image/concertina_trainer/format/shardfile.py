@@ -1,4 +1,5 @@
-"""One rank's state as a safetensors file: the same bytes in node memory, on a peer and in durable storage. No torch.
+"""One rank's state as a safetensors file: the same bytes in node memory, on a peer and in durable storage, so an upload
+is a copy (decision "A snapshot slot is a safetensors file"). No torch.
 
 8 bytes of header length, the JSON header padded with blanks to a multiple of 64, raw tensor bytes. In the header's
 `__metadata__` stand `DCP_SHARDING_INFO` (torch's own key, by which torch.distributed.checkpoint's

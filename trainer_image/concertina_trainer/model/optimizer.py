@@ -30,8 +30,8 @@ def local(tensor: Tensor) -> Tensor:
 
 class ShardedAdamW:
     """AdamW on plain local tensors: an update is elementwise, so no rank needs another's part (and DTensor's
-    dispatch, slower than the arithmetic of a small model, is not paid). Its state is filled in by hand, with the
-    right step.
+    dispatch, slower than the arithmetic of a small model, is not paid). Its state is filled in by hand, with the right
+    step (decision "AdamW on local tensors").
 
     `exact`: by one rounding an operation. torch's own kernels compute the last few elements of a tensor in other
     instructions than the rest (measured, fused on CPU: one bit of `exp_avg_sq`), so their bits depend on the cut."""

@@ -168,7 +168,8 @@ class ObjectPrefix:
 
     def settle(self, keys: Sequence[str]) -> None:
         """Returns once these objects outlast a loss of power. A store in the cloud says so by taking them; of files the
-        kernel keeps what was written in memory for a while, and their names as well."""
+        kernel keeps what was written in memory for a while, and their names as well (decision "On files, durable means
+        on the disk")."""
         if self._directory is None:
             return
         paths = [self._directory / key for key in keys]

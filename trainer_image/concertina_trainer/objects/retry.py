@@ -1,4 +1,5 @@
-"""How long what a store refuses is asked for again: a token may just be exchanged, an object not be visible yet."""
+"""How long what a store refuses is asked for again: a token may just be exchanged, an object not be visible yet
+(decision "Away, or refused")."""
 
 from __future__ import annotations
 

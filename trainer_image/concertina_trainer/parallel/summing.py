@@ -3,11 +3,12 @@
 `PlainSums` is the fast way: each rank adds up its microbatches, one reduce-scatter adds up the ranks. The same numbers
 are added in another order in another world, so results differ by rounding.
 
-`OrderedSums` gives the same bits in every world. The batch is cut into the same microbatches in all of them, dealt out
-to the ranks in turn (`BatchPlan.fixed`), so that round i of W ranks computes microbatches iW ... iW+W-1. After each
-round every rank receives its part of all W gradients (all-to-all) and adds them to its sum one after another: the sum
-is ((m0 + m1) + m2) + ... whatever W is. Losses travel one by one. The squared norm is added up per row of a parameter
-(no world cuts rows), in a fixed tree, and rows are added as fixed-point integers, for which order does not matter.
+`OrderedSums` gives the same bits in every world (decision "Bitwise: sums in the order of the batch"). The batch is cut
+into the same microbatches in all of them, dealt out to the ranks in turn (`BatchPlan.fixed`), so that round i of W
+ranks computes microbatches iW ... iW+W-1. After each round every rank receives its part of all W gradients (all-to-all)
+and adds them to its sum one after another: the sum is ((m0 + m1) + m2) + ... whatever W is. Losses travel one by one.
+The squared norm is added up per row of a parameter (no world cuts rows), in a fixed tree, and rows are added as
+fixed-point integers, for which order does not matter.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class MappedShard:
         ]
 
     def fill(self, metadata: ShardMetadata) -> None:
-        """Copy the live state in; until `commit` the file is not there."""
+        """Copy the live state in; until `commit` the file is not there, so a peer whose copy this breaks off takes
+        nothing for damaged (decision "A drain may write over a running copy")."""
         remove_sidecar(self.path)
         layout = self._state.layout
         self._map[: layout.data_begin] = layout.header(metadata)
@@ -103,7 +104,8 @@ class Snapshots:
 
     @property
     def keeping_up(self) -> bool:
-        """Whether the next one would leave alone what peers are still copying: the one before the last is complete."""
+        """Whether the next one would leave alone what peers are still copying: the one before the last is complete
+        (decision "The k-th snapshot waits for the (k-2)-th")."""
         return self.complete >= self.count - 2
 
     def take(self, metadata: ShardMetadata) -> Taken:
@@ -114,8 +116,8 @@ class Snapshots:
 
     def begin(self, metadata: ShardMetadata, committed: Callable[[Taken], None] = lambda taken: None) -> Taken:
         """Write; the checksum, which takes longer than the copy, is a thread's, and so is the commit: then `committed`
-        is called there. Where peers don't keep up this still leaves the newest complete one and the newest committed
-        one untouched."""
+        is called there (decision "A snapshot's checksum is a thread's"). Where peers don't keep up this still leaves
+        the newest complete one and the newest committed one untouched."""
         self.finish()
         ordinal = self.count
         kept = {self.complete, ordinal - 1}

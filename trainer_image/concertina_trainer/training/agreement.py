@@ -2,7 +2,8 @@
 
 Everything is a sum, so that one operation does: a flag is agreed when its sum is above 0, and something holds on
 every rank when its sum is the world's size. The result is read before the weights are updated, so a loss that is not
-finite never reaches them, and all ranks act on the same result after the same step.
+finite never reaches them, and all ranks act on the same result after the same step (decision "One all-reduce a step,
+read before the update").
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Silent corruption: bits that should be equal and are not.
 
-With FSDP nothing of the weights is held twice, so two things can be compared every `corruption_check_steps` steps:
+With FSDP nothing of the weights is held twice, so two things can be compared every `corruption_check_steps` steps
+(decision "Silent corruption under FSDP"):
 - what each rank gathered: the same weights reach all ranks, so a rank whose digest differs from the others' has them
   wrong, by its memory or by its network;
 - what lay still: a rank's own weights and moments between the end of one step and the update of the next, which nothing

@@ -1,4 +1,5 @@
-"""How often to write durable checkpoints: what saves cost against what failures cost."""
+"""How often to write durable checkpoints: what saves cost against what failures cost (decision "everySeconds: auto is
+Daly's estimate")."""
 
 from __future__ import annotations
 

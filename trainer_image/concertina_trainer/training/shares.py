@@ -2,7 +2,8 @@
 
 A synchronous step ends with its last rank. Sequences are whole, so the division of them that ends soonest is the
 divisor method of D'Hondt and Jefferson (Balinski and Young, Fair Representation, 1982): under a limit of time T each
-rank takes floor(T / its seconds a sequence), and T is the greatest that the batch allows.
+rank takes floor(T / its seconds a sequence), and T is the greatest that the batch allows (decision "Shares by speed:
+the soonest end").
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ ENDED = ("Complete", "Failed")
 @dataclass
 class CachedJob:
     view: JobView
-    """With `deleting` also while its namespace is being deleted: pods go first, so the job itself may not know."""
+    """With `deleting` also while its namespace is being deleted: pods go first, so the job itself may not know
+    (decision "A job in a namespace being deleted is deleted")."""
     version: int
     status: Raw
     """As the API server has it: what a write must find unchanged."""
@@ -51,7 +52,8 @@ class CachedJob:
 
     def ended_unseen(self) -> list[PodView]:
         """Pods of torchrun that no complete pass saw going: their deletion and their end were heard in one burst. The
-        next one sees them as ended, or it would use their names again: they stand in no status, as members do."""
+        next one sees them as ended, or it would use their names again: they stand in no status, as members do (decision
+        "A pod of torchrun that goes in one burst")."""
         if self.view.spec is None or self.view.spec.launcher != "torchrun":
             return []
         gone = (pod for pod in self.planned if pod.uid not in self.pods and not (pod.deleting or pod.ended))

@@ -41,7 +41,8 @@ class Images:
 def port(job: JobView, template: Raw, create: CreatePod) -> int:
     """Of the pod's agent. In the host's network it depends on job, index and attempt: replicas of one job differ, so do
     jobs by chance; and since a declared host port is a resource, the scheduler keeps two pods that want the same one
-    apart. Where something that is no pod has it, the agent says so and ends, and the next attempt gets another."""
+    apart (decision "A port in the host's network is a host port"). Where something that is no pod has it, the agent
+    says so and ends, and the next attempt gets another."""
     if not template["spec"].get("hostNetwork"):
         return protocol.PORT
     start = int(job.uid.replace("-", "")[:8], 16)
@@ -80,7 +81,7 @@ def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images)
             {"name": VOLUME, "emptyDir": memory},
             {"name": IDENTITY, "secret": {"secretName": secret_name(job)}},
         ],
-        # A container that dies with its agent comes back with its volume.
+        # A container that dies with its agent comes back with its volume (decision "Containers start again in place").
         "restartPolicy": theirs.get("restartPolicy", "OnFailure"),
     }
     return with_trainer(pod, changed, **ours)

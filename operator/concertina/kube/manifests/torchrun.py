@@ -38,7 +38,8 @@ KEPT_FIELDS = (
 )  # fmt: skip
 """Of the template's pod, for the store's: where it may run, and as whom."""
 PATHS = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Of the members' variables, for the store's: torch may lie in a volume instead of the image."""
+"""Of the members' variables, for the store's: torch may lie in a volume instead of the image (decision "The rendezvous
+pod takes the members' volumes")."""
 SMALL = {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
 

@@ -1,4 +1,5 @@
-"""The taints that announce the end of a node, as the well-known tools and clouds set them.
+"""The taints that announce the end of a node, as the well-known tools and clouds set them; here, so that the list grows
+with an upgrade of the operator (decision "The well-known taints are in code").
 
 Each is a key, or key=value where the key alone says something else. Not among them: marks that a node bears all its
 life (kubernetes.azure.com/scalesetpriority, of every spot node), candidates that nothing may come of

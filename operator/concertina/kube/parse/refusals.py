@@ -13,7 +13,8 @@ FORBIDDEN = (
     (re.compile("cannot create resource"), Refusal.PERMISSION),
     (re.compile("not found$|no PriorityClass with name .* was found$"), Refusal.MISSING),
 )
-"""By the sentence: the authorizer and all admission plugins answer the same 403."""
+"""By the sentence: the authorizer and all admission plugins answer the same 403 (decision "What is refused has a kind,
+read from the sentence")."""
 
 
 def refusal(error: Forbidden | Invalid | Conflict) -> Refusal:

@@ -139,7 +139,8 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
 
 def _status(raw: Raw) -> JobStatus:
     """What can be read of a status: one word of a newer version must not make a Complete job run again, or a world be
-    forgotten. What can't is left out, with what is nothing without it."""
+    forgotten (decision "Of a newer status all is kept that can be read"). What can't is left out, with what is nothing
+    without it."""
     kept: Any = with_internal(raw)
     while True:
         try:
@@ -169,8 +170,8 @@ def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] |
 
 def _owner(metadata: Raw) -> tuple[str, int, int]:
     """The uid of the TrainingJob that controls a pod, its replica index and attempt. By its name, which nobody can
-    change once it is made: a label that said index 4000000000 took all of the operator's memory. No uid where it is no
-    pod of a job's."""
+    change once it is made, as they can a label (decision "A pod's place is its name's"). No uid where it is no pod of a
+    job's."""
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
     owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
     name = pod_names.parse(metadata["name"])
@@ -204,7 +205,8 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
 
 def _is_over(spec: Raw, status: Raw) -> bool:
     """Whether the trainer has ended for good, or it or what comes before it fails again and again, in a pod that
-    Kubernetes does not call ended: sidecars may run for ever, and a kubelet never gives up."""
+    Kubernetes does not call ended: sidecars may run for ever, and a kubelet never gives up (decision "A pod has ended
+    when its trainer has")."""
     before = {each["name"] for each in spec.get("initContainers") or () if each.get("restartPolicy") != "Always"}
     if any(each["name"] in before and _held_back(each) for each in status.get("initContainerStatuses") or ()):
         return True

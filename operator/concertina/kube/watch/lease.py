@@ -1,4 +1,5 @@
-"""One active operator at a time, by a coordination Lease. Time is measured by one's own monotonic clock only.
+"""One active operator at a time, by a coordination Lease. Time is measured by one's own monotonic clock only. Ours,
+since kubernetes.aio's elector is broken and kopf has none (decision "A Lease of our own").
 
 Two operators that both believe to be the one do no harm (claims are tested by the API server); they only waste work.
 So an outage of the API server is waited out here: nobody else can take the Lease meanwhile, or write anything.

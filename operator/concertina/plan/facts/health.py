@@ -118,7 +118,7 @@ class Health:
     def lead(self) -> Verdict:
         """Whether the committed round still has its lead. Dead at once where its host says so; where it is silent, as
         soon as another member proves that it isn't the operator who is cut off. A world that is silent as a whole may
-        be training: it is given time."""
+        be training: it is given time (decision "When a lead counts as lost")."""
         lead = self.round.lead
         pod = next((pod for pod in self.observed.pods if pod.name == lead.replica), None)
         if pod is None or pod.uid != lead.uid or pod.ended:

@@ -2,7 +2,8 @@
 
 An urgent notice (its pod is being deleted or disrupted, its node is to end, its agent was told to stop) makes the
 replica leave at the next step that all agree on; no later round takes it in. A cordon is no end: the replica works on
-until its successor, asked for at once, is ready elsewhere. A notice that is taken back before that changes nothing.
+until its successor, asked for at once, is ready elsewhere (decision "An urgent notice drains at once, a cordon waits").
+A notice that is taken back before that changes nothing.
 """
 
 from __future__ import annotations

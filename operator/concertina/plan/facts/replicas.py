@@ -72,7 +72,7 @@ class Replicas:
         """Replicas that will go, by pod name, while they are still there."""
         observed, members, found = self.observed, self.round.members, {}
         # What the lead says of its members, also of a round that a claim is about to replace: who has left stays
-        # noticed until its pod is seen to have ended.
+        # noticed until its pod is seen to have ended (decision "Who was told to stop keeps its notice").
         report = observed.agent(self.round.lead.replica).report if members else None
         told = report.members if report and report.round == self.round.world.round else {}
         for pod in observed.pods:
@@ -120,7 +120,8 @@ class Replicas:
 
     @cached
     def spares(self) -> tuple[str, ...]:
-        """Live replicas that a full world has no place for, but that are wanted."""
+        """Live replicas that a full world has no place for, but that are wanted: a failure's own round takes one in
+        (decision "A spare is a replica without a place")."""
         if not self.spec.spares:
             return ()
         wanted = [name for index, name in self.pod_by_index.items() if index in self.wanted_indexes]

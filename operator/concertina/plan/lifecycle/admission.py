@@ -85,7 +85,8 @@ def by_quota(refused: Refused | None) -> bool:
 
 
 def release(ctx: JobContext) -> Decision | None:
-    """Holds no pods for a while, so that another job can start."""
+    """Holds no pods for a while, so that another job can start: two that each hold a part would wait for each other for
+    ever (decision "Jobs that wait for room stand in line")."""
     mine = _mine(ctx)
     if mine is None:
         return None

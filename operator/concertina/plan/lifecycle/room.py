@@ -31,7 +31,7 @@ def _excluded(alive: Collection[PodView]) -> bool:
 def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, NodeView]) -> bool:
     """Whether so many fit on the nodes that take pods, and on those that have one of it already, if nothing else ran
     there. Never too strict: rules of where pods may run are left out, and a resource that no node names may come from
-    elsewhere (devices that drivers offer to claims)."""
+    elsewhere, as claimed devices do (decision "Nobody waits for what room would not help")."""
     requests = next((pod.requests for pod in alive if pod.requests), None)
     if requests is None:
         return True

@@ -3,7 +3,8 @@
 A round, here, is one rendezvous: a pod that serves the store, and members that were told its address. Members that are
 killed or lost are replaced within it, and torchrun takes them in. It is over, and all of its pods are made anew, when
 the store is lost (no member survives that), when torchrun gives up in one of them (that closes the rendezvous for all),
-or when a job of fixed size gets another one. What torchrun does inside, the operator can't know and doesn't say.
+or when a job of fixed size gets another one. What torchrun does inside, the operator can't know and doesn't say
+(decision "launcher: torchrun without a Service").
 """
 
 from __future__ import annotations

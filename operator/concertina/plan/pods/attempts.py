@@ -42,8 +42,8 @@ def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def pass_over_taken(job: str, attempts: dict[int, int], wanted: Iterable[int], taken: Collection[str]) -> None:
-    """Names that other pods hold are not waited for: those of a job that was deleted may stay as long as their node
-    is away."""
+    """Names that other pods hold are not waited for: those of a job that was deleted may stay as long as their node is
+    away (decision "Names that are taken are passed over")."""
     if taken:
         for index in wanted:
             while pod_name(job, index, attempts.get(index, 0)) in taken:

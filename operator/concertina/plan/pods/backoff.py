@@ -1,6 +1,6 @@
 """Waits after failures that follow each other closely: none for the first two, then 1, 2, 4 ... 30 s. Of rounds that
 fail at the same step, and of a replica whose pods end by themselves. What has failed stands in status.restarts, so an
-operator that comes new waits as long as the one before."""
+operator that comes new waits as long as the one before (decision "Replacements wait, ever longer")."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ OUTSIDE = frozenset(
     }
 )
 """Ways for a pod to end that its own container did not cause. The last two: its node lost power and is back, and all
-that the kubelet still knows is that the container no longer runs."""
+that the kubelet still knows is that the container no longer runs (decision "Pods of a rebooted node are nobody's
+failure")."""
 NOTICED = 128 + signal.SIGTERM
 """How agents exit after a SIGTERM, and they alone: what a worker exits with is not what its agent does."""
 APART = 120.0

@@ -1,7 +1,7 @@
 """Bad nodes: which ones failed the job again and again, for how long new pods keep off them, and how strictly.
 
 What is remembered follows from status.restarts alone. A node is never avoided by a rule where the job could not run
-without it; then it is only a wish."""
+without it; then it is only a wish (decision "Bad nodes: a rule or a wish")."""
 
 from __future__ import annotations
 

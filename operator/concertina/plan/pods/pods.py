@@ -17,7 +17,8 @@ from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, En
 class PodPlan:
     actions: tuple[Action, ...] = ()
     attempts: tuple[int, ...] = ()
-    """As status.internal.attempts: written before the pods are created, so that no name is used for two pods."""
+    """As status.internal.attempts: written before the pods are created, so that no name, by which agents are known, is
+    used for two (decision "Attempts are written before pods")."""
     replaced: tuple[PodView, ...] = ()
     """The dead pods that get a successor in this pass."""
     events: tuple[Event, ...] = ()
@@ -163,7 +164,8 @@ def _none(ctx: JobContext) -> PodPlan:
 
 
 def _ended(ctx: JobContext, failed: bool) -> PodPlan:
-    """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why."""
+    """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why (decision
+    "A failed job's pods are ended in place")."""
     policy = ctx.spec.clean_pod_policy
     if policy is CleanPodPolicy.NONE:
         return _kept(ctx)

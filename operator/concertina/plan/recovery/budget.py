@@ -1,5 +1,5 @@
 """What counts as a failure: what happened within a sliding window, and whose cause lies in the job; a node's death is
-none."""
+none (decision "What uses up maxRestarts")."""
 
 from __future__ import annotations
 

@@ -165,8 +165,9 @@ def _not_acknowledged(ctx: JobContext) -> Cause | None:
 
 
 def _never_assigned(ctx: JobContext) -> Cause | None:
-    """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew. (A
-    member that was not told, while the lead was, is reported by the lead as lost.)"""
+    """An operator died between commit and Assign: what it would have sent is not known, so the round is made anew
+    (decision "A round whose Assigns may be lost is claimed anew"). (A member that was not told, while the lead was, is
+    reported by the lead as lost.)"""
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
         return None

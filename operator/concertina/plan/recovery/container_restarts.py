@@ -1,5 +1,6 @@
-"""Containers that were started again in their pod: on cgroup v2 a container that runs out of memory loses its agent
-too. The round has gone on by then (its lead told of a lost member); here it is named, and counted as the job's own."""
+"""Containers that were started again in their pod: on cgroup v2 a container that runs out of memory loses its agent too
+(decision "Containers start again in place"). The round has gone on by then (its lead told of a lost member); here it is
+named, and counted as the job's own."""
 
 from __future__ import annotations
 

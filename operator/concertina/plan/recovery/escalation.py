@@ -1,4 +1,5 @@
-"""Escalation: what answers a failure. ACTIONS is read from the least to the last resort.
+"""Escalation: what answers a failure. ACTIONS is read from the least to the last resort (decision "The recovery ladder
+is a table").
 
 A failure gets the strongest action that is called for; while failures repeat without progress between them, none is
 weaker than the one before. Each says in a sentence why it is called for, and has a budget of its own within

@@ -21,7 +21,8 @@ FRAMES, THREADS = 4, 3
 
 
 def hung(ctx: JobContext) -> Cause | None:
-    """A cause for a new round, unless failurePolicy says that hangs are only to be reported."""
+    """A cause for a new round, unless failurePolicy, which may change while the round hangs, says that hangs are only
+    to be reported (decision "The lead finds a hang, the operator acts on it")."""
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
         return None

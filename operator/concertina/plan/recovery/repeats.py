@@ -81,7 +81,8 @@ def _same(entry: Restart, failed: Restart) -> bool:
 
 
 def is_bug(ctx: JobContext, failed: Restart) -> bool:
-    """Often enough, and no single node is to blame: it was seen on several, or there is no other to try."""
+    """Often enough, and no single node is to blame: it was seen on several, or there is no other to try (decision "When
+    the same failure is a bug")."""
     found = alike(ctx, failed)
     if len(found) < TRIES:
         return False

@@ -124,7 +124,8 @@ SYMPTOMS = (
 
 
 def stuck(ctx: JobContext) -> tuple[Restart, ...]:
-    """For status.restarts; empty where no replica has started yet: then it is not the replica's fault."""
+    """For status.restarts; empty where no replica has started yet: then it is not the replica's fault (decision
+    "Replicas that don't get to start")."""
     going = ctx.round.members.keys() if ctx.round.committed else ()
     outside = [pod for name, pod in ctx.replicas.live.items() if name not in going and pod.node]
     if not outside or not (ctx.replicas.ready or ctx.round.members):

@@ -63,7 +63,8 @@ def sentence(mark: StragglerMark) -> str:
 
 
 def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
-    """Its pod is deleted, which drains the round; the entry among the restarts has its node avoided."""
+    """Its pod is deleted, which drains the round, so no step is lost; the entry among the restarts has its node avoided
+    (decision "Stragglers by own work")."""
     pod = ctx.replicas.pods.get(mark.replica)
     if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
         return decision

@@ -106,7 +106,7 @@ def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Deci
 
 def last_claim(ctx: JobContext, reason: str) -> Claim:
     """The claim that no round follows: written at the end of the job or of its rounds, so that an operator that has not
-    heard of it loses the precondition of all it writes."""
+    heard of it loses the precondition of all it writes (decision "A claim says whether it is committed")."""
     round, claim_id = 1 + _highest(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
 

@@ -1,7 +1,7 @@
 """The commit of a claim: members and lead, where their state comes from, and the Assigns that follow.
 
 It changes `status.world.claim`, which every status write tests: of two operators that carry on with the same claim only
-one can commit it.
+one can commit it (decision "A claim says whether it is committed").
 """
 
 from __future__ import annotations

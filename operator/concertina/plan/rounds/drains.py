@@ -52,7 +52,8 @@ def _cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     if report.state == "drained":
         return Cause("Drained", "the round has been drained", planned=True)
     if report.state == "draining":
-        # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too.
+        # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too
+        # (decision "No wait for a part that went with its member").
         return Cause("Draining", "members change", planned=True)
     return None
 

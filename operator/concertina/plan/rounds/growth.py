@@ -1,6 +1,6 @@
 """Growing: replicas that are ready join the running round together, after a quiet time; where those who joined are soon
 lost again, less and less often. What went wrong stands in status.internal.growth, so a new operator waits as long as
-the old."""
+the old (decision "Growing that fails is tried less often")."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What only leaving replicas hold goes on: they take part in one more round, whose snapshots the others then hold.
 
-Without it the state of neighbours that leave together would go with them: a shard is in the memory of its member and
-of the next one.
+Without it the state of neighbours that leave together would go with them: a shard is in the memory of its member and of
+the next one (decision "Who leaves stays for what only they hold").
 """
 
 from __future__ import annotations

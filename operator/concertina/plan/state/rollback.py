@@ -1,4 +1,5 @@
-"""What the world went back from: states beyond it are void, and samples that were left out stay so."""
+"""What the world went back from: states beyond it are void, and samples that were left out stay so (decision "A
+rollback is a new round from an older state")."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 def undone(status: JobStatus) -> tuple[Undone, ...]:
     """What rollbacks have made void, the last one's at the end. Of two the later alone would not do: where it went back
-    to a later step, it says nothing of what the earlier one undid."""
+    to a later step, it says nothing of what the earlier one undid (decision "All rollbacks are remembered")."""
     if status.rollback is None and not status.internal.undone:
         return ()
     known, back = tuple(Undone(some.round, some.step) for some in status.internal.undone), status.rollback

@@ -1,4 +1,5 @@
-"""Whether the snapshots of a job fit into the memory that its pods have: known before anything starts.
+"""Whether the snapshots of a job fit into the memory that its pods have: known before anything starts (decision
+"Whether snapshots fit is known first").
 
 A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
 its workers, one more while that is on its way to storage, and two of the replica before it; with one replica there is

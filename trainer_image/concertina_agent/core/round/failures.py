@@ -92,8 +92,9 @@ def looks_provoked(failure: Failure) -> bool:
 
 
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """In the given order of arrival: the first one that can't be provoked is the cause, else the first that does not
-    look so, else the very first; `secondary` is true for what may follow from it."""
+    """When one rank dies the others fail too, and often say so first (decision "Which failure is the cause"). In the
+    given order of arrival: the first one that can't be provoked is the cause, else the first that does not look so,
+    else the very first; `secondary` is true for what may follow from it."""
     ordered = tuple(failures)
     cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
     return tuple(

@@ -80,7 +80,8 @@ class Lead:
         return True
 
     def lost_part(self, replica: str, at: float) -> None:
-        """The member is gone, after its last step, with what the end of the run needs of it."""
+        """The member is gone, after its last step, with what the end of the run needs of it (decision "No wait for a
+        part that went with its member")."""
         if self.members[replica].failure is None:
             self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
 

@@ -3,7 +3,7 @@
 Every rank asks once a step, so the number of its calls is a clock that all ranks share. At a drain each agent asks its
 workers how many calls they have passed; from that answer on a worker waits at its next call. The lead names the highest
 number plus one: nobody has passed that call, everybody reaches it, and there should_checkpoint() is true. No collective
-is needed, and none can hang: a waiting rank has already done its part of every step that others are still in.
+is needed, and none can hang (decision "A script's ranks agree by counting calls").
 
 Where no worker asks at all (call 0), the command gets SIGTERM and its grace.
 """

@@ -1,8 +1,9 @@
 """Stragglers: who the others wait for, step after step. Pure.
 
-Synchronous steps take the same time on all ranks, so that says nothing. What each rank does in a step apart from
-waiting in collectives (`Heartbeat.busy`) does: the straggler's takes longer. It is compared over windows, as single
-steps vary, and with the median of the others, as one of two ranks would otherwise half hide itself."""
+Synchronous steps take the same time on all ranks, so that says nothing (decision "Stragglers by own work"). What each
+rank does in a step apart from waiting in collectives (`Heartbeat.busy`) does: the straggler's takes longer. It is
+compared over windows, as single steps vary, and with the median of the others, as one of two ranks would otherwise half
+hide itself."""
 
 from __future__ import annotations
 

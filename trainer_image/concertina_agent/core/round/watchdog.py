@@ -1,6 +1,7 @@
 """What the lead sees of all workers: whether the round stands still, and who is behind. Pure.
 
-Nothing here compares clocks of different machines: what is sent are ages, and each side counts on with its own clock.
+Nothing here compares clocks of different machines: what is sent are ages, and each side counts on with its own clock
+(decision "The lead finds a hang, the operator acts on it").
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Heartbeats:
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
         """Those that were stopped (SIGSTOP) at the last look, are still, and have neither computed nor moved in
-        between: one that is stopped for moments, again and again, is slow. Ranks come with the CPU time used."""
+        between: one that is stopped for moments, again and again, is slow (decision "A worker stopped for moments is
+        slow"). Ranks come with the CPU time used."""
         moved = {heartbeat.rank for heartbeat in self.pulses if heartbeat.phase and heartbeat.still < STOPPED_SECONDS}
         before, self._stopped = self._stopped, frozenset(ranks)
         return frozenset(rank for rank, _ in before & self._stopped) - moved
@@ -159,8 +161,8 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 
 
 def suspects(pulses: Iterable[Heartbeat]) -> list[Heartbeat]:
-    """Who is behind: the rest wait for them. Of several at the same place, those that do not wait in a collective; all
-    of them where that tells nothing."""
+    """Who is behind: the rest wait for them (decision "A heartbeat file instead of lines"). Of several at the same
+    place, those that do not wait in a collective; all of them where that tells nothing."""
     everyone = sorted(pulses, key=lambda heartbeat: heartbeat.rank)
     known = [heartbeat for heartbeat in everyone if heartbeat.phase]
     last = min(map(position, known))

@@ -50,7 +50,8 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
 
 
 def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """The lead does not wait for the operator, which may be away. Where all are to go, what they hold is saved."""
+    """The lead does not wait for the operator, which may be away (decision "The lead drains by itself"). Where all are
+    to go, what they hold is saved."""
     r = agent.round
     if r is None or r.lead is None or not (noticed := r.lead.noticed()):
         return []

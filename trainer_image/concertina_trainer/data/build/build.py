@@ -1,7 +1,8 @@
 """Token shards from text: in parallel, resumable, and the same bytes for any number of processes or machines.
 
-The sources' sizes alone decide the parts; a part becomes one shard (and one of validation), whoever writes it. What is
-done is remembered beside the shards, until the last one who finds all parts done writes the manifest.
+The sources' sizes alone decide the parts; a part becomes one shard (and one of validation), whoever writes it (decision
+"A part of the sources is a shard"). What is done is remembered beside the shards, until the last one who finds all
+parts done writes the manifest.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def _key(parts: Sequence[Part], recipe: Recipe) -> str:
 
 
 def _claim(folder: ObjectPrefix, key: str) -> None:
-    """Say what is being built here. Data that something else made stay as they are: jobs may be reading them."""
+    """Say what is being built here. Data that something else made stay as they are: jobs may be reading them (decision
+    "Finished data are written over by nothing else")."""
     made = folder.get(MADE_BY)
     if made == key.encode():
         return

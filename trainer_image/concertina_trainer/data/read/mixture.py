@@ -1,8 +1,9 @@
 """Which source stands at which position of a mixture, and the how-manieth of that source it is: exact at any prefix.
 
-Weights are whole numbers, so the pattern repeats after their sum, and any position is found by one look at a table. The
-table is Tijdeman's solution of the chairman assignment problem (Discrete Mathematics 32, 1980): after n positions a
-source of share w has been taken c times with |c - w * n| <= 1 - 1 / (2k - 2) for k sources.
+Weights are whole numbers, so the pattern repeats after their sum, and any position is found by one look at a table
+(decision "A mixture is a periodic table"). The table is Tijdeman's solution of the chairman assignment problem
+(Discrete Mathematics 32, 1980): after n positions a source of share w has been taken c times with
+|c - w * n| <= 1 - 1 / (2k - 2) for k sources.
 """
 
 from __future__ import annotations

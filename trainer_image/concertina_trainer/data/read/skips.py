@@ -2,7 +2,7 @@
 
 Consumed samples are counted without them: sample n of a run stands at the n-th position that is not skipped. So a run
 consumes 0, 1, 2, ... in this count whatever was skipped, and a range that is added ahead of what was consumed changes
-nothing of the past.
+nothing of the past (decision "Samples that are left out are counted out").
 """
 
 from __future__ import annotations
