@@ -12,7 +12,7 @@ from concertina.plan.rounds import claims, commits, drains
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
 from concertina.plan.types import DeleteJob
-from concertina_protocol import Prepared
+from concertina_protocol import Prepared, State, StorageHealth
 
 ENDED = {"Complete": Phase.COMPLETE, "Failed": Phase.FAILED}
 
@@ -38,7 +38,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
         return None
     members = (ctx.replicas.pods.get(member.replica) for member in ctx.world.members)
     by_pods = any(pod is not None and pod.phase == "Succeeded" and not pod.deleting for pod in members)
-    if by_pods or (ctx.round.report is not None and ctx.round.report.state == "succeeded"):
+    if by_pods or (ctx.round.report is not None and ctx.round.report.state == State.SUCCEEDED):
         message = f"all {ctx.world.workers} workers of round {ctx.world.round} have ended with exit code 0"
         return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
     return None
@@ -51,7 +51,7 @@ def complete_in_storage(ctx: JobContext) -> Decision | None:
     views = [view for name in ctx.replicas.live if (view := ctx.agent(name))]
     seen = [view.report.storage for view in views if view.connected and view.report]
     seen += [view.prepare.reply.storage for view in views if view.prepare and isinstance(view.prepare.reply, Prepared)]
-    latest = [storage.latest for storage in seen if storage and storage.state == "Ready" and storage.latest]
+    latest = [storage.latest for storage in seen if storage and storage.state == StorageHealth.READY and storage.latest]
     done = [durable for durable in latest if durable.complete and durable.step >= ctx.spec.trainer.steps]
     if not done:
         return None
@@ -113,7 +113,7 @@ def suspend(ctx: JobContext) -> Decision | None:
         return _suspended(ctx)
     if ctx.round.committed:
         report = ctx.round.report
-        if report is not None and report.state == "drained":
+        if report is not None and report.state == State.DRAINED:
             return _suspended(ctx)
         if causes.broken(ctx) is None:
             return _draining(ctx)
@@ -130,7 +130,7 @@ def _draining(ctx: JobContext) -> Decision:
         " and is saved" if durable else ""
     )
     storage = ctx.round.report.storage if ctx.round.report else None
-    if storage and storage.state == "Error":
+    if storage and storage.state == StorageHealth.ERROR:
         message += f"; durable storage fails: {storage.message}"
     return Decision(
         Phase.SUSPENDING,
@@ -167,8 +167,8 @@ def first_round(ctx: JobContext) -> Decision | None:
     if restore.uses_storage(ctx.spec):
         storages = [view.report.storage for name in names if (view := ctx.agent(name)).report]
         looks = [storage for storage in storages if storage is not None]
-        if not any(storage.state == "Ready" for storage in looks):
-            error = next((storage.message for storage in looks if storage.state == "Error"), "")
+        if not any(storage.state == StorageHealth.READY for storage in looks):
+            error = next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), "")
             return commits.storage_unknown(restore.Unknown(error))
     reason = "FirstRound" if not ctx.status.rounds else "Resumed"
     return claims.claim(ctx, Cause(reason, f"{size} replicas are ready", planned=True))
