@@ -19,7 +19,8 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import admission, checkpoint_requests, lifecycle, master_key, storage_alerts, torchrun
 from concertina.plan.pods import bad_nodes, refusals
-from concertina.plan.pods.pods import PodPlan, plan_pods
+from concertina.plan.pods.planner import plan_pods
+from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers
 from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import rollback, snapshot_memory
@@ -93,7 +94,7 @@ def plan(observed: Observed, now: float) -> Plan:
         return _unreadable(observed, now)
     ctx = JobContext(observed, job.spec, now)
     decision = next(decision for policy in POLICIES[ctx.spec.launcher] if (decision := policy(ctx)))
-    pods = torchrun.plan_pods(ctx) if decision.pods is Pods.TORCHRUN else plan_pods(ctx, decision)
+    pods = plan_pods(ctx, decision)
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
     status = status_after(ctx, decision, pods)
@@ -135,8 +136,8 @@ def _unreadable(observed: Observed, now: float) -> Plan:
 
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     """The lead, also while it leaves, and who is outside of the round, to know when it is ready. While the lead is in
-    doubt, all."""
-    if decision.pods is not Pods.WANTED:
+    doubt, all. Under torchrun there are no agents."""
+    if decision.pods is not Pods.WANTED or ctx.spec.launcher == "torchrun":
         return {}
     replicas = ctx.replicas
     return {

@@ -13,8 +13,7 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.containers import memory_of, trainer_of, with_trainer
 from concertina.kube.manifests.names import ATTEMPT, AVOIDS, INDEX, JOB_UID, ROUND, labels, owner, secret_name
 from concertina.kube.resources import Raw
-from concertina.plan.lifecycle.torchrun import rendezvous_name
-from concertina.plan.pods.attempts import pod_name
+from concertina.plan.pods.attempts import pod_name, rendezvous_name
 from concertina.plan.types import CreatePod, CreateRendezvous, JobView
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"

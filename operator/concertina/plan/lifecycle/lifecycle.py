@@ -6,7 +6,7 @@ from concertina.api.status import unix_seconds
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
-from concertina.plan.pods import pods
+from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import budget, causes, startup
 from concertina.plan.rounds import claims, commits, drains
 from concertina.plan.rounds.claims import Cause
@@ -163,7 +163,7 @@ def first_round(ctx: JobContext) -> Decision | None:
         return trouble
     if size < sizes.most(ctx.spec) and (not size or (wait := _first_start_left(ctx)) > 0):
         recheck = wait if size else constants.CREATE_RETRY
-        return Decision(Phase.WAITING, "WaitingForReplicas", pods.shortage(ctx), recheck=recheck)
+        return Decision(Phase.WAITING, "WaitingForReplicas", shortage(ctx), recheck=recheck)
     if restore.uses_storage(ctx.spec):
         storages = [view.report.storage for name in names if (view := ctx.agent(name)).report]
         looks = [storage for storage in storages if storage is not None]

@@ -16,6 +16,10 @@ def pod_name(job: str, index: int, attempt: int) -> str:
     return f"{job}-{index}-{attempt}"
 
 
+def rendezvous_name(job: str, round: int) -> str:
+    return f"{job}-rendezvous-{round}"
+
+
 def parsed(name: str) -> PodNumbers | None:
     """The reverse of `pod_name`; None for what is no replica's name: agents may make one up."""
     numbers = name.rsplit("-", 2)[1:]

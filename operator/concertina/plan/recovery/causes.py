@@ -11,7 +11,8 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.health import Life
-from concertina.plan.pods import backoff, pods
+from concertina.plan.pods import backoff
+from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
@@ -77,7 +78,7 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
         )
         return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait)
     return _claim(ctx, cause, failed, found) or Decision(
-        Phase.WAITING, cause.reason, f"{cause.sentence}; {pods.shortage(ctx)}", recheck=1.0, watch_all=True
+        Phase.WAITING, cause.reason, f"{cause.sentence}; {shortage(ctx)}", recheck=1.0, watch_all=True
     )
 
 

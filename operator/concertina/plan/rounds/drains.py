@@ -6,7 +6,7 @@ import concertina_protocol as protocol
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.pods import pods
+from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
@@ -25,7 +25,7 @@ def change(ctx: JobContext) -> Decision | None:
     grace = limit(ctx, durable)
     if report.state == protocol.State.DRAINED or expired(ctx, grace):
         return claims.claim(ctx, cause) or Decision(
-            Phase.WAITING, cause.reason, f"{cause.message}; {pods.shortage(ctx)}", recheck=1.0
+            Phase.WAITING, cause.reason, f"{cause.message}; {shortage(ctx)}", recheck=1.0
         )
     saved = " and is saved" if durable and restore.uses_storage(ctx.spec) else ""
     return Decision(

@@ -1,38 +1,16 @@
-"""Which pods there should be: one live pod for each slot, successors for the dead, nothing for what is left over."""
+"""Pods under agents: one live pod for each slot, successors for the dead, nothing for what is left over."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from concertina.api.spec import CleanPodPolicy
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.pods import backoff, bad_nodes, refusals
 from concertina.plan.pods.attempts import at, packed, parsed, pass_over_taken
-from concertina.plan.types import Action, CreatePod, CreateSecret, DeletePod, EndPod, Event, PodView
+from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
+from concertina.plan.types import Action, CreatePod, CreateSecret, PodView
 
 
-@dataclass(frozen=True)
-class PodPlan:
-    actions: tuple[Action, ...] = ()
-    attempts: tuple[int, ...] = ()
-    """As status.internal.attempts: written before the pods are created, so that no name is used for two pods."""
-    replaced: tuple[PodView, ...] = ()
-    """The dead pods that get a successor in this pass."""
-    events: tuple[Event, ...] = ()
-    recheck: float | None = None
-    missing: bool = False
-    """Whether pods are wanted that are not there."""
-
-
-def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:
-    if decision.pods is Pods.ENDED:
-        return _ended(ctx, failed=decision.phase is Phase.FAILED)
-    return POLICIES[decision.pods](ctx)
-
-
-def _wanted(ctx: JobContext) -> PodPlan:
+def wanted(ctx: JobContext) -> PodPlan:
     wanted = ctx.replicas.wanted_indexes
     attempts = _bumped(ctx, wanted)
     current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
@@ -45,15 +23,6 @@ def _wanted(ctx: JobContext) -> PodPlan:
     creates, recheck = _creates(ctx, missing, attempts)
     events = tuple(replaced_event(ctx, pod) for pod in replaced)
     return PodPlan((*creates, *_deletes(ctx, wanted, attempts)), attempts, replaced, events, recheck, bool(missing))
-
-
-def replaced_event(ctx: JobContext, pod: PodView) -> Event:
-    """For a pod that gets a successor."""
-    notice = ctx.replicas.notices.get(pod.name)
-    why = notice.message if notice else ctx.replicas.dead[pod.name]
-    return Event(
-        "Normal" if notice else "Warning", "ReplicaReplaced", f"replica {pod.name} {why}; a new pod takes its place"
-    )
 
 
 def _goes(ctx: JobContext, pod: PodView) -> bool:
@@ -142,83 +111,3 @@ def _deletes(ctx: JobContext, wanted: frozenset[int], attempts: tuple[int, ...])
 def _replaced_because(ctx: JobContext, name: str) -> str:
     notice = ctx.replicas.notices.get(name)
     return notice.message if notice else "has a successor"
-
-
-def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
-    """Nothing where it is being deleted already, unless its node can't confirm that."""
-    node = ctx.node(pod)
-    unconfirmed = node.out_of_service or not node.ready
-    if pod.deleting and not unconfirmed:
-        return []
-    return [DeletePod(pod.name, pod.uid, f"replica {pod.name} {reason}", force=unconfirmed)]
-
-
-def _none(ctx: JobContext) -> PodPlan:
-    """Deletes all; the attempts go on, so that a resumed job's pods have names of their own."""
-    actions = [action for pod in ctx.observed.pods for action in delete(ctx, pod, "is not wanted now")]
-    attempts = dict(enumerate(ctx.status.internal.attempts))
-    for pod in ctx.observed.pods:
-        attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
-    return PodPlan(tuple(actions), packed(attempts))
-
-
-def _ended(ctx: JobContext, failed: bool) -> PodPlan:
-    """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why."""
-    policy = ctx.spec.clean_pod_policy
-    if policy is CleanPodPolicy.NONE:
-        return _kept(ctx)
-    actions: list[Action] = []
-    waits: list[float] = []
-    for pod in ctx.observed.pods:
-        if pod.released and policy is not CleanPodPolicy.ALL:
-            continue
-        ends = failed and policy is not CleanPodPolicy.ALL and _can_be_ended(ctx, pod)
-        left = ctx.ended_at + (pod.grace + constants.END if ends else constants.LINGER) - ctx.now
-        if left <= 0:
-            actions += delete(ctx, pod, "is not needed any more: the job has ended")
-            continue
-        waits.append(left)
-        if ends and not pod.ending:
-            actions.append(EndPod(pod.name, pod.uid, f"replica {pod.name} has failed with its job"))
-    return PodPlan(tuple(actions), ctx.status.internal.attempts, recheck=min(waits, default=None))
-
-
-def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
-    """It has a log worth keeping, and a node that can stop it."""
-    node = ctx.node(pod)
-    return pod.index >= 0 and pod.phase != "Pending" and not pod.deleting and node.ready and not node.out_of_service
-
-
-def _kept(ctx: JobContext) -> PodPlan:
-    return PodPlan((), ctx.status.internal.attempts)
-
-
-POLICIES = {Pods.WANTED: _wanted, Pods.NONE: _none, Pods.KEPT: _kept}
-
-
-def shortage(ctx: JobContext) -> str:
-    """Why there are too few replicas, in a sentence that names a reason for each that isn't ready (the first few)."""
-    ready = min(len(ctx.replicas.ready), sizes.most(ctx.spec))
-    reasons = [
-        f"{pod.name}: {waiting(ctx, pod)}" for name, pod in ctx.replicas.live.items() if name not in ctx.replicas.ready
-    ]
-    reasons = [held.sentence for held in backoff.next_pods(ctx).values()] + reasons
-    if ctx.observed.refused:
-        reasons.insert(0, ctx.observed.refused.message)
-    text = f"{ready} of {sizes.most(ctx.spec)} replicas are ready"
-    if ready < sizes.least(ctx.spec):
-        text += f", {sizes.least(ctx.spec)} are needed"
-    return text + (f"; {'; '.join(reasons[:3])}" if reasons else "")
-
-
-def waiting(ctx: JobContext, pod: PodView) -> str:
-    view = ctx.agent(pod.name)
-    if view.report and view.report.startup_error:
-        return view.report.startup_error
-    if pod.waiting:
-        return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
-    if pod.phase == "Running":
-        return "its agent is warming up" if view.connected else "its agent does not answer yet"
-    if pod.node and ctx.now - pod.created >= constants.SLOW_START:
-        return f"no container so far, perhaps for want of a volume: kubectl describe pod {pod.name} says more"
-    return "starts"
