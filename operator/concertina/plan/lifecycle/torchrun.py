@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.api.pod_names import rendezvous_name
 from concertina.api.status import World, rfc3339
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.pods import backoff, torchrun
-from concertina.plan.pods.attempts import rendezvous_name
 from concertina.plan.pods.shortage import waiting
 from concertina.plan.recovery import budget, startup
 from concertina.plan.rounds.claims import Cause

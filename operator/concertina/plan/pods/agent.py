@@ -7,6 +7,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.pods import backoff, bad_nodes, refusals
 from concertina.plan.pods.attempts import at, packed, parsed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
+from concertina.plan.state import snapshot_memory
 from concertina.plan.types import Action, CreatePod, CreateSecret, PodView
 
 
@@ -73,7 +74,14 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
     secret: tuple[Action, ...] = () if ctx.observed.secret_made else (CreateSecret(),)
     standing = len(ctx.replicas.wanted_indexes) - len(missing)
     creates = (
-        CreatePod(index, at(attempts, index), avoid, never, spare=standing + place >= sizes.most(ctx.spec))
+        CreatePod(
+            index,
+            at(attempts, index),
+            avoid,
+            never,
+            spare=standing + place >= sizes.most(ctx.spec),
+            snapshot_memory=snapshot_memory.room(ctx.spec),
+        )
         for place, index in enumerate(missing)
         if index in due
     )

@@ -7,7 +7,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.pods import refusals
 from concertina.plan.pods.attempts import packed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
-from concertina.plan.types import Action, CreatePod, CreateRendezvous, PodView
+from concertina.plan.types import Action, CreatePod, CreateRendezvous, PodView, Rendezvous
 
 
 def wanted(ctx: JobContext) -> PodPlan:
@@ -51,7 +51,8 @@ def wanted(ctx: JobContext) -> PodPlan:
     address = f"[{server.ip}]:{server.port}" if ":" in server.ip else f"{server.ip}:{server.port}"
     creations: tuple[Action, ...] = ()
     if server.ip and server.phase == "Running" and not ending:
-        creations = tuple(CreatePod(i, attempts.get(i, 0), rendezvous=address, round=round) for i in missing)
+        rendezvous = Rendezvous(address, round, sizes.least(ctx.spec))
+        creations = tuple(CreatePod(index, attempts.get(index, 0), rendezvous=rendezvous) for index in missing)
     creates, wait = _allowed(ctx, creations)
     events = tuple(replaced_event(ctx, pod) for pod in replaced)
     return PodPlan((*deletes, *creates), packed(attempts), tuple(replaced), events, wait, bool(missing))
