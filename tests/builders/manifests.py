@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
+from concertina.plan.state import snapshot_memory
 from concertina.plan.types import CreatePod
 
 UID = "0f1e2d3c-aaaa-bbbb-cccc-000000000000"
@@ -30,6 +32,7 @@ def job(spec: dict[str, Any], name: str = "j") -> Raw:
 def made(manifest: Raw, create: CreatePod = SECOND) -> Raw:
     view = job_view(manifest)
     assert view.spec is not None, view.spec_error
+    create = replace(create, snapshot_memory=snapshot_memory.room(view.spec))
     return pod_manifest(view, view.spec, create, Images("registry/agent:1"))
 
 

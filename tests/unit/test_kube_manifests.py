@@ -4,6 +4,7 @@ is changed there by hand."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from builders.manifests import job
@@ -11,7 +12,8 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
-from concertina.plan.types import CreatePod, CreateRendezvous, JobView
+from concertina.plan.state import snapshot_memory
+from concertina.plan.types import CreatePod, CreateRendezvous, JobView, Rendezvous
 
 GOLDEN = Path(__file__).parent / "golden" / "manifests.json"
 TRAINER: Raw = {
@@ -82,6 +84,7 @@ def view(spec: Raw) -> JobView:
 def pod(spec: Raw, create: CreatePod) -> Raw:
     found = view(spec)
     assert found.spec is not None
+    create = replace(create, snapshot_memory=snapshot_memory.room(found.spec))
     return pod_manifest(found, found.spec, create, Images("registry/agent:1"))
 
 
@@ -99,13 +102,14 @@ def manifests() -> Raw:
         "bundled": {"template": BUNDLED, "trainer": {"steps": 10, "data": {"uri": "/$data"}}, **STORED},
     }
     made: Raw = {f"{spec}, {how}": pod(specs[spec], CREATES[how]) for spec in specs for how in CREATES}
-    member = CreatePod(1, 2, rendezvous="10.0.0.1:29400", round=3)
+    member = CreatePod(1, 2, rendezvous=Rendezvous("10.0.0.1:29400", round=3, least=4))
     for name in ("rich", "plain", "own shared memory"):
         spec = {"launcher": "torchrun", "replicas": 4, **specs[name]}
         made[f"torchrun, {name}"] = pod(spec, member)
         made[f"rendezvous, {name}"] = rendezvous(spec)
     made["torchrun, elastic"] = pod(
-        {"launcher": "torchrun", "replicas": 4, "elastic": {"minReplicas": 2}, "template": PLAIN}, member
+        {"launcher": "torchrun", "replicas": 4, "elastic": {"minReplicas": 2}, "template": PLAIN},
+        CreatePod(1, 2, rendezvous=Rendezvous("10.0.0.1:29400", round=3, least=2)),
     )
     made["secret"] = secret_manifest(view(specs["plain"]), {"ca.crt": "Y2E="})
     return made

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina.kube.parse.pod_names import PodName, parse
-from concertina.plan.lifecycle.torchrun import rendezvous_name
-from concertina.plan.pods.attempts import pod_name
+from concertina.api.pod_names import PodName, parse, pod_name, rendezvous_name
 
 JOBS = st.from_regex("[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True) | st.just("a-rendezvous-1-2")
 

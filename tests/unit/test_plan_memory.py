@@ -6,6 +6,7 @@ import torch
 from builders import jobs
 from concertina.plan.plan import plan
 from concertina.plan.state.snapshot_memory import BESIDES, needed
+from concertina.plan.types import CreatePod
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
@@ -65,3 +66,8 @@ def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
 def test_one_replica_has_no_copies_of_another_and_no_limit_is_no_worry():
     assert needed(limited("1Gi"), 1) - BESIDES == 3 * 12 * ModelConfig.model_validate(LARGE).weights
     assert first(jobs.spec()).actions
+
+
+def test_pods_are_made_with_the_room_that_was_counted_on():
+    pods = [action for action in first(limited("8Gi")).actions if isinstance(action, CreatePod)]
+    assert [pod.snapshot_memory for pod in pods] == [8 * 2**30 * 9 // 10] * 4

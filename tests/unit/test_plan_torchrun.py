@@ -10,7 +10,7 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, CreateRendezvous, DeletePod, Observed, Plan
+from concertina.plan.types import CreatePod, CreateRendezvous, DeletePod, Observed, Plan, Rendezvous
 
 ELASTIC = {"minReplicas": 2}
 
@@ -51,7 +51,7 @@ def test_the_store_comes_first_and_members_are_told_its_address() -> None:
     assert list(made.actions) == [CreateRendezvous(1)]
     assert not of(plan(begun(store(phase="Pending", ip="")), T0 + 1), CreatePod)
     made = plan(begun(store()), T0 + 1)
-    expected = [CreatePod(index, 0, rendezvous="127.0.0.9:29400", round=1) for index in range(3)]
+    expected = [CreatePod(index, 0, rendezvous=Rendezvous("127.0.0.9:29400", round=1, least=2)) for index in range(3)]
     assert list(made.actions) == expected, "no Secret: there is no agent"
     assert made.watch == {}
 
@@ -75,7 +75,7 @@ def test_running_says_no_more_than_can_be_known() -> None:
 def test_a_member_that_is_killed_is_replaced_within_the_round(end: dict[str, Any]) -> None:
     made = plan(begun(store(), *members(0, **end), *members(1, 2), elastic=ELASTIC), T0 + 5)
     assert made.status.world.round == 1
-    assert of(made, CreatePod) == [CreatePod(0, 1, rendezvous="127.0.0.9:29400", round=1)]
+    assert of(made, CreatePod) == [CreatePod(0, 1, rendezvous=Rendezvous("127.0.0.9:29400", round=1, least=2))]
 
 
 def test_of_the_pods_of_a_member_that_have_ended_the_newest_stays() -> None:
@@ -105,7 +105,7 @@ def test_a_round_that_is_over_is_followed_by_another_with_new_pods(pods: tuple[A
     assert after.status.restarts.in_window == counted, "once"
     fresh = replace(store(), name="demo-rendezvous-2", uid="store-2", attempt=2, round=2)
     last = plan(jobs.then(seen, after, pods=(fresh, *pods)), T0 + 7)
-    assert [(create.attempt, create.round) for create in of(last, CreatePod)] == [(1, 2)] * 3
+    assert [(create.attempt, create.rendezvous.round) for create in of(last, CreatePod)] == [(1, 2)] * 3
 
 
 def test_a_fixed_size_is_changed_by_a_new_round_and_an_elastic_one_is_not() -> None:

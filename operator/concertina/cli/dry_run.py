@@ -8,7 +8,9 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
-from concertina.plan.types import CreatePod
+from concertina.plan.facts import sizes
+from concertina.plan.state import snapshot_memory
+from concertina.plan.types import CreatePod, Rendezvous
 from concertina.terminal.connection import Complaint
 
 ANY_AGENT = Images("concertina/agent")
@@ -20,7 +22,12 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
     view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))
     if view.spec is None:
         return  # the operator will say how
-    create = CreatePod(0, 0, rendezvous="localhost:29400" if view.spec.launcher == "torchrun" else "", round=1)
+    torchrun = view.spec.launcher == "torchrun"
+    create = CreatePod(
+        0, 0,
+        snapshot_memory=snapshot_memory.room(view.spec),
+        rendezvous=Rendezvous("localhost:29400", 1, sizes.least(view.spec)) if torchrun else None,
+    )  # fmt: skip
     pod = pod_manifest(view, view.spec, create, ANY_AGENT)
     pod["metadata"]["generateName"] = pod["metadata"].pop("name") + "-"  # that of a job applied again is taken
     try:

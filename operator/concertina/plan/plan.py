@@ -17,9 +17,20 @@ from collections.abc import Callable, Mapping
 from concertina.api.status import JobStatus
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.lifecycle import admission, checkpoint_requests, lifecycle, master_key, storage_alerts, torchrun
+from concertina.plan.lifecycle import (
+    admission,
+    checkpoint_requests,
+    end,
+    first_round,
+    master_key,
+    not_runnable,
+    storage_alerts,
+    suspend,
+    torchrun,
+)
 from concertina.plan.pods import bad_nodes, refusals
-from concertina.plan.pods.pods import PodPlan, plan_pods
+from concertina.plan.pods.planner import plan_pods
+from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers
 from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import rollback, snapshot_memory
@@ -29,32 +40,32 @@ from concertina.plan.types import Event, Observed, Plan
 
 Policy = Callable[[JobContext], Decision | None]
 AGENT: tuple[Policy, ...] = (
-    lifecycle.ended,  # for good, whatever is seen later
-    lifecycle.succeeded,  # before all that could find fault with pods that have ended well
-    lifecycle.complete_in_storage,
-    lifecycle.permanent_failure,
-    lifecycle.deadline,
+    end.ended,  # for good, whatever is seen later
+    end.succeeded,  # before all that could find fault with pods that have ended well
+    end.complete_in_storage,
+    end.permanent_failure,
+    end.deadline,
     budget.exhausted,
-    lifecycle.uri_in_use,
-    lifecycle.no_size,
+    not_runnable.uri_in_use,
+    not_runnable.no_size,
     snapshot_memory.too_small,
     master_key.missing,  # before all that speaks to agents, or takes their silence for death
-    lifecycle.suspend,
+    suspend.suspend,
     startup.refused,
     admission.release,  # before a claim that is under way: it may wait for room that never comes
     claims.proceed,  # a claim is brought to its end before anything else is made of the world
     causes.recover,
     drains.change,  # of a round that is not broken
     causes.running,
-    lifecycle.first_round,  # always answers
+    first_round.first_round,  # always answers
 )
 TORCHRUN: tuple[Policy, ...] = (
-    lifecycle.ended,
+    end.ended,
     torchrun.succeeded,
-    lifecycle.deadline,
+    end.deadline,
     budget.exhausted,
-    lifecycle.no_size,
-    lifecycle.suspend,
+    not_runnable.no_size,
+    suspend.suspend,
     startup.refused,
     admission.release,
     torchrun.next_round,
@@ -93,7 +104,7 @@ def plan(observed: Observed, now: float) -> Plan:
         return _unreadable(observed, now)
     ctx = JobContext(observed, job.spec, now)
     decision = next(decision for policy in POLICIES[ctx.spec.launcher] if (decision := policy(ctx)))
-    pods = torchrun.plan_pods(ctx) if decision.pods is Pods.TORCHRUN else plan_pods(ctx, decision)
+    pods = plan_pods(ctx, decision)
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
     status = status_after(ctx, decision, pods)
@@ -135,8 +146,8 @@ def _unreadable(observed: Observed, now: float) -> Plan:
 
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     """The lead, also while it leaves, and who is outside of the round, to know when it is ready. While the lead is in
-    doubt, all."""
-    if decision.pods is not Pods.WANTED:
+    doubt, all. Under torchrun there are no agents."""
+    if decision.pods is not Pods.WANTED or ctx.spec.launcher == "torchrun":
         return {}
     replicas = ctx.replicas
     return {

@@ -274,6 +274,17 @@ class CreateSecret:
 
 
 @dataclass(frozen=True)
+class Rendezvous:
+    """What a member's torchrun is told, with `launcher: torchrun`."""
+
+    address: str
+    """host:port of the store."""
+    round: int
+    least: int
+    """Replicas without which it does not start."""
+
+
+@dataclass(frozen=True)
 class CreatePod:
     index: int
     attempt: int
@@ -283,10 +294,10 @@ class CreatePod:
     """By no means there: others have room."""
     spare: bool = False
     """It is to stand by: preferably on a node without any other replica of the job."""
-    rendezvous: str = ""
-    """host:port of torchrun's store, with `launcher: torchrun`."""
-    round: int = 0
-    """The rendezvous it is made for, with `launcher: torchrun`."""
+    snapshot_memory: int | None = None
+    """Bytes that the bundled trainer's snapshots may take, at most; None: nothing bounds them."""
+    rendezvous: Rendezvous | None = None
+    """None where agents run in the pods."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from concertina.api import pod_names
 from concertina.controller.cache.capacity_queue import CapacityQueue
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.cache.uri_index import UriIndex
-from concertina.kube.parse import pod_names
 from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota

@@ -9,7 +9,6 @@ import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests.containers import (
     environment,
-    memory_of,
     python,
     storage_access,
     trainer_of,
@@ -17,7 +16,6 @@ from concertina.kube.manifests.containers import (
 )
 from concertina.kube.manifests.names import PORT_NAME, secret_name
 from concertina.kube.resources import Raw
-from concertina.plan.state.snapshot_memory import share
 from concertina.plan.types import CreatePod, JobView
 
 VOLUME, VOLUME_PATH = "concertina", "/concertina"
@@ -49,16 +47,16 @@ def port(job: JobView, template: Raw, create: CreatePod) -> int:
     return HOST_PORTS[(start + create.index + 1009 * create.attempt) % len(HOST_PORTS)]
 
 
-def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images) -> Raw:
+def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images, snapshot_memory: int | None) -> Raw:
     theirs, trainer = pod["spec"], trainer_of(pod)
     own = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
     declared: Raw = {"name": PORT_NAME, "containerPort": port, "protocol": "TCP"}
     if theirs.get("hostNetwork"):
         declared["hostPort"] = port  # the scheduler must know of it
     memory: Raw = {"medium": "Memory"} if spec.bundled else {}
-    if spec.bundled and (limit := memory_of(trainer)):
+    if spec.bundled and snapshot_memory is not None:
         # Snapshots count towards the container's memory. What doesn't fit is "no space left", not a kill.
-        memory["sizeLimit"] = str(share(limit))
+        memory["sizeLimit"] = str(snapshot_memory)
     changed = {
         **{key: value for key, value in trainer.items() if key != "args"},
         "command": [

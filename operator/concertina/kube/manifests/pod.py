@@ -7,14 +7,13 @@ shared memory, where the pod may run, and what makes it ours. Everything else st
 from __future__ import annotations
 
 from concertina.api import TRAINER
+from concertina.api.pod_names import pod_name, rendezvous_name
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests import agent, torchrun
 from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.containers import memory_of, trainer_of, with_trainer
 from concertina.kube.manifests.names import ATTEMPT, AVOIDS, INDEX, JOB_UID, ROUND, labels, owner, secret_name
 from concertina.kube.resources import Raw
-from concertina.plan.lifecycle.torchrun import rendezvous_name
-from concertina.plan.pods.attempts import pod_name
 from concertina.plan.types import CreatePod, CreateRendezvous, JobView
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
@@ -31,11 +30,11 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
     template = spec.template.manifest()
     number = {INDEX: str(create.index), ATTEMPT: str(create.attempt)}
     if create.rendezvous:
-        port, number[ROUND] = torchrun.PORT, str(create.round)
-        pod = torchrun.with_torchrun(template, spec, create)
+        port, number[ROUND] = torchrun.PORT, str(create.rendezvous.round)
+        pod = torchrun.with_torchrun(template, spec, create.rendezvous)
     else:
         port = agent.port(job, template, create)
-        pod = agent.with_agent(template, job, spec, port, images)
+        pod = agent.with_agent(template, job, spec, port, images, create.snapshot_memory)
     pod = _placed(_with_shared_memory(pod), job, create)
     return _owned(pod, job, pod_name(job.name, create.index, create.attempt), number, port)
 

@@ -9,8 +9,7 @@ from concertina.api import TRAINER
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests.containers import environment, python, storage_access, trainer_of, with_trainer
 from concertina.kube.resources import Raw
-from concertina.plan.facts import sizes
-from concertina.plan.types import CreatePod
+from concertina.plan.types import Rendezvous
 
 PORT = protocol.PORT
 """Of the store."""
@@ -43,28 +42,27 @@ pod takes the members' volumes")."""
 SMALL = {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
 
-def with_torchrun(pod: Raw, spec: JobSpec, create: CreatePod) -> Raw:
+def with_torchrun(pod: Raw, spec: JobSpec, rendezvous: Rendezvous) -> Raw:
     """torchrun's settings in the trainer's environment; nothing else is ours."""
     trainer = trainer_of(pod)
     theirs = {entry["name"]: entry.get("value") or "" for entry in trainer.get("env") or ()}
     changed = {
         "terminationMessagePolicy": "FallbackToLogsOnError",  # nobody else hears its last words
         **trainer,
-        "env": environment(trainer, _values(spec, create, theirs), {"PET_LOCAL_ADDR": "status.podIP"}),
+        "env": environment(trainer, _values(spec, rendezvous, theirs), {"PET_LOCAL_ADDR": "status.podIP"}),
         **storage_access(trainer, spec),
     }
     return with_trainer(pod, changed, restartPolicy=pod["spec"].get("restartPolicy", "Never"))
 
 
-def _values(spec: JobSpec, create: CreatePod, theirs: dict[str, str]) -> dict[str, str]:
+def _values(spec: JobSpec, rendezvous: Rendezvous, theirs: dict[str, str]) -> dict[str, str]:
     """torchrun's options by their variables; the command line wins over them. The template may tune, not redirect."""
-    least = sizes.least(spec)
     return {
-        "PET_NNODES": f"{least}:{MOST_NODES}" if spec.elastic else str(least),
+        "PET_NNODES": f"{rendezvous.least}:{MOST_NODES}" if spec.elastic else str(rendezvous.least),
         "PET_NPROC_PER_NODE": str(spec.workers),
         "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": create.rendezvous,
-        "PET_RDZV_ID": f"round-{create.round}",
+        "PET_RDZV_ENDPOINT": rendezvous.address,
+        "PET_RDZV_ID": f"round-{rendezvous.round}",
         "PET_RDZV_CONF": ",".join(filter(None, (CONFIGURATION, theirs.get("PET_RDZV_CONF")))),  # the last one counts
         "PET_MAX_RESTARTS": theirs.get("PET_MAX_RESTARTS") or RESTARTS,
         # With it torch 2.15 can neither grow nor lose the agent of rank 0.

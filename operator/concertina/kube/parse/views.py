@@ -11,14 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from concertina.api import CHECKPOINT_NOW, KIND, TRAINER
+from concertina.api import CHECKPOINT_NOW, KIND, TRAINER, pod_names
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds, with_internal
 from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND
 from concertina.kube.manifests.pod import END_POD
-from concertina.kube.parse import pod_names
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw

@@ -33,13 +33,11 @@ class Pods(enum.Enum):
     """What should become of the pods."""
 
     WANTED = "wanted"
-    """As many as the spec wants; the dead replaced."""
+    """As many as the spec wants, the dead replaced; how, depends on spec.launcher."""
     NONE = "none"
     """All deleted."""
     ENDED = "ended"
     """The job has ended: as spec.cleanPodPolicy says."""
-    TORCHRUN = "torchrun"
-    """As WANTED, with torchrun as the launcher."""
     KEPT = "kept"
     """Left as they are."""
 

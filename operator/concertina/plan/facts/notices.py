@@ -65,7 +65,7 @@ def _node_ends(given: NoticeInput) -> Notice | None:
     return Notice(f"is on node {node.name}, whose end is announced by the taint {node.notice}", given.pod.grace)
 
 
-def _told(given: NoticeInput) -> Notice | None:
+def _asked_to_stop(given: NoticeInput) -> Notice | None:
     return Notice(f"was told to stop within {given.told:g} s", given.told) if given.told else None
 
 
@@ -76,4 +76,10 @@ def _cordoned(given: NoticeInput) -> Notice | None:
     return Notice(f"is on node {node.name}, which is cordoned", given.pod.grace, urgent=False)
 
 
-CHECKS: tuple[Callable[[NoticeInput], Notice | None], ...] = (_deleted, _disrupted, _node_ends, _told, _cordoned)
+CHECKS: tuple[Callable[[NoticeInput], Notice | None], ...] = (
+    _deleted,
+    _disrupted,
+    _node_ends,
+    _asked_to_stop,
+    _cordoned,
+)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina_protocol import StorageHealth
 
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
@@ -17,7 +18,7 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     if waits_for and decision.phase in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         message = f"training waits for data: {waits_for}"
         return replace(decision, stalled="DataUnavailable", stalled_message=message)
-    if report.storage is not None and report.storage.state == "Error" and decision.phase is Phase.TRAINING:
+    if report.storage is not None and report.storage.state == StorageHealth.ERROR and decision.phase is Phase.TRAINING:
         message = f"training goes on, but no checkpoint can be written: {report.storage.message}"
         return replace(decision, stalled="StorageUnavailable", stalled_message=message)
     return decision

@@ -11,27 +11,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.api.pod_names import rendezvous_name
 from concertina.api.status import World, rfc3339
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.pods import backoff, pods, refusals
-from concertina.plan.pods.attempts import packed, pass_over_taken
+from concertina.plan.pods import backoff, torchrun
+from concertina.plan.pods.shortage import waiting
 from concertina.plan.recovery import budget, startup
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import Action, CreatePod, CreateRendezvous, Event, PodView
+from concertina.plan.types import Event
 
 SIGNALLED = 128
 """Exit codes from here on are those of a process that was killed: of torchrun, not by it."""
 
 
-def rendezvous_name(job: str, round: int) -> str:
-    return f"{job}-rendezvous-{round}"
-
-
 def succeeded(ctx: JobContext) -> Decision | None:
     """Every member has ended with 0, as torchrun does when all of its workers have, everywhere."""
-    members = _members(ctx)
+    members = torchrun.members(ctx)
     if not members or any(pod.phase != "Succeeded" for pod in members):
         return None
     message = f"torchrun has ended with exit code 0 in all {len(members)} replicas"
@@ -61,103 +58,28 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
 
 
 def running(ctx: JobContext) -> Decision:
-    here = [pod for pod in _members(ctx) if pod.phase == "Running" and pod.name in ctx.replicas.live]
+    here = [pod for pod in torchrun.members(ctx) if pod.phase == "Running" and pod.name in ctx.replicas.live]
     least, most = sizes.least(ctx.spec), sizes.most(ctx.spec)
     text = f"{len(here)} of {most} replicas run torchrun"
-    if any(pod.phase == "Succeeded" for pod in _members(ctx)):
-        return Decision(Phase.TRAINING, "Ending", f"{text}, the others have ended well", pods=Pods.TORCHRUN)
+    if any(pod.phase == "Succeeded" for pod in torchrun.members(ctx)):
+        return Decision(Phase.TRAINING, "Ending", f"{text}, the others have ended well", pods=Pods.WANTED)
     if len(here) >= least:
         message = f"{text}; who is in its world, and how far that is, torchrun does not tell"
-        return Decision(Phase.TRAINING, "TorchrunRuns", message, pods=Pods.TORCHRUN)
+        return Decision(Phase.TRAINING, "TorchrunRuns", message, pods=Pods.WANTED)
     if stuck := startup.waiting(ctx):
         return Decision(
             stuck.phase, stuck.reason, stuck.message,
-            stalled=stuck.stalled, stalled_message=stuck.stalled_message, pods=Pods.TORCHRUN,
+            stalled=stuck.stalled, stalled_message=stuck.stalled_message, pods=Pods.WANTED,
         )  # fmt: skip
-    reasons = [pods.waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase != "Running"]
+    reasons = [waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase != "Running"]
     refused = [ctx.observed.refused.message] if ctx.observed.refused else []
     message = "; ".join([f"{text}, {least} are needed", *refused, *(sorted(set(reasons))[:3])])
-    return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.TORCHRUN, recheck=constants.CREATE_RETRY)
-
-
-def plan_pods(ctx: JobContext) -> pods.PodPlan:
-    """The store first; members when its address is known; nothing of earlier rounds."""
-    round = ctx.world.round
-    deletes = [
-        action
-        for pod in ctx.observed.pods
-        if pod.round != round and not (pod.round == round - 1 and pod.released)
-        for action in pods.delete(ctx, pod, "is of a rendezvous that is over")
-    ]
-    store = _store(ctx)
-    if store is None:
-        creates, wait = _allowed(ctx, (CreateRendezvous(round),))
-        return pods.PodPlan((*deletes, *creates), ctx.status.internal.attempts, recheck=wait, missing=True)
-    wanted = range(sizes.most(ctx.spec))
-    ending = any(pod.phase == "Succeeded" for pod in _members(ctx))
-    attempts = dict(enumerate(ctx.status.internal.attempts))
-    replaced: list[PodView] = []
-    for pod in ctx.observed.pods:
-        if pod.index not in wanted:
-            extra = pod.index >= 0 and pod.round == round
-            deletes += pods.delete(ctx, pod, "is more than spec.replicas") if extra else []
-            continue
-        gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
-        least = pod.attempt + 1 if gone else pod.attempt
-        if gone and pod.round == round and least > attempts.get(pod.index, 0):
-            replaced.append(pod)
-        if gone and pod.round == round:
-            deletes += _let_go(ctx, pod)
-        attempts[pod.index] = max(attempts.get(pod.index, 0), least)
-    deletes += [
-        action
-        for pod in ctx.observed.pods
-        if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
-        for action in pods.delete(ctx, pod, "has had two successors")
-    ]
-    pass_over_taken(ctx.observed.job.name, attempts, wanted, ctx.observed.taken)
-    current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
-    missing = [index for index in wanted if (index, attempts.get(index, 0)) not in current]
-    address = f"[{store.ip}]:{store.port}" if ":" in store.ip else f"{store.ip}:{store.port}"
-    told: tuple[Action, ...] = ()
-    if store.ip and store.phase == "Running" and not ending:
-        told = tuple(CreatePod(i, attempts.get(i, 0), rendezvous=address, round=round) for i in missing)
-    creates, wait = _allowed(ctx, told)
-    events = tuple(pods.replaced_event(ctx, pod) for pod in replaced)
-    return pods.PodPlan((*deletes, *creates), packed(attempts), tuple(replaced), events, wait, bool(missing))
-
-
-def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
-    """What has ended stays, for its logs, unless it holds resources."""
-    return [] if pod.released else pods.delete(ctx, pod, ctx.replicas.dead[pod.name])
-
-
-def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
-    if not creates:
-        return (), None
-    wait = refusals.seconds_left(ctx)
-    if wait > 0:
-        return (), wait
-    return creates[:1] if ctx.observed.refused else creates, constants.CREATE_RETRY
-
-
-def _members(ctx: JobContext) -> list[PodView]:
-    """Pods of this round, those aside that are going or have a successor."""
-    newest: dict[int, PodView] = {}
-    for pod in ctx.observed.pods:  # in order of attempts
-        if pod.index >= 0 and pod.round == ctx.world.round and not pod.deleting:
-            newest[pod.index] = pod
-    return list(newest.values())
-
-
-def _store(ctx: JobContext) -> PodView | None:
-    stores = (pod for pod in ctx.observed.pods if pod.index < 0 and pod.round == ctx.world.round)
-    return next(stores, None)
+    return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.WANTED, recheck=constants.CREATE_RETRY)
 
 
 def _over(ctx: JobContext) -> Cause | None:
     """Why this round can't go on."""
-    members, store = _members(ctx), _store(ctx)
+    members, store = torchrun.members(ctx), torchrun.store(ctx)
     if store is None and members:
         return Cause("RendezvousLost", "the pod that served torchrun's store is gone")
     if store is not None and store.name in ctx.replicas.dead:

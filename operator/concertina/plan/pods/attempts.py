@@ -1,9 +1,11 @@
-"""Pods of one replica: its index, the attempt that it is on, and the name that both make up."""
+"""Pods of one replica: its index, and the attempt that it is on."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from concertina.api.pod_names import pod_name
 
 
 @dataclass(frozen=True)
@@ -12,12 +14,8 @@ class PodNumbers:
     attempt: int
 
 
-def pod_name(job: str, index: int, attempt: int) -> str:
-    return f"{job}-{index}-{attempt}"
-
-
 def parsed(name: str) -> PodNumbers | None:
-    """The reverse of `pod_name`; None for what is no replica's name: agents may make one up."""
+    """What `pod_name` made the name of; None for what is no replica's name: agents may make one up."""
     numbers = name.rsplit("-", 2)[1:]
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
         return None

@@ -11,7 +11,8 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.health import Life
-from concertina.plan.pods import backoff, pods
+from concertina.plan.pods import backoff
+from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
@@ -77,7 +78,7 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
         )
         return Decision(Phase.RECOVERING, cause.reason, message, recheck=wait)
     return _claim(ctx, cause, failed, found) or Decision(
-        Phase.WAITING, cause.reason, f"{cause.sentence}; {pods.shortage(ctx)}", recheck=1.0, watch_all=True
+        Phase.WAITING, cause.reason, f"{cause.sentence}; {shortage(ctx)}", recheck=1.0, watch_all=True
     )
 
 
@@ -97,7 +98,7 @@ def broken(ctx: JobContext) -> Cause | None:
 
 def _failure_reported(ctx: JobContext) -> Cause | None:
     report = ctx.round.report
-    if report is None or report.state == "succeeded":
+    if report is None or report.state == protocol.State.SUCCEEDED:
         return None
     failure = first_failure(report)
     if failure:
@@ -111,7 +112,7 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
             error=repeats.signature(failure),
             step=failure.step,
         )
-    if report.state == "failed":
+    if report.state == protocol.State.FAILED:
         return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
     return None
 
@@ -126,7 +127,7 @@ def _member_gone(ctx: JobContext) -> Cause | None:
     pods, told = ctx.replicas.pods, ctx.round.report.members if ctx.round.report else {}
     for member in ctx.world.members:
         pod, known = pods.get(member.replica), told.get(member.replica)
-        if known is not None and known.state == "drained":
+        if known is not None and known.state == protocol.State.DRAINED:
             continue  # its part in the round was over: it may go before the others are through
         if pod is None or pod.uid != member.uid:
             return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
@@ -139,7 +140,7 @@ def _member_gone(ctx: JobContext) -> Cause | None:
 
 def _lead_lost(ctx: JobContext) -> Cause | None:
     lead = ctx.round.lead.replica
-    if ctx.health.lead.dead and ctx.round.report and ctx.round.report.state == "drained":
+    if ctx.health.lead.dead and ctx.round.report and ctx.round.report.state == protocol.State.DRAINED:
         return Cause("Drained", f"the lead {lead} has left after a drain", lead, planned=True)
     if ctx.health.lead.dead:
         return Cause("LeadLost", f"the lead {lead} {ctx.health.lead.sentence}", lead)
@@ -171,7 +172,7 @@ def _never_assigned(ctx: JobContext) -> Cause | None:
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
         return None
-    if report.state == "prepared":
+    if report.state == protocol.State.PREPARED:
         return Cause("NotAssigned", f"the lead {report.replica} was never told to start", report.replica)
     return None
 
@@ -214,10 +215,10 @@ def running(ctx: JobContext) -> Decision | None:
     if not ctx.round.committed:
         return None
     report, total = ctx.round.report, len(ctx.world.members)
-    if report is None or report.state == "prepared":
+    if report is None or report.state == protocol.State.PREPARED:
         # Just assigned, or the operator has just come: as it was until something is known.
         return replace(as_before(ctx), recheck=recheck(ctx), watch_all=ctx.health.lead.life is Life.SILENT)
-    if report.state in ("draining", "drained"):
+    if report.state in (protocol.State.DRAINING, protocol.State.DRAINED):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
     progress = report.progress
     if ctx.spec.bundled and (progress is None or not progress.first_step_at):

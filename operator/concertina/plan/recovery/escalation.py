@@ -17,6 +17,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.recovery import repeats
 from concertina.plan.state import restore
+from concertina_protocol import RestoreSource
 
 NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
 IN_A_ROW = 3
@@ -45,7 +46,7 @@ class Failing:
     def mendable(self) -> bool:
         """Whether more than a new round could help; it can't where storage does not give the state to go on from."""
         base = self.ctx.world.base
-        from_storage = base is not None and base.source == "Storage"
+        from_storage = base is not None and base.source == RestoreSource.STORAGE
         return self.failed.counted and not (self.failed.reason == "RestoreFailed" and from_storage)
 
     def tried(self, rung: str) -> int:

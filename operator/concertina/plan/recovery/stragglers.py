@@ -10,8 +10,8 @@ from concertina.api.status import Restart, StragglerMark, rfc3339
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.pods import pods
 from concertina.plan.pods.attempts import same_replica
+from concertina.plan.pods.pod_plan import delete
 from concertina.plan.types import Event
 
 STRAGGLER = "Straggler"
@@ -81,5 +81,5 @@ def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decis
     return replace(
         decision,
         restart=entry,
-        actions=(*decision.actions, *pods.delete(ctx, pod, "is a straggler")),
+        actions=(*decision.actions, *delete(ctx, pod, "is a straggler")),
     )

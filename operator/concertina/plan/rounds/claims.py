@@ -10,7 +10,7 @@ from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.pods import pods
+from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
 from concertina.plan.types import Action, Call, Event, Send
@@ -247,7 +247,7 @@ def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decisi
         absent = [name for name in names if name not in replies]
         message += f"; round {made.round} waits for {', '.join(absent[:5]) or 'replicas that can reach each other'}"
         if len(names) < sizes.least(ctx.spec):
-            phase, message = Phase.WAITING, f"{made.message}; {pods.shortage(ctx)}"
+            phase, message = Phase.WAITING, f"{made.message}; {shortage(ctx)}"
     return Decision(
         phase,
         made.reason or "Claimed",

@@ -61,9 +61,9 @@ def _whence(origin: protocol.Restore) -> str:
     if origin.durable and origin.voids(origin.durable):
         return f"from the newest checkpoint of step {origin.step} or before"
     return {
-        "Fresh": "from the beginning",
-        "Memory": f"from the snapshot of step {origin.step}",
-        "Storage": f"from the checkpoint of step {origin.step}",
+        protocol.RestoreSource.FRESH: "from the beginning",
+        protocol.RestoreSource.MEMORY: f"from the snapshot of step {origin.step}",
+        protocol.RestoreSource.STORAGE: f"from the checkpoint of step {origin.step}",
     }[origin.source]
 
 

@@ -6,7 +6,7 @@ import concertina_protocol as protocol
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.pods import pods
+from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
@@ -23,9 +23,9 @@ def change(ctx: JobContext) -> Decision | None:
         return None
     durable = must_be_saved(ctx)
     grace = limit(ctx, durable)
-    if report.state == "drained" or expired(ctx, grace):
+    if report.state == protocol.State.DRAINED or expired(ctx, grace):
         return claims.claim(ctx, cause) or Decision(
-            Phase.WAITING, cause.reason, f"{cause.message}; {pods.shortage(ctx)}", recheck=1.0
+            Phase.WAITING, cause.reason, f"{cause.message}; {shortage(ctx)}", recheck=1.0
         )
     saved = " and is saved" if durable and restore.uses_storage(ctx.spec) else ""
     return Decision(
@@ -44,14 +44,17 @@ def _cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     if ctx.replicas.surplus:
         return Cause("Shrinking", f"spec.replicas is {ctx.spec.replicas} now", ctx.replicas.surplus[0], planned=True)
     moving = _moving(ctx)
-    if moving and (report.state == "drained" or (report.state == "running" and growth.trains(ctx, report))):
+    if moving and (
+        report.state == protocol.State.DRAINED
+        or (report.state == protocol.State.RUNNING and growth.trains(ctx, report))
+    ):
         message = f"{_sentence(ctx, moving)}, and what takes its place is ready"
         return Cause("ReplicaMoving", message, moving[0], planned=True)
     if growing := growth.cause(ctx, report):
         return growing
-    if report.state == "drained":
+    if report.state == protocol.State.DRAINED:
         return Cause("Drained", "the round has been drained", planned=True)
-    if report.state == "draining":
+    if report.state == protocol.State.DRAINING:
         # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too
         # (decision "No wait for a part that went with its member").
         return Cause("Draining", "members change", planned=True)

@@ -36,7 +36,9 @@ def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     names = joining(ctx)
     if not names or sizes.fitting(len(claims.candidates(ctx)), ctx.spec) <= len(ctx.round.members):
         return None
-    if report.state != "drained" and not (report.state == "running" and seconds_left(ctx) <= 0 and trains(ctx, report)):
+    if report.state != protocol.State.DRAINED and not (
+        report.state == protocol.State.RUNNING and seconds_left(ctx) <= 0 and trains(ctx, report)
+    ):
         return None
     who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {', '.join(names[:5])} join"
     return Cause(REASON, who, planned=True)

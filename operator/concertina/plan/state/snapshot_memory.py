@@ -3,7 +3,7 @@
 
 A rank's snapshot holds its part of the weights and of AdamW's two moments, float32. A replica keeps three of each of
 its workers, one more while that is on its way to storage, and two of the replica before it; with one replica there is
-no other. They live in nine tenths of the container's memory (`share`). A round that goes on from memory begins with two
+no other. They live in nine tenths of the container's memory (`room`). A round that goes on from memory begins with two
 of its own and two of the other's (`concertina_agent.core.snapshot_index`), and with one of each as soon as all have
 restored.
 The agent's own files (agent.pyz has 0.3 MiB), the shards' headers and their marks lie beside them.
@@ -36,15 +36,10 @@ def _state(spec: JobSpec) -> int:
     return STATE_BYTES * spec.trainer.model.weights if spec.trainer else 0
 
 
-def room(spec: JobSpec) -> int:
-    """Bytes that a replica has for them; 0: there is no limit."""
+def room(spec: JobSpec) -> int | None:
+    """Bytes that a replica has for them; None: there is no limit."""
     limits = ((spec.template.trainer.model_extra or {}).get("resources") or {}).get("limits") or {}
-    return share(bytes_of(limits.get("memory")))
-
-
-def share(limit: int) -> int:
-    """Of so many bytes that a container may use, those that its snapshots may take."""
-    return limit * 9 // 10
+    return bytes_of(limits.get("memory")) * 9 // 10 or None
 
 
 def too_small(ctx: JobContext) -> Decision | None:

@@ -11,7 +11,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import admission, checkpoint_requests, master_key
 from concertina.plan.pods import bad_nodes
-from concertina.plan.pods.pods import PodPlan
+from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, container_restarts, startup, stragglers
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import rollback

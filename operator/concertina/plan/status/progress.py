@@ -121,7 +121,7 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
     best: protocol.Durable | None = None
     for view in ctx.observed.agents.values():
         storage = view.report.storage if view.report else None
-        durable = storage.latest if storage and storage.state == "Ready" else None
+        durable = storage.latest if storage and storage.state == protocol.StorageHealth.READY else None
         if durable is None or durable.uid != uid or rollback.is_undone(durable.round, durable.step, ctx.status):
             continue
         if best is None or (durable.round, durable.step) > (best.round, best.step):

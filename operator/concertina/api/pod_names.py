@@ -1,4 +1,4 @@
-"""The names of a job's pods, as the plan makes them: <job>-<index>-<attempt>, <job>-rendezvous-<round>. Pure."""
+"""The names of a job's pods: <job>-<index>-<attempt>, and <job>-rendezvous-<round> with torchrun. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ class PodName:
     """Of the replica; None for the pod that serves torchrun's store."""
     attempt: int
     """Of the replica, or of the store."""
+
+
+def pod_name(job: str, index: int, attempt: int) -> str:
+    return f"{job}-{index}-{attempt}"
+
+
+def rendezvous_name(job: str, round: int) -> str:
+    return f"{job}-rendezvous-{round}"
 
 
 def parse(name: str) -> PodName | None:

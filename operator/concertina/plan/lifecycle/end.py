@@ -1,0 +1,80 @@
+"""The end of a job: complete, failed, or out of time."""
+
+from __future__ import annotations
+
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.recovery import budget
+from concertina.plan.rounds.claims import Cause
+from concertina.plan.state import restore
+from concertina.plan.types import DeleteJob
+from concertina_protocol import Prepared, State, StorageHealth
+
+ENDED = {"Complete": Phase.COMPLETE, "Failed": Phase.FAILED}
+
+
+def ended(ctx: JobContext) -> Decision | None:
+    """Complete or Failed is for good; after the time to live the job is deleted."""
+    for type, phase in ENDED.items():
+        condition = ctx.status.condition(type)
+        if condition and condition.status == "True":
+            left = ctx.time_to_live
+            actions = (DeleteJob(),) if left is not None and left <= 0 else ()
+            recheck = left if left is not None and left > 0 else None
+            return Decision(
+                phase, condition.reason, condition.message, actions=actions, recheck=recheck, pods=Pods.ENDED
+            )
+    return None
+
+
+def succeeded(ctx: JobContext) -> Decision | None:
+    """Every worker of the round has exited 0, and the last checkpoint is in storage. Agents exit 0 by themselves after
+    that alone, so one pod that has ended so speaks for all: the others' ends may not be known yet."""
+    if not ctx.round.committed:
+        return None
+    members = (ctx.replicas.pods.get(member.replica) for member in ctx.world.members)
+    by_pods = any(pod is not None and pod.phase == "Succeeded" and not pod.deleting for pod in members)
+    if by_pods or (ctx.round.report is not None and ctx.round.report.state == State.SUCCEEDED):
+        message = f"all {ctx.world.workers} workers of round {ctx.world.round} have ended with exit code 0"
+        return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
+    return None
+
+
+def complete_in_storage(ctx: JobContext) -> Decision | None:
+    """A job, created again perhaps, whose last step is in storage already."""
+    if not restore.uses_storage(ctx.spec) or ctx.round.committed or ctx.spec.trainer is None:
+        return None
+    views = [view for name in ctx.replicas.live if (view := ctx.agent(name))]
+    seen = [view.report.storage for view in views if view.connected and view.report]
+    seen += [view.prepare.reply.storage for view in views if view.prepare and isinstance(view.prepare.reply, Prepared)]
+    latest = [storage.latest for storage in seen if storage and storage.state == StorageHealth.READY and storage.latest]
+    done = [durable for durable in latest if durable.complete and durable.step >= ctx.spec.trainer.steps]
+    if not done:
+        return None
+    message = f"the checkpoint {done[0].uri} is that of the run's last step, {done[0].step}: nothing is left to do"
+    return Decision(Phase.COMPLETE, "AlreadyComplete", message, pods=Pods.ENDED)
+
+
+def permanent_failure(ctx: JobContext) -> Decision | None:
+    """What a new round can't mend."""
+    report = ctx.round.report
+    failure = next((failure for failure in report.failures if failure.permanent), None) if report else None
+    if failure is None:
+        return None
+    cause = Cause(
+        failure.reason,
+        failure.message,
+        failure.replica,
+        exit_code=failure.exit_code,
+        last_lines=failure.last_lines,
+    )
+    told = budget.last_failure(ctx, cause)
+    return Decision(Phase.FAILED, failure.reason, cause.sentence, last_failure=told, pods=Pods.ENDED)
+
+
+def deadline(ctx: JobContext) -> Decision | None:
+    limit = ctx.spec.active_deadline_seconds
+    if limit is None or ctx.running_for is None or ctx.running_for < limit:
+        return None
+    message = f"ran for longer than activeDeadlineSeconds, which is {limit}"
+    return Decision(Phase.FAILED, "DeadlineExceeded", message, pods=Pods.ENDED)

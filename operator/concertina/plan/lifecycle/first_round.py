@@ -1,0 +1,53 @@
+"""The first round of a run: when there are enough replicas, or why there are not."""
+
+from __future__ import annotations
+
+from concertina.plan.facts import constants, sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
+from concertina.plan.pods.shortage import shortage
+from concertina.plan.recovery import startup
+from concertina.plan.rounds import claims, commits
+from concertina.plan.rounds.claims import Cause
+from concertina.plan.state import restore
+from concertina_protocol import StorageHealth
+
+
+def first_round(ctx: JobContext) -> Decision | None:
+    """No round is committed: when all wanted replicas are ready, or enough of them after a while. As the last policy it
+    answers for a status as well that names members and no claim of theirs: somebody wrote into it."""
+    names = claims.candidates(ctx)
+    size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
+    if trouble and not size:
+        return trouble
+    if size < sizes.most(ctx.spec) and (not size or (wait := _first_start_left(ctx)) > 0):
+        recheck = wait if size else constants.CREATE_RETRY
+        return Decision(Phase.WAITING, "WaitingForReplicas", shortage(ctx), recheck=recheck)
+    if restore.uses_storage(ctx.spec):
+        storages = [view.report.storage for name in names if (view := ctx.agent(name)).report]
+        looks = [storage for storage in storages if storage is not None]
+        if not any(storage.state == StorageHealth.READY for storage in looks):
+            error = next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), "")
+            return commits.storage_unknown(restore.Unknown(error))
+    reason = "FirstRound" if not ctx.status.rounds else "Resumed"
+    return claims.claim(ctx, Cause(reason, f"{size} replicas are ready", planned=True))
+
+
+def _first_start_left(ctx: JobContext) -> float:
+    patience = ctx.spec.elastic.grow_after_seconds if ctx.spec.elastic else constants.FIRST_START
+    oldest = min((pod.created for pod in ctx.replicas.live.values()), default=ctx.now)
+    return oldest + patience - ctx.now
+
+
+def _start_trouble(ctx: JobContext) -> Decision | None:
+    """What keeps every replica from starting until a person mends it; then the job goes on by itself."""
+    if stuck := startup.waiting(ctx):
+        return stuck
+    broken = [
+        view.report.startup_error
+        for name in ctx.replicas.live
+        if (view := ctx.agent(name)).report and view.report.startup_error
+    ]
+    if broken:
+        return stalled("AgentCannotStart", broken[0], Pods.WANTED)
+    return None

@@ -1,0 +1,72 @@
+"""Which pods there should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from concertina.api.spec import CleanPodPolicy
+from concertina.plan.facts import constants
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.pods import agent, torchrun
+from concertina.plan.pods.attempts import packed
+from concertina.plan.pods.pod_plan import PodPlan, delete
+from concertina.plan.types import Action, EndPod, PodView
+
+
+def _none(ctx: JobContext) -> PodPlan:
+    """Deletes all; the attempts go on, so that a resumed job's pods have names of their own."""
+    actions = [action for pod in ctx.observed.pods for action in delete(ctx, pod, "is not wanted now")]
+    attempts = dict(enumerate(ctx.status.internal.attempts))
+    for pod in ctx.observed.pods:
+        attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
+    return PodPlan(tuple(actions), packed(attempts))
+
+
+def _ended(ctx: JobContext, failed: bool) -> PodPlan:
+    """As spec.cleanPodPolicy says. What runs in a failed job is ended rather than deleted: its log says why (decision
+    "A failed job's pods are ended in place")."""
+    policy = ctx.spec.clean_pod_policy
+    if policy is CleanPodPolicy.NONE:
+        return _kept(ctx)
+    actions: list[Action] = []
+    waits: list[float] = []
+    for pod in ctx.observed.pods:
+        if pod.released and policy is not CleanPodPolicy.ALL:
+            continue
+        ends = failed and policy is not CleanPodPolicy.ALL and _can_be_ended(ctx, pod)
+        left = ctx.ended_at + (pod.grace + constants.END if ends else constants.LINGER) - ctx.now
+        if left <= 0:
+            actions += delete(ctx, pod, "is not needed any more: the job has ended")
+            continue
+        waits.append(left)
+        if ends and not pod.ending:
+            actions.append(EndPod(pod.name, pod.uid, f"replica {pod.name} has failed with its job"))
+    return PodPlan(tuple(actions), ctx.status.internal.attempts, recheck=min(waits, default=None))
+
+
+def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
+    """It has a log worth keeping, and a node that can stop it."""
+    node = ctx.node(pod)
+    return pod.index >= 0 and pod.phase != "Pending" and not pod.deleting and node.ready and not node.out_of_service
+
+
+def _kept(ctx: JobContext) -> PodPlan:
+    return PodPlan((), ctx.status.internal.attempts)
+
+
+Planner = Callable[[JobContext], PodPlan]
+WANTED: Mapping[str, Planner] = {"agent": agent.wanted, "torchrun": torchrun.wanted}
+"""As many as the spec wants, the dead replaced; by spec.launcher."""
+
+
+def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:
+    match decision.pods:
+        case Pods.WANTED:
+            return WANTED[ctx.spec.launcher](ctx)
+        case Pods.NONE:
+            return _none(ctx)
+        case Pods.ENDED:
+            return _ended(ctx, failed=decision.phase is Phase.FAILED)
+        case Pods.KEPT:
+            return _kept(ctx)

@@ -1,0 +1,40 @@
+"""What becomes of a job's pods in a pass, and the actions and events that all launchers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from concertina.plan.facts.context import JobContext
+from concertina.plan.types import Action, DeletePod, Event, PodView
+
+
+@dataclass(frozen=True)
+class PodPlan:
+    actions: tuple[Action, ...] = ()
+    attempts: tuple[int, ...] = ()
+    """As status.internal.attempts: written before the pods are created, so that no name, by which agents are known, is
+    used for two (decision "Attempts are written before pods")."""
+    replaced: tuple[PodView, ...] = ()
+    """The dead pods that get a successor in this pass."""
+    events: tuple[Event, ...] = ()
+    recheck: float | None = None
+    missing: bool = False
+    """Whether pods are wanted that are not there."""
+
+
+def replaced_event(ctx: JobContext, pod: PodView) -> Event:
+    """For a pod that gets a successor."""
+    notice = ctx.replicas.notices.get(pod.name)
+    why = notice.message if notice else ctx.replicas.dead[pod.name]
+    return Event(
+        "Normal" if notice else "Warning", "ReplicaReplaced", f"replica {pod.name} {why}; a new pod takes its place"
+    )
+
+
+def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
+    """Nothing where it is being deleted already, unless its node can't confirm that."""
+    node = ctx.node(pod)
+    unconfirmed = node.out_of_service or not node.ready
+    if pod.deleting and not unconfirmed:
+        return []
+    return [DeletePod(pod.name, pod.uid, f"replica {pod.name} {reason}", force=unconfirmed)]

@@ -1,0 +1,86 @@
+"""Pods under torchrun: the one that serves its store, then the members that are told its address."""
+
+from __future__ import annotations
+
+from concertina.plan.facts import constants, sizes
+from concertina.plan.facts.context import JobContext
+from concertina.plan.pods import refusals
+from concertina.plan.pods.attempts import packed, pass_over_taken
+from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
+from concertina.plan.types import Action, CreatePod, CreateRendezvous, PodView, Rendezvous
+
+
+def wanted(ctx: JobContext) -> PodPlan:
+    """The store first; members when its address is known; nothing of earlier rounds."""
+    round = ctx.world.round
+    deletes = [
+        action
+        for pod in ctx.observed.pods
+        if pod.round != round and not (pod.round == round - 1 and pod.released)
+        for action in delete(ctx, pod, "is of a rendezvous that is over")
+    ]
+    server = store(ctx)
+    if server is None:
+        creates, wait = _allowed(ctx, (CreateRendezvous(round),))
+        return PodPlan((*deletes, *creates), ctx.status.internal.attempts, recheck=wait, missing=True)
+    indexes = range(sizes.most(ctx.spec))
+    ending = any(pod.phase == "Succeeded" for pod in members(ctx))
+    attempts = dict(enumerate(ctx.status.internal.attempts))
+    replaced: list[PodView] = []
+    for pod in ctx.observed.pods:
+        if pod.index not in indexes:
+            extra = pod.index >= 0 and pod.round == round
+            deletes += delete(ctx, pod, "is more than spec.replicas") if extra else []
+            continue
+        gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
+        least = pod.attempt + 1 if gone else pod.attempt
+        if gone and pod.round == round and least > attempts.get(pod.index, 0):
+            replaced.append(pod)
+        if gone and pod.round == round:
+            deletes += _let_go(ctx, pod)
+        attempts[pod.index] = max(attempts.get(pod.index, 0), least)
+    deletes += [
+        action
+        for pod in ctx.observed.pods
+        if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
+        for action in delete(ctx, pod, "has had two successors")
+    ]
+    pass_over_taken(ctx.observed.job.name, attempts, indexes, ctx.observed.taken)
+    current = {(pod.index, pod.attempt) for pod in ctx.observed.pods}
+    missing = [index for index in indexes if (index, attempts.get(index, 0)) not in current]
+    address = f"[{server.ip}]:{server.port}" if ":" in server.ip else f"{server.ip}:{server.port}"
+    creations: tuple[Action, ...] = ()
+    if server.ip and server.phase == "Running" and not ending:
+        rendezvous = Rendezvous(address, round, sizes.least(ctx.spec))
+        creations = tuple(CreatePod(index, attempts.get(index, 0), rendezvous=rendezvous) for index in missing)
+    creates, wait = _allowed(ctx, creations)
+    events = tuple(replaced_event(ctx, pod) for pod in replaced)
+    return PodPlan((*deletes, *creates), packed(attempts), tuple(replaced), events, wait, bool(missing))
+
+
+def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
+    """What has ended stays, for its logs, unless it holds resources."""
+    return [] if pod.released else delete(ctx, pod, ctx.replicas.dead[pod.name])
+
+
+def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action, ...], float | None]:
+    if not creates:
+        return (), None
+    wait = refusals.seconds_left(ctx)
+    if wait > 0:
+        return (), wait
+    return creates[:1] if ctx.observed.refused else creates, constants.CREATE_RETRY
+
+
+def members(ctx: JobContext) -> list[PodView]:
+    """Pods of this round, those aside that are going or have a successor."""
+    newest: dict[int, PodView] = {}
+    for pod in ctx.observed.pods:  # in order of attempts
+        if pod.index >= 0 and pod.round == ctx.world.round and not pod.deleting:
+            newest[pod.index] = pod
+    return list(newest.values())
+
+
+def store(ctx: JobContext) -> PodView | None:
+    stores = (pod for pod in ctx.observed.pods if pod.index < 0 and pod.round == ctx.world.round)
+    return next(stores, None)
