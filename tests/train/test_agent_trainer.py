@@ -8,7 +8,7 @@ import os
 from replicas import UID, newest_complete, running, trained
 
 import concertina_protocol as p
-from concertina.plan.state import snapshot_memory
+from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 
 
 def environment(trainer, data, **more) -> dict[str, str]:
@@ -51,7 +51,7 @@ def test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval(f
         async with running(folder, 3, ["--bundled"], **steps) as job, most_arenas(job) as most:
             await job.begin(1, job[0], job[1], job[2])
             await job.until(job[0], trained(20))
-            assert 4 <= most[0] <= snapshot_memory.OWN + snapshot_memory.COPIES, "more than the plan has counted on"
+            assert 4 <= most[0] <= SNAPSHOT_SLOTS + COPY_SLOTS, "more than the plan has counted on"
             os.kill(job[2].worker_pids()[2], 9)
             report = await job.until(job[0], lambda r: r.failures)
             on_peers = report.progress.snapshot_step
