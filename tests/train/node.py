@@ -146,6 +146,9 @@ class _Round:
         self.wanted: dict[SnapshotId, int] = {}
         self.over = asyncio.Event()
         self.gone: set[int] = set()
+        self.committed: dict[int, list[int]] = {}
+        self.torn: list[tuple[int, int]] = []
+        """Shard and step of copies that the worker wrote over."""
         self.uploads = asyncio.Lock()
 
     async def play(self) -> Outcome:
@@ -202,6 +205,7 @@ class _Round:
             log.seek(0)
             self.outcome.output = log.read().decode()
             log.close()
+        self._check_torn()
         return self.outcome
 
     async def _accept(self, listening: socket.socket) -> None:
@@ -231,8 +235,8 @@ class _Round:
                 self.outcome.progress.append(message)
                 self._follow_script(message.step)
             case channel.Committed(id, shard, path):
-                if self.script.copy(id.step):
-                    self._copy((rank + 1) % self.world, id, shard, Path(path))
+                self.committed.setdefault(shard, []).append(id.step)
+                if self.script.copy(id.step) and self._copy((rank + 1) % self.world, id, shard, Path(path)):
                     end.send(channel.CopiedUpTo(id.step))
             case channel.WantDurable(id, shard, path, complete):
                 async with self.uploads:
@@ -258,14 +262,25 @@ class _Round:
             for rank in self.script.kill[1]:
                 os.kill(self.pids[rank], signal.SIGKILL)
 
-    def _copy(self, node: int, id: SnapshotId, shard: int, path: Path) -> None:
+    def _copy(self, node: int, id: SnapshotId, shard: int, path: Path) -> bool:
+        """False where the worker has written over it meanwhile, as an agent finds out by the sidecar."""
         folder = self.job.folder / f"node-{node}" / "copies" / f"round-{id.round}" / f"shard-{shard}"
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"slot-{id.step % COPY_SLOTS}"
         remove_sidecar(target)
-        shutil.copyfile(path, target)
-        shutil.copyfile(sidecar_path(path), sidecar_path(target))
-        assert held_in(target) == (id, shard), "a slot was written while it was copied"
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(path, target)
+            shutil.copyfile(sidecar_path(path), sidecar_path(target))
+            if held_in(target) == (id, shard):
+                return True
+        remove_sidecar(target)
+        self.torn.append((shard, id.step))
+        return False
+
+    def _check_torn(self) -> None:
+        """Only a round's last snapshot waits for no copy (decision "A drain may write over a running copy")."""
+        for shard, step in self.torn:
+            assert step in self.committed[shard][-3:], f"the slot of step {step} was written while it was copied"
 
     async def _make_durable(self, id: SnapshotId, shard: int, path: str, complete: bool) -> None:
         uploader = await self.uploader
