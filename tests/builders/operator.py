@@ -196,14 +196,16 @@ class Jobs:
         pods = [f"{pod['metadata']['name']}: {pod['status'].get('phase')}" for pod in self.pods(name)]
         return json.dumps([self.get(name).get("status"), pods], indent=1)
 
-    def events(self, name: str, reason: str) -> list[Object]:
-        """Those of this reason, as soon as there is one: events are written after the status that they speak of."""
+    def events(self, name: str | None, reason: str) -> list[Object]:
+        """Those of this reason, of any job where None is named, as soon as there is one: events are written after the
+        status that they speak of."""
 
         def found() -> list[Object]:
             events = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
-            return [event for event in events if (event["involvedObject"]["name"], event["reason"]) == (name, reason)]
+            named = (event for event in events if name in (None, event["involvedObject"]["name"]))
+            return [event for event in named if event["reason"] == reason]
 
-        return until(found, f"an event {reason} of {name}")
+        return until(found, f"an event {reason} of {name or 'any job'}")
 
     def logs(self, pod: str) -> str:
         return self.cluster.kubectl("logs", "-n", self.namespace, pod, "-c", "trainer")
