@@ -286,8 +286,10 @@ class OperatorProcess:
             self.clock.after(CALL_TIMEOUT, self._answered, *heard, None, "timed out")
 
     def _answered(self, contact: Contact, kind: str, call: Call, reply: p.Message | None, error: str) -> None:
-        if self.alive and getattr(contact.view, kind) is call:
-            done = changed(call, done_at=self.now, reply=reply, error=error)
+        known: Call | None = getattr(contact.view, kind)
+        # Sent later, as far as this operator was here: see `without_stall`.
+        if self.alive and known is not None and changed(known, sent_at=call.sent_at) == call:
+            done = changed(known, done_at=self.now, reply=reply, error=error)
             contact.view = changed(contact.view, **{kind: done})
             self.trigger()
 
