@@ -28,7 +28,7 @@ from concertina_trainer.uploader import answer
 def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer, storage_uri):
     reference = node.Job(folder / "whole", parent, trainer).run(3).losses
     job = node.Job(folder / "job", parent, trainer, {"uri": storage_uri, "everySteps": 4, "keep": 2})
-    first = job.run(3, script=node.Script(kill=(10, (0, 1, 2))))
+    first = job.run(3, script=node.Script(kill=(9, (0, 1, 2))))
     assert first.errors == []
     steps = [d.step for d in first.durable]
     assert steps[0] == 4, "and then from 8 on, when the parts of 4 have been shipped"
