@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
-from concertina.agents.stall import TICK_SECONDS, StallDetector, without_stall
+from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
 from concertina.plan.plan import plan
 from concertina.plan.types import (
     Action,
@@ -287,8 +287,7 @@ class OperatorProcess:
 
     def _answered(self, contact: Contact, kind: str, call: Call, reply: p.Message | None, error: str) -> None:
         known: Call | None = getattr(contact.view, kind)
-        # Sent later, as far as this operator was here: see `without_stall`.
-        if self.alive and known is not None and changed(known, sent_at=call.sent_at) == call:
+        if self.alive and is_same_call(known, call):
             done = changed(known, done_at=self.now, reply=reply, error=error)
             contact.view = changed(contact.view, **{kind: done})
             self.trigger()

@@ -13,7 +13,7 @@ from typing import Any
 import concertina_protocol as protocol
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, Request, call
-from concertina.agents.stall import TICK_SECONDS, StallDetector, without_stall
+from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
 from concertina.agents.streams import follow
 from concertina.plan.types import AgentView, Call, ConnectionRefusal
 
@@ -152,7 +152,7 @@ class AgentConnections:
         except CallError as error:
             end = {"error": str(error)}
         known: Call = getattr(connection.view, kind)
-        if dataclasses.replace(known, sent_at=under_way.sent_at) == under_way:  # sent later, as far as one was here
+        if is_same_call(known, under_way):
             connection.view = _with_call(
                 connection.view, kind, dataclasses.replace(known, done_at=self._clock(), **end)
             )

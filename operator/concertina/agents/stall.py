@@ -35,6 +35,11 @@ def without_stall(view: AgentView, seconds: float) -> AgentView:
     )
 
 
+def is_same_call(known: Call | None, sent: Call) -> bool:
+    """Whether the call that a view holds is the one that was sent: `without_stall` may have made its time another."""
+    return known is not None and dataclasses.replace(known, sent_at=sent.sent_at) == sent
+
+
 def _call_without_stall(call: Call | None, seconds: float) -> Call | None:
     """Its answer may have been here all the time."""
     if call is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from concertina.api.pod_names import parse
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.pods import backoff, bad_nodes, refusals
-from concertina.plan.pods.attempts import at, packed, parsed, pass_over_taken
+from concertina.plan.pods.attempts import at, packed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
 from concertina.plan.state import snapshot_memory
 from concertina.plan.types import Action, CreatePod, CreateSecret, PodView
@@ -46,8 +47,8 @@ def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
     """Attempts such that each wanted index is beyond its newest dead pod, and beyond members that are gone."""
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: its name isn't used again
-        known = parsed(name)
-        if known and known.index in wanted:
+        known = parse(name)
+        if known and known.index is not None and known.index in wanted:
             attempts[known.index] = max(attempts.get(known.index, 0), known.attempt + 1)
     for pod in ctx.observed.pods:
         if pod.index in wanted:
@@ -72,7 +73,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
     never = bad_nodes.forbidden(ctx)
     avoid = tuple(sorted((_ending(ctx) | set(bad_nodes.avoided(ctx))) - set(never)))
     secret: tuple[Action, ...] = () if ctx.observed.secret_made else (CreateSecret(),)
-    standing = len(ctx.replicas.wanted_indexes) - len(missing)
+    standing, memory = len(ctx.replicas.wanted_indexes) - len(missing), snapshot_memory.room(ctx.spec)
     creates = (
         CreatePod(
             index,
@@ -80,7 +81,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
             avoid,
             never,
             spare=standing + place >= sizes.most(ctx.spec),
-            snapshot_memory=snapshot_memory.room(ctx.spec),
+            snapshot_memory=memory,
         )
         for place, index in enumerate(missing)
         if index in due

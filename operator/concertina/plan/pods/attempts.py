@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from concertina.api.pod_names import pod_name
-
-
-@dataclass(frozen=True)
-class PodNumbers:
-    index: int
-    attempt: int
-
-
-def parsed(name: str) -> PodNumbers | None:
-    """What `pod_name` made the name of; None for what is no replica's name: agents may make one up."""
-    numbers = name.rsplit("-", 2)[1:]
-    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
-        return None
-    return PodNumbers(int(numbers[0]), int(numbers[1]))
+from concertina.api.pod_names import parse, pod_name
 
 
 def same_replica(one: str, other: str) -> bool:
-    """Whether these are pods of the same index."""
-    first, second = parsed(one), parsed(other)
-    return first is not None and second is not None and first.index == second.index
+    """Whether these are pods of the same index; not for what is no replica's name: agents may make one up."""
+    first, second = parse(one), parse(other)
+    return first is not None and second is not None and first.index is not None and first.index == second.index
 
 
 def at(numbers: Sequence[int], index: int) -> int:

@@ -8,9 +8,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from concertina.api.pod_names import parse
 from concertina.api.status import Restart, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
-from concertina.plan.pods.attempts import at, parsed
+from concertina.plan.pods.attempts import at
 from concertina.plan.types import PodView
 
 OUTSIDE = frozenset(
@@ -68,8 +69,8 @@ def next_pods(ctx: JobContext) -> Mapping[int, Held]:
         return {}
     failed: dict[int, dict[str, Restart]] = {index: {} for index in empty}
     for entry in (*ctx.recent, *(entry_of(ctx, pod) for pod in ctx.observed.pods if _has_just_ended(ctx, pod))):
-        known = parsed(entry.replica)
-        if entry.counted and known and known.index in failed:
+        known = parse(entry.replica)
+        if entry.counted and known and known.index is not None and known.index in failed:
             failed[known.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
             failed[known.index][entry.replica] = entry
     made = {index: _held(ctx, index, list(pods.values())) for index, pods in failed.items() if pods}
