@@ -18,7 +18,6 @@ from concertina_agent.files.driver import FilesDriver
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.wire import Dialer
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
@@ -26,6 +25,7 @@ from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
 from concertina_protocol import addresses
+from concertina_protocol.log import log_event
 
 FAREWELL_SECONDS = 0.2
 """For the last lines to the lead and the operator to arrive before the streams break."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent import settings
-from concertina_agent.runtime.log import log_event
 from concertina_agent.workers import descriptors
+from concertina_protocol.log import log_event
 
 PYZ = "agent.pyz"
 SCRIPT_PACKAGES = ("concertina_protocol", "trainingjob")

@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from concertina.agents.authority import MASTER_KEY_BYTES
-from concertina.controller.log import log_event
 from concertina.controller.settings import Settings
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, NotFound
 from concertina.kube.resources import SECRETS, Raw
+from concertina_protocol.log import log_event
 
 log = logging.getLogger(__name__)
 ACTIVE = "key"

@@ -16,7 +16,6 @@ from aiohttp import web
 from concertina.agents.connections import AgentConnections
 from concertina.controller import log, master_keys
 from concertina.controller.cache.cluster import PROGRESS_SECONDS, ClusterCache
-from concertina.controller.log import log_event
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
@@ -34,6 +33,7 @@ from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.reflector import Reflector
 from concertina.plan.plan import plan
 from concertina.plan.types import NodeView
+from concertina_protocol.log import log_event
 
 LEASE = "concertina-operator"
 GIVE_UP_SECONDS = 10.0

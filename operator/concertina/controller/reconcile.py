@@ -11,7 +11,6 @@ from concertina import backoff
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
-from concertina.controller.log import log_event
 from concertina.controller.master_keys import MasterKeys
 from concertina.controller.status import PreconditionFailed, StatusWriter
 from concertina.controller.writes import ObjectWriter, Writes
@@ -20,6 +19,7 @@ from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unau
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
 from concertina.plan.types import Action, Observed, Plan, Refusal, Send
+from concertina_protocol.log import log_event
 
 log = logging.getLogger(__name__)
 NOT_NOW_SECONDS = 1.0
@@ -95,10 +95,10 @@ class Reconciler:
             if isinstance(action, Send) and self.connections.send(uid, action.replica, action.address, action.message):
                 message = action.message
                 kind = type(message).__name__.lower()
-                log_event(kind, job.name, replica=action.replica, round=message.round, claim=message.claim)
+                log_event(kind, job=job.name, replica=action.replica, round=message.round, claim=message.claim)
         self.connections.watch(uid, plan.watch)
         for event in plan.events:
-            log_event("event", job.name, type=event.type, reason=event.reason, message=event.message)
+            log_event("event", job=job.name, type=event.type, reason=event.reason, message=event.message)
             self.events.post(job.view, event)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
@@ -118,7 +118,7 @@ class Reconciler:
         job is gone."""
         if isinstance(error, PreconditionFailed | Conflict):
             job.preconditions_failed += 1
-            log_event("outdated", job.name, why=str(error))
+            log_event("outdated", job=job.name, why=str(error))
             return backoff.seconds(job.preconditions_failed, AGAIN_SECONDS, LONGEST_SECONDS)
         if isinstance(error, NotFound):
             try:
@@ -126,11 +126,11 @@ class Reconciler:
             except ApiError:
                 return NOT_NOW_SECONDS
         if isinstance(error, Unreachable):
-            log_event("unreachable", job.name, message=error.message)
+            log_event("unreachable", job=job.name, message=error.message)
             return NOT_NOW_SECONDS
         if isinstance(error, Forbidden | Unauthorized):
             # For a moment after its start the API server doesn't know the roles yet; else the chart's are missing.
-            log_event("forbidden", job.name, message=error.message)
+            log_event("forbidden", job=job.name, message=error.message)
             return FORBIDDEN_SECONDS
         return None
 
@@ -151,7 +151,7 @@ class Reconciler:
 
     def forget(self, uid: str) -> None:
         if job := self.cache.job(uid):
-            log_event("forgotten", job.name, uid=uid)
+            log_event("forgotten", job=job.name, uid=uid)
         self.cache.forget_job(uid)
         self._drop(uid)
 

@@ -7,12 +7,12 @@ import time
 from concertina.api.status import JobStatus, rfc3339
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
-from concertina.controller.log import log_event
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, TestFailed
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.events import Events
 from concertina.plan.types import Event, JobView
+from concertina_protocol.log import log_event
 
 CLAIM_FIELDS = ("round", "claimId", "committed")
 """Of a claim; what makes it another one."""
@@ -61,7 +61,7 @@ class StatusWriter:
             f"the operator failed on this job and tries again, ever more rarely ({message}). Its pods are left as they "
             "are meanwhile. Report this with the operator's log, unless the words say what to do"
         )
-        log_event("reconcile error", job.name, message=message)
+        log_event("reconcile error", job=job.name, message=message)
         conditions, news = failure_conditions(job.status, sentence, view.generation)
         if not news:
             return
@@ -77,7 +77,7 @@ class StatusWriter:
             stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
             self._cache.on_job(stored)
         except ApiError as refused:
-            log_event("reconcile error not told", job.name, message=refused.message)
+            log_event("reconcile error not told", job=job.name, message=refused.message)
 
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
         """Once, on the job that it was seen on: an older CRD is common, as helm upgrade leaves CRDs alone (decision
@@ -89,7 +89,7 @@ class StatusWriter:
                 "this operator. Apply the crds/ of this version, which helm upgrade leaves as they are: "
                 "kubectl apply --server-side --force-conflicts -f crds/"
             )
-            log_event("outdated crd", f"{view.namespace}/{view.name}", message=message)
+            log_event("outdated crd", job=f"{view.namespace}/{view.name}", message=message)
             self._events.post(view, Event("Warning", "OutdatedCRD", message))
 
 
@@ -150,12 +150,12 @@ def _log_changes(job: str, before: Raw, after: Raw) -> None:
     old, new = before.get("world") or {}, after.get("world") or {}
     claim = new.get("claim") or {}
     if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):
-        log_event("claimed", job, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
+        log_event("claimed", job=job, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
     if new.get("round") != old.get("round"):
         members = [member["replica"] for member in new.get("members") or ()]
-        log_event("committed", job, round=new.get("round"), members=members)
+        log_event("committed", job=job, round=new.get("round"), members=members)
     was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     for condition in after.get("conditions") or ():
         if was.get(condition["type"]) != (condition["status"], condition["reason"]):
             shown = {key: condition.get(key) for key in ("status", "reason", "message")}
-            log_event("condition", job, type=condition["type"], **shown)
+            log_event("condition", job=job, type=condition["type"], **shown)

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from concertina_agent.runtime.log import log_event
+from concertina_protocol.log import log_event
 
 
 def read(volume: Path) -> tuple[int, str]:

@@ -16,8 +16,8 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.files.shards import Shard, committed_shard
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.notifier import Notifier
+from concertina_protocol.log import log_event
 from concertina_protocol.sidecar import COPY_SLOTS, remove_sidecar
 
 

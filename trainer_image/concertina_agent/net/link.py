@@ -10,10 +10,10 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.net.wire import Dialer
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.connection import Connection
+from concertina_protocol.log import log_event
 from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.05

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Optional
 
-from concertina_agent.runtime.log import log_event
+from concertina_protocol.log import log_event
 
 
 class Nursery:

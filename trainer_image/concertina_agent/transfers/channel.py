@@ -13,13 +13,13 @@ from typing import Optional
 
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_protocol import Durable
 from concertina_protocol import worker_channel as w
+from concertina_protocol.log import log_event
 from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import ProtocolError
 from concertina_protocol.worker_channel.agent_end import AgentEnd

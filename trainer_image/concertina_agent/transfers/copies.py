@@ -14,9 +14,9 @@ from concertina_agent.files.shards import Shard
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Dialer
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.connection import Connection
+from concertina_protocol.log import log_event
 from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import ProtocolError
 

@@ -14,11 +14,11 @@ from typing import Optional, TypeVar
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import Snapshots
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.settings import Settings
 from concertina_agent.workers.workers import ForkParent, StartError, Target
 from concertina_protocol import worker_channel as w
+from concertina_protocol.log import log_event
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)

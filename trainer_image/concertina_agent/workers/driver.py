@@ -9,7 +9,6 @@ from typing import Optional
 
 from concertina_agent.core import events as e
 from concertina_agent.files.driver import FilesDriver
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import store
@@ -17,6 +16,7 @@ from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.workers import ForkParent
 from concertina_protocol import addresses
+from concertina_protocol.log import log_event
 
 TICK_SECONDS = 0.25
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
@@ -26,6 +25,7 @@ from concertina_agent.workers.workers import ForkParent, Process, StartError, Ta
 from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
+from concertina_protocol.log import log_event
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
