@@ -22,7 +22,6 @@ from concertina.local.state.record import Options
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SYSTEM = "concertina-system"
-JOB_KIND = "trainingjobs.concertina.dev"
 BUCKET = "demo"
 TEXT_FILES, TEXT_BYTES = 60, 6_000_000
 Say = Callable[[str], None]
