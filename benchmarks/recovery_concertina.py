@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,11 +19,12 @@ from recovery_blows import BLOWS, Victims
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage, until
 from concertina.local.errors import LocalClusterError
+from concertina_protocol import log_lines
+from concertina_protocol.log_lines import RoundStarted
 
 GPU = {"limits": {"nvidia.com/gpu": 1}}
 """One replica a node, as in life: a node that dies takes one."""
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
-AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), .*?seconds: (.*); at ([\d.]+)")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
 SLOW = 5.0
 """Seconds; what takes longer is explained."""
@@ -122,7 +122,7 @@ class Bench:
         at_work = until("its first step", RECOVERY_LIMIT, lambda: self._at_work_since(round_number - 1))
         warm = [json.loads(line)["t"] for line in self._log(joined).splitlines() if '"event":"warm"' in line]
         replayed = self._status().get("stepsReplayed", 0) - replayed
-        return Recovery(float(at_work[4]) - warm[-1], replayed, self._parts(at_work, warm[-1]))
+        return Recovery(at_work.at - warm[-1], replayed, self._parts(at_work, warm[-1]))
 
     def _with_others(self, known: set[str]) -> dict[str, Any] | None:
         status = self._status()
@@ -172,14 +172,14 @@ class Bench:
             if name in cluster.nodes() and process is None:
                 cluster.start_node(name)
 
-    def _at_work_since(self, known: int) -> re.Match[str] | None:
-        """The line of the first round above `known` that has made a step."""
+    def _at_work_since(self, known: int) -> RoundStarted | None:
+        """The first round above `known` that has made a step."""
         for pod in self._stage.pods(self._name):
             if pod["status"].get("phase") != "Running":
                 continue
-            found = [m for m in AT_WORK.finditer(self._log(pod["metadata"]["name"])) if int(m[1]) > known]
-            if found:
-                return found[0]
+            for line in map(log_lines.parse, self._log(pod["metadata"]["name"]).splitlines()):
+                if isinstance(line, RoundStarted) and line.round > known:
+                    return line
         return None
 
     def _log(self, pod: str) -> str:
@@ -189,19 +189,17 @@ class Bench:
         except (LocalClusterError, subprocess.TimeoutExpired):
             return ""
 
-    def _read(self, killed_at: float, at_work: re.Match[str], before: dict[str, Any]) -> Recovery:
+    def _read(self, killed_at: float, at_work: RoundStarted, before: dict[str, Any]) -> Recovery:
         replayed = self._status().get("stepsReplayed", 0) - before.get("stepsReplayed", 0)
-        return Recovery(float(at_work[4]) - killed_at, replayed, self._parts(at_work, killed_at))
+        return Recovery(at_work.at - killed_at, replayed, self._parts(at_work, killed_at))
 
-    def _parts(self, at_work: re.Match[str], since: float) -> dict[str, float]:
-        words = at_work[3].split()
-        parts = {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
-        round_number, at = int(at_work[1]), float(at_work[4])
-        marks = self._operator_marks(round_number)
+    def _parts(self, at_work: RoundStarted, since: float) -> dict[str, float]:
+        parts = dict(at_work.seconds)
+        marks = self._operator_marks(at_work.round)
         parts["detect and decide"] = marks["claimed"] - since
         parts["prepare"] = marks["committed"] - marks["claimed"]
         started = sum(parts[name] for name in ("start", "group", "build", "restore", "first_step"))
-        parts["assign"] = max(0.0, at - marks["committed"] - started)
+        parts["assign"] = max(0.0, at_work.at - marks["committed"] - started)
         return parts
 
     def _explain(self, since: float) -> None:

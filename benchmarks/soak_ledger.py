@@ -1,26 +1,25 @@
 """Which steps a job has trained, from the lines of its trainers' logs. Pure.
 
-A round says where it starts (`round 3 is at work: step 13, state from snapshot of step 12; ...`), then each of its
+A round says where it starts (`round 3 is at work: step 13, state from memory of step 12; ...`), then each of its
 steps (`step 13/1000000  loss 5.5437 ...`). A step consumes the positions [(step - 1) * batch, step * batch), so the
 steps that lead to the final state, round after round, must be 1, 2, ... without a gap.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), state from (.*?); seconds")
-STEP = re.compile(r"step (\d+)/\d+ +loss ([\d.]+)")
+from concertina_protocol import log_lines
+from concertina_protocol.log_lines import RoundStarted, StepDone
 
 
 @dataclass
 class Round:
     number: int
     base: int
-    """The step that its state is of; 0 for the seed."""
+    """The step that its state is of; 0 for a fresh one."""
     steps: list[tuple[int, float]] = field(default_factory=list)
     """(step, loss), in order of the log."""
 
@@ -48,13 +47,11 @@ def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
     found: dict[int, Round] = {}
     for lines in logs:
         current: Round | None = None
-        for line in lines:
-            if at_work := AT_WORK.search(line):
-                words = at_work[3]
-                base = 0 if words == "the seed" else int(words.rpartition(" ")[2])
-                current = found.setdefault(int(at_work[1]), Round(int(at_work[1]), base))
-            elif current is not None and (step := STEP.search(line)):
-                current.steps.append((int(step[1]), float(step[2])))
+        for line in map(log_lines.parse, lines):
+            if isinstance(line, RoundStarted):
+                current = found.setdefault(line.round, Round(line.round, line.restored_step))
+            elif current is not None and isinstance(line, StepDone):
+                current.steps.append((line.step, line.loss))
     return [found[number] for number in sorted(found)]
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from concertina_protocol import Undone
+from concertina_protocol import RestoreSource, Undone, log_lines
+from concertina_protocol.log_lines import RoundStarted
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
@@ -83,10 +84,11 @@ def check_went_back(bad: Strange, status: Object, log: str, event: Callable[[str
     assert f"back to step {step - BACK} or before" in event("RolledBack")
     assert f"samples {begin} to {end - 1}" in event("SamplesLeftOut")
     assert f"samples {begin} to {end - 1} left out" in log
-    [restored] = re.findall(r"round 2 is at work: step \d+, state from storage of step (\d+)", log)
-    assert int(restored) <= step - BACK
+    starts = [line for line in map(log_lines.parse, log.splitlines()) if isinstance(line, RoundStarted)]
+    [restored] = [start.restored_step for start in starts if (start.round, start.source) == (2, RestoreSource.STORAGE)]
+    assert restored <= step - BACK
     evaluated = [int(found) for found in re.findall(r"step (\d+): evaluation loss", log)]
-    assert evaluated == [*range(1, step + 1), *range(max(1, int(restored)), STEPS + 1)]
+    assert evaluated == [*range(1, step + 1), *range(max(1, restored), STEPS + 1)]
     assert status["progress"]["evaluation"]["step"] == STEPS
 
     last = StoredCheckpoint(status["lastCheckpoint"]["uri"]).manifest

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from concertina.drill.scenarios import SCENARIOS
-from concertina.drill.verdict import Expect, Seconds, Seen, Start, evaluate, positions
+from concertina.drill.verdict import Expect, Seconds, Seen, evaluate, positions
+from concertina_protocol import RestoreSource
+from concertina_protocol.log_lines import RoundStarted
 
-START = Start(round=4, step=13, source="memory of step 12", at=100.0)
+START = RoundStarted(4, 13, RestoreSource.MEMORY, 12, {}, at=100.0)
 SEEN = Seen(
     Seconds(first_step=1.0), before=3, after=2, end=3, rounds=1, rounds_in_all=2, cause="MemberLost", start=START
 )
@@ -21,7 +23,7 @@ def test_what_is_promised_passes() -> None:
     verdict = evaluate("kill-node", "a/b", "killed node n1", CRASH, SEEN)
     assert verdict.passed
     assert verdict.reasons == ()
-    assert verdict.positions.startswith("exact: round 4 went on with step 13")
+    assert verdict.positions == "exact: round 4 went on with step 13, its state is the memory of step 12"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_job_that_must_not_notice(seen: Seen, words: str) -> None:
 
 
 def test_positions_from_the_seed_and_without_a_log() -> None:
-    assert positions(replace(SEEN, start=Start(2, 1, "the seed", 1.0))).startswith("exact")
+    assert positions(replace(SEEN, start=RoundStarted(2, 1, RestoreSource.FRESH, 0, {}, 1.0))).startswith("exact")
     assert positions(replace(SEEN, start=None)).startswith("can't be told")
     assert positions(CALM).startswith("not touched")
 

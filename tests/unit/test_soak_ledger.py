@@ -10,10 +10,16 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from soak_ledger import judge, rounds
 
-FIRST = ["round 1 is at work: step 1, state from the seed; seconds: start 0.1; at 1.0"]
-FIRST += [f"step {n}/99  loss {6 - n / 10:.4f}  rate 1e-3" for n in (1, 2, 3)]
-SECOND = ["round 2 is at work: step 3, state from snapshot of step 2; seconds: start 0.1; at 2.0"]
-SECOND += [f"step {n}/99  loss {6 - n / 10:.4f}  rate 1e-3" for n in (3, 4)]
+from concertina_protocol import RestoreSource
+from concertina_protocol.log_lines import RoundStarted, StepDone
+
+
+def steps(*numbers: int) -> list[str]:
+    return [str(StepDone(n, 99, 6 - n / 10, rate=1e-3, tokens_per_second=1.0, seconds=0.1)) for n in numbers]
+
+
+FIRST = [str(RoundStarted(1, 1, RestoreSource.FRESH, 0, {"start": 0.1}, at=1.0)), *steps(1, 2, 3)]
+SECOND = [str(RoundStarted(2, 3, RestoreSource.MEMORY, 2, {"start": 0.1}, at=2.0)), *steps(3, 4)]
 
 
 def test_a_crash_that_is_replayed_is_exact() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import threading
 import time
 
 from concertina.demo.history import History, LossPoint, Sample
 from concertina.demo.stage import Stage
+from concertina_protocol import log_lines
+from concertina_protocol.log_lines import StepDone
 
-LINE = re.compile(r"step (\d+)/\d+\s+loss ([-\d.naif]+)")
 LOOK_EVERY = 0.25  # seconds
 
 
@@ -68,6 +68,7 @@ class Watcher:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            if found := LINE.search(line):
-                self.history.losses.append(LossPoint(time.time(), int(found[1]), float(found[2])))
+        for text in process.stdout:
+            line = log_lines.parse(text.rstrip("\n"))
+            if isinstance(line, StepDone):
+                self.history.losses.append(LossPoint(time.time(), line.step, line.loss))

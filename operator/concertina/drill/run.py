@@ -8,8 +8,9 @@ from collections.abc import Callable
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
 from concertina.drill.target import DrillTarget, Fault, Injection
-from concertina.drill.verdict import Expect, Seconds, Seen, Start, Verdict, evaluate
+from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate
 from concertina.drill.watch import Late, Watch
+from concertina_protocol.log_lines import RoundStarted
 
 STEADY, WHOLE, FRESH, CHECKPOINT = 240.0, 240.0, 90.0, 240.0  # seconds, to give up
 Say = Callable[[str], None]
@@ -57,7 +58,7 @@ class Recording:
     def __init__(self, watch: Watch, before: JobStatus) -> None:
         self._watch, self._before = watch, before
         self._injection = Injection(0.0, "")
-        self._start: Start | None = None
+        self._start: RoundStarted | None = None
         self._first: float | None = None
         self._first_status = before
         self._named: float | None = None
@@ -108,7 +109,7 @@ class Recording:
         """Its first step from the trainer's log; where there is none (a command of one's own), from the status."""
         watch, rounds = self._watch, self._before.world.round
 
-        def start() -> Start | None:
+        def start() -> RoundStarted | None:
             return watch.first_start(rounds, self._injection.at)
 
         def at_work() -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from concertina_protocol.log_lines import RoundStarted
+
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
@@ -24,24 +26,6 @@ class Expect:
     """Whether a checkpoint made after the healing is waited for."""
     named: bool = False
     """Whether the victim is to be named as a straggler, instead of a first step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """The first step of a round, as the trainer's log tells it."""
-
-    round: int
-    step: int
-    source: str
-    """Where the state came from: `snapshot of step 12`, `checkpoint of step 10` or `the seed`."""
-    at: float
-    """Unix seconds."""
-
-    @property
-    def restored(self) -> int | None:
-        """The step that the state is of; None where the words don't tell."""
-        last = self.source.rpartition(" ")[2]
-        return 0 if self.source == "the seed" else int(last) if last.isdigit() else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +63,8 @@ class Seen:
     """Failures that used up the budget."""
     cause: str = ""
     """The operator's words."""
-    start: Start | None = None
+    start: RoundStarted | None = None
+    """By the trainer's log."""
     same_pods: bool = True
     steps_meanwhile: int = 0
     missing: str = ""
@@ -112,11 +97,8 @@ def positions(seen: Seen) -> str:
     start = seen.start
     if start is None:
         return "not touched: no new round" if seen.same_pods and not seen.rounds else "can't be told: no trainer's log"
-    if start.restored is None:
-        return f"can't be told from {start.source!r}"
-    if start.step == start.restored + 1:
-        return f"exact: round {start.round} went on with step {start.step}, its state is the {start.source}"
-    return f"NOT exact: round {start.round} went on with step {start.step}, its state is the {start.source}"
+    exact = "exact" if start.step == start.restored_step + 1 else "NOT exact"
+    return f"{exact}: round {start.round} went on with step {start.step}, its state is the {start.state}"
 
 
 def _broken(expect: Expect, seen: Seen) -> Iterator[str]:

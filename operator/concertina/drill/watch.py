@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,12 +11,11 @@ from typing import Self, TypeVar
 from concertina.api import TRAINER
 from concertina.api.status import JobStatus
 from concertina.drill.target import DrillTarget
-from concertina.drill.verdict import Start
 from concertina.kube.errors import ApiError
+from concertina_protocol import log_lines
+from concertina_protocol.log_lines import RoundStarted, StepDone
 
 LOOK_EVERY = 0.2  # seconds
-AT_WORK = re.compile(r"round (\d+) is at work: step (\d+), state from (.*?); seconds: .*; at ([\d.]+)")
-STEP = re.compile(r"step (\d+)/\d+ ")
 T = TypeVar("T")
 
 
@@ -37,7 +35,7 @@ class Watch:
         """Whether the bundled trainer runs, whose log can be read."""
         self.pods: dict[str, str] = {}
         """Names by uid, of those at work."""
-        self.starts: dict[int, Start] = {}
+        self.starts: dict[int, RoundStarted] = {}
         """By round."""
         self.step = 0
         """The highest in any log."""
@@ -74,7 +72,7 @@ class Watch:
         ready = self.status.condition("Ready")
         return ready is not None and ready.reason == "Training"
 
-    def first_start(self, above: int, since: float) -> Start | None:
+    def first_start(self, above: int, since: float) -> RoundStarted | None:
         """The first round above that number that has made a step since then."""
         later = [start for number, start in self.starts.items() if number > above and start.at > since]
         return min(later, key=lambda start: start.at, default=None)
@@ -104,9 +102,9 @@ class Watch:
                     self._read(line)
             await asyncio.sleep(LOOK_EVERY)
 
-    def _read(self, line: str) -> None:
-        if found := AT_WORK.search(line):
-            number = int(found[1])
-            self.starts[number] = Start(number, int(found[2]), found[3], float(found[4]))
-        if found := STEP.search(line):
-            self.step = max(self.step, int(found[1]))
+    def _read(self, text: str) -> None:
+        line = log_lines.parse(text)
+        if isinstance(line, RoundStarted):
+            self.starts[line.round] = line
+        if isinstance(line, StepDone):
+            self.step = max(self.step, line.step)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from concertina_protocol import CheckpointInterval, Evaluated, Progress
+from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource
 from concertina_protocol.heartbeat import HeartbeatWriter
+from concertina_protocol.log_lines import RoundStarted, StepDone
 from concertina_protocol.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
@@ -155,10 +156,7 @@ class Reporter:
             )
         )
         # Each step: drills and the demo time steps by these lines.
-        self.note(
-            f"step {info.step}/{self._config.steps}  loss {info.loss:.4f}  rate {info.rate:.2e}  "
-            f"{speed:,.0f} tokens/s  {seconds * 1000:.0f} ms"
-        )
+        self.note(str(StepDone(info.step, self._config.steps, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
         """A line of the log, once for all ranks; none where there is nothing to say."""
@@ -199,12 +197,8 @@ class Reporter:
 
     def _announce(self, step: int, about: RoundInfo, at: float) -> None:
         """One line when a round is at work: where its state came from and where the time of its start went."""
-        source = f"{about.restored_from.lower()} of step {about.restored_step}"
-        parts = "  ".join(f"{name} {value:.3f}" for name, value in self._timeline.items())
-        self.note(
-            f"round {os.environ.get('CONCERTINA_ROUND', '?')} is at work: step {step}, state from {source}; "
-            f"seconds: {parts}; at {at:.4f}"
-        )
+        number, source = int(os.environ["CONCERTINA_ROUND"]), RestoreSource(about.restored_from)
+        self.note(str(RoundStarted(number, step, source, about.restored_step, self._timeline, at)))
 
 
 def _seconds_since_process_start() -> float:
