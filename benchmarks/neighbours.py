@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import report
+from until import until
 
 from concertina.api.spec import MOST_REPLICAS
 from concertina.api.status import unix_seconds
 from concertina.demo import stage as stages
-from concertina.demo.stage import Stage, until
+from concertina.demo.stage import Stage
 
 LIMIT = 180.0
 ALONE, BESIDE = "alone", "beside the largest job"

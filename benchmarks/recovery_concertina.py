@@ -15,9 +15,10 @@ from typing import Any
 
 import recovery_torchrun
 from recovery_blows import BLOWS, Victims
+from until import until
 
 from concertina.demo import stage as stages
-from concertina.demo.stage import Stage, until
+from concertina.demo.stage import Stage
 from concertina.local.errors import LocalClusterError
 from concertina_protocol import log_lines
 from concertina_protocol.log_lines import RoundStarted

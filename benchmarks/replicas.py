@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import report
+from until import until
 
 from concertina.demo import stage as stages
-from concertina.demo.stage import Stage, until
+from concertina.demo.stage import Stage
 
 LIMIT = 240.0
 NODES = 4

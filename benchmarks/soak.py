@@ -25,17 +25,18 @@ import soak_ledger
 from recovery_concertina import bundled
 from rich.console import Console
 from soak_watch import Logs, Memory, left_behind
+from until import until
 
 from concertina.demo import stage as stages
-from concertina.demo.stage import Stage, until
+from concertina.demo.stage import Stage
 from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.target import DrillTarget
-from concertina.drill.watch import Late
 from concertina.kube.errors import ApiError
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
 from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.watch import Late
 
 CONSOLE = Console(stderr=True)
 SHARED = frozenset({"kill-node", "stop-node", "operator-kill", "apiserver-restart", "storage-outage"})

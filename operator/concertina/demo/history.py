@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
-from typing import Any
+
+from concertina.api.status import JobStatus
+from concertina.terminal import show
+from concertina_protocol.log_lines import StepDone
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,19 @@ class History:
     samples: list[Sample] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    status: dict[str, Any] = field(default_factory=dict)
+    status: JobStatus = field(default_factory=JobStatus)
     """The last status seen."""
+
+    def looked(self, status: JobStatus) -> None:
+        """Keep what was seen just now."""
+        self.status = status
+        world, step = status.world, status.progress.step if status.progress else 0
+        at_work = world.replicas if show.word(status) in ("Training", "Draining") else 0
+        self.samples.append(Sample(time.time(), step, at_work, world.round))
+
+    def stepped(self, step: StepDone) -> None:
+        """Keep what was read just now."""
+        self.losses.append(LossPoint(time.time(), step.step, step.loss))
 
     def mark(self, at: float, what: str, text: str) -> None:
         """Remember something for the plot."""
@@ -51,6 +66,21 @@ class History:
     def marked(self, what: str) -> float | None:
         """When `what` happened, None if it did not."""
         return next((mark.at for mark in self.marks if mark.what == what), None)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas at work at the last look."""
+        return self.samples[-1].world if self.samples else 0
+
+    @property
+    def percent(self) -> float:
+        progress = self.status.progress
+        return (progress.percent or 0.0) if progress else 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is complete or failed."""
+        return show.ended(self.status) is not None
 
     def first_step_after(self, at: float) -> LossPoint | None:
         """The first finished step that was not yet known at that time."""

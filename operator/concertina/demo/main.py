@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from rich.console import Console
 from concertina.demo import stage as stages
 from concertina.demo.history import History
 from concertina.demo.plot import draw
-from concertina.demo.stage import Stage, until
+from concertina.demo.stage import Stage
 from concertina.demo.summary import broken_promises, summarise
-from concertina.demo.view import LiveView
-from concertina.demo.watcher import Watcher
+from concertina.demo.view import shown
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths
+from concertina.terminal.connection import Target
+from concertina.terminal.watch import Late, Watch
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 JOB = "demo"
@@ -37,7 +39,7 @@ def demo(
     begun = time.monotonic()
     try:
         broken = tell(console, name or f"{paths.default_name()}-demo", picture)
-    except (TimeoutError, LocalClusterError) as error:
+    except (Late, LocalClusterError) as error:
         broken = [str(error)]
     for sentence in broken:
         console.print(f"[red]Not as promised: {sentence}")
@@ -52,15 +54,11 @@ def tell(console: Console, name: str, picture: Path) -> list[str]:
         with timed(console, "data: invented text, as tokens in the bucket") as say:
             for done, count in stages.build_data(stage.storage):
                 say(f"{done / count:.0%}")
-        with Watcher(stage, JOB) as watcher:
-            try:
-                play(stage, watcher.history, console)
-            except TimeoutError as error:
-                raise TimeoutError(f"{error}; the job says: {said(watcher.history)}") from None
-        draw(watcher.history, picture)
-        console.print(summarise(watcher.history, stage))
+        history = asyncio.run(play(stage, console))
+        draw(history, picture)
+        console.print(summarise(history, stage))
         console.print(f"The loss over time, with the kill and the growth: {picture}")
-        return broken_promises(watcher.history, stage)
+        return broken_promises(history, stage)
 
 
 @contextmanager
@@ -72,48 +70,32 @@ def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
     console.print(f"[green]✓[/] {text} [dim]{time.monotonic() - begun:.1f} s")
 
 
-def play(stage: Stage, history: History, console: Console) -> None:
+async def play(stage: Stage, console: Console) -> History:
     """Apply the job; kill a node at a third; boot it again at half; wait for the end."""
-    cluster = stage.cluster
+    cluster, history = stage.cluster, History()
     cluster.kubectl("apply", "-f", str(stages.CHECKOUT / "examples" / "demo.yaml"))
-    with LiveView(stage, JOB, history, console):
-        until("the first step", START_LIMIT, lambda: history.losses)
-        until("a third of the way", END_LIMIT, lambda: percent(history) >= 33)
-        node = victim(stage, history)
+    async with (
+        Target(cluster.kubeconfig, None, "default").connect() as (client, namespace),
+        Watch(client, namespace, JOB, history.looked, history.stepped) as watch,
+        shown(watch, console),
+    ):
+        await watch.until("the first step", START_LIMIT, lambda: history.losses)
+        await watch.until("a third of the way", END_LIMIT, lambda: history.percent >= 33)
+        node = await asyncio.to_thread(victim, stage, history)
         history.mark(time.time(), "kill", f"node {node} killed")
-        cluster.kill_node(node)
+        await asyncio.to_thread(cluster.kill_node, node)
         console.print(f"[red]✗[/] killed node {node}, with every process on it")
-        until("a world without it", RECOVERY_LIMIT, lambda: replicas(history) == 2)
-        until("half of the way", END_LIMIT, lambda: percent(history) >= 50)
+        await watch.until("a world without it", RECOVERY_LIMIT, lambda: history.replicas == 2)
+        await watch.until("half of the way", END_LIMIT, lambda: history.percent >= 50)
         console.print(f"[green]↑[/] booting node {node} again")
-        cluster.start_node(node)
-        until("three replicas at work again", END_LIMIT, lambda: replicas(history) == 3 or ended(history))
-        history.mark(time.time(), "grown", f"node {node} is back: {replicas(history)} replicas")
-        until("the end of the run", END_LIMIT, lambda: ended(history))
+        await asyncio.to_thread(cluster.start_node, node)
+        await watch.until("three replicas at work again", END_LIMIT, lambda: history.replicas == 3 or history.ended)
+        history.mark(time.time(), "grown", f"node {node} is back: {history.replicas} replicas")
+        await watch.until("the end of the run", END_LIMIT, lambda: history.ended)
+    return history
 
 
 def victim(stage: Stage, history: History) -> str:
     """A node that has a member of the world, not the operator (that would be another drill)."""
     spared = stage.operator_node()
-    return next(str(m["node"]) for m in history.status["world"]["members"] if m["node"] != spared)
-
-
-def said(history: History) -> str:
-    """The job's own words about how it is."""
-    ready = [c for c in history.status.get("conditions", []) if c["type"] == "Ready"]
-    return f"{ready[0]['reason']}: {ready[0]['message']}" if ready else "nothing yet"
-
-
-def percent(history: History) -> float:
-    return float(history.status.get("progress", {}).get("percent") or 0)
-
-
-def replicas(history: History) -> int:
-    """Replicas at work at the last look."""
-    return history.samples[-1].world if history.samples else 0
-
-
-def ended(history: History) -> bool:
-    """Whether the job is complete or failed."""
-    over = ("Complete", "Failed")
-    return any(c["type"] in over and c["status"] == "True" for c in history.status.get("conditions", []))
+    return next(member.node for member in history.status.world.members if member.node != spared)

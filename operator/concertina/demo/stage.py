@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -90,13 +89,3 @@ def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryDirectory() as folder:
         for progress in build(text.write(Path(folder), TEXT_FILES, TEXT_BYTES // TEXT_FILES), f"s3://{BUCKET}/data"):
             yield progress.done, progress.total
-
-
-def until(what: str, limit: float, check: Callable[[], Any]) -> Any:
-    """The first truthy answer of check(); raises TimeoutError with `what` after `limit` seconds."""
-    give_up = time.monotonic() + limit
-    while time.monotonic() < give_up:
-        if answer := check():
-            return answer
-        time.sleep(0.1)
-    raise TimeoutError(f"{what} did not happen within {limit:.0f} s")

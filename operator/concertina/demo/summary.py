@@ -9,6 +9,7 @@ from rich.table import Table
 
 from concertina.demo.history import History
 from concertina.demo.stage import BUCKET, Stage
+from concertina.terminal import show
 
 RECOVERY_PROMISE = 30.0
 """Seconds from the kill to the next step that the demo calls broken; the benchmark has the real figures."""
@@ -32,25 +33,32 @@ def seconds_to_next_step(history: History) -> float | None:
 
 def summarise(history: History, stage: Stage) -> Table:
     """What a person wants to know at the end."""
-    status, goodput = history.status, history.status.get("goodput", {})
+    status, goodput = history.status, history.status.goodput
     kept = manifests(stage)
     recovery = seconds_to_next_step(history)
-    last = status.get("lastCheckpoint", {})
+    progress, last = status.progress, status.last_checkpoint
     losses = sorted(history.losses, key=lambda point: point.step)
     table = Table("", "", title="What happened", show_header=False)
-    table.add_row("steps", str(status.get("progress", {}).get("step", 0)))
+    table.add_row("steps", str(progress.step if progress else 0))
     table.add_row("loss at start and end", f"{losses[0].loss:.3f} → {losses[-1].loss:.3f}" if losses else "none")
     table.add_row("kill to the next step", f"{recovery:.2f} s" if recovery is not None else "never")
-    table.add_row("steps replayed", str(status.get("stepsReplayed", 0)))
-    table.add_row("rounds", str(status.get("rounds", 0)))
-    table.add_row(
-        "checkpoints in the bucket", f"{len(kept)}, listed from the bucket; the status names step {last.get('step')}"
-    )
+    table.add_row("steps replayed", str(status.steps_replayed))
+    table.add_row("rounds", str(status.rounds))
+    named = last.step if last else None
+    table.add_row("checkpoints in the bucket", f"{len(kept)}, listed from the bucket; the status names step {named}")
     for key in kept:
         table.add_row("", key.split("/", 2)[2].removesuffix("/manifest.json"))
-    for name in ("productive", "startup", "recovery", "checkpoint", "stalled", "waiting"):
-        table.add_row(f"seconds {name}", f"{goodput.get(f'{name}Seconds', 0):.1f}")
-    table.add_row("goodput", f"{goodput.get('percent', 0):.1f} %")
+    spent = {
+        "productive": goodput.productive_seconds,
+        "startup": goodput.startup_seconds,
+        "recovery": goodput.recovery_seconds,
+        "checkpoint": goodput.checkpoint_seconds,
+        "stalled": goodput.stalled_seconds,
+        "waiting": goodput.waiting_seconds,
+    }
+    for name, seconds in spent.items():
+        table.add_row(f"seconds {name}", f"{seconds:.1f}")
+    table.add_row("goodput", f"{goodput.percent:.1f} %")
     return table
 
 
@@ -61,11 +69,13 @@ def broken_promises(history: History, stage: Stage) -> list[str]:
 
 def _broken(history: History, stage: Stage) -> Iterator[str]:
     status = history.status
-    if not any(c["type"] == "Complete" and c["status"] == "True" for c in status.get("conditions", [])):
-        yield f"the job is not complete: {status.get('conditions')}"
-    progress = status.get("progress", {})
-    if not progress or progress.get("step") != progress.get("steps"):
-        yield f"the run ended at step {progress.get('step')} of {progress.get('steps')}"
+    end, progress = show.ended(status), status.progress
+    if end is None or end.type != "Complete":
+        yield f"the job is not complete: {show.said(status)}"
+    if progress is None:
+        yield "the run made no step"
+    elif progress.step != progress.steps:
+        yield f"the run ended at step {progress.step} of {progress.steps}"
     recovery = seconds_to_next_step(history)
     if recovery is None or recovery > RECOVERY_PROMISE:
         yield f"it took {recovery} s from the kill to the next step"
@@ -78,6 +88,8 @@ def _broken(history: History, stage: Stage) -> Iterator[str]:
         yield "the run did not go on with two replicas"
     if not any(grown and sample.at >= grown - 1 and sample.world == 3 for sample in history.samples):
         yield "the run did not grow back to three replicas"
-    named = status.get("lastCheckpoint", {})
-    if not any(f"s3://{BUCKET}/{key}".startswith(str(named.get("uri"))) for key in manifests(stage)):
-        yield f"the checkpoint that the status names ({named.get('uri')}) is not in the bucket"
+    last = status.last_checkpoint
+    if last is None:
+        yield "the status names no checkpoint"
+    elif not any(f"s3://{BUCKET}/{key}".startswith(last.uri) for key in manifests(stage)):
+        yield f"the checkpoint that the status names ({last.uri}) is not in the bucket"

@@ -12,10 +12,10 @@ from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.show import table
 from concertina.drill.target import DrillTarget
-from concertina.drill.watch import Late
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
 from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.watch import Late
 
 
 async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -> int:

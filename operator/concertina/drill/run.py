@@ -9,7 +9,7 @@ from concertina.api.status import JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
 from concertina.drill.target import DrillTarget, Fault, Injection
 from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate
-from concertina.drill.watch import Late, Watch
+from concertina.terminal.watch import Late, Watch
 from concertina_protocol.log_lines import RoundStarted
 
 STEADY, WHOLE, FRESH, CHECKPOINT = 240.0, 240.0, 90.0, 240.0  # seconds, to give up
@@ -20,7 +20,7 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
     """Wait until the job is whole, hurt it, watch, heal, watch until it is whole again, and evaluate.
 
     Raises Late where the job is not whole at first, and what the fault raises where it can't be done."""
-    async with Watch(target) as watch:
+    async with Watch(target.client, target.namespace, target.name) as watch:
         say("waiting until all replicas are at work")
         before = await _steady(watch)
         pods = dict(watch.pods)

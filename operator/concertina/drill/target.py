@@ -11,7 +11,6 @@ from concertina.api import TRAINER
 from concertina.api.status import JobStatus, Member, rfc3339, unix_seconds
 from concertina.kube.client import Client
 from concertina.kube.execute import execute
-from concertina.kube.manifests.names import JOB
 from concertina.kube.resources import LEASES, PODS, TRAINING_JOBS, Raw
 from concertina.local.cluster import LocalCluster
 from concertina.terminal.connection import Complaint
@@ -50,9 +49,6 @@ class DrillTarget:
 
     async def status(self) -> JobStatus:
         return JobStatus.model_validate((await self.job()).get("status") or {})
-
-    async def pods(self) -> list[Raw]:
-        return (await self.client.list_all(PODS, self.namespace, f"{JOB}={self.name}"))[0]
 
     async def run_python(self, pod: str, program: str, *arguments: str, seconds: float = 30.0) -> str:
         """What a Python program prints that runs inside the container `trainer` of a pod."""

@@ -29,6 +29,12 @@ def word(status: JobStatus) -> str:
     return ready.reason if ready else "Unseen"
 
 
+def said(status: JobStatus) -> str:
+    """What the operator says of the job."""
+    ready = status.condition("Ready")
+    return f"{ready.reason}: {ready.message}" if ready else "nothing yet"
+
+
 def ended(status: JobStatus) -> Condition | None:
     """The condition that says that the job is over."""
     return next((c for c in status.conditions if c.type in ENDED and c.status == "True"), None)

@@ -1,4 +1,4 @@
-"""What happens to a job while it is drilled: its status, looked at again and again, and the trainers' logs."""
+"""What happens to a job that is drilled or shown: its status, looked at again and again, and the trainers' logs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Self, TypeVar
 
 from concertina.api import TRAINER
 from concertina.api.status import JobStatus
-from concertina.drill.target import DrillTarget
+from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
+from concertina.kube.manifests.names import JOB
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
+from concertina.terminal import show
 from concertina_protocol import log_lines
 from concertina_protocol.log_lines import RoundStarted, StepDone
 
@@ -26,19 +29,29 @@ class Late(Exception):
 class Watch:
     """From `async with` on; outages of the API server are waited out."""
 
-    def __init__(self, target: DrillTarget) -> None:
-        self._site = target
-        self.status = JobStatus()
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        on_look: Callable[[JobStatus], object] = lambda status: None,
+        on_step: Callable[[StepDone], object] = lambda step: None,
+    ) -> None:
+        """`on_look`: told of the status at each look; `on_step`: of each step's line, once."""
+        self._client, self._namespace, self._name = client, namespace, name
+        self._on_look, self._on_step = on_look, on_step
+        self.job: Raw = {}
         """As last seen."""
+        self.status = JobStatus()
+        """The same."""
         self.seen_at = 0.0
-        self.bundled = False
-        """Whether the bundled trainer runs, whose log can be read."""
         self.pods: dict[str, str] = {}
         """Names by uid, of those at work."""
         self.starts: dict[int, RoundStarted] = {}
         """By round."""
         self.step = 0
         """The highest in any log."""
+        self._heard: set[StepDone] = set()
         self._following: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -57,20 +70,19 @@ class Watch:
         give_up = time.monotonic() + seconds
         while not (answer := look()):
             if time.monotonic() > give_up:
-                raise Late(f"{what} did not come within {seconds:g} s; the job says: {self.words()}")
+                raise Late(f"{what} did not come within {seconds:g} s; the job says: {show.said(self.status)}")
             if self._looking.done():
                 self._looking.result()
             await asyncio.sleep(LOOK_EVERY / 4)
         return answer
 
-    def words(self) -> str:
-        """What the operator says of the job."""
-        ready = self.status.condition("Ready")
-        return f"{ready.reason}: {ready.message}" if ready else "nothing yet"
+    @property
+    def bundled(self) -> bool:
+        """Whether the bundled trainer runs, whose log can be read."""
+        return "trainer" in self.job["spec"]
 
     def training(self) -> bool:
-        ready = self.status.condition("Ready")
-        return ready is not None and ready.reason == "Training"
+        return show.word(self.status) == "Training"
 
     def first_start(self, above: int, since: float) -> RoundStarted | None:
         """The first round above that number that has made a step since then."""
@@ -84,12 +96,13 @@ class Watch:
                 await self._look()
 
     async def _look(self) -> None:
-        job = await self._site.job()
-        self.status = JobStatus.model_validate(job.get("status") or {})
-        self.bundled = "trainer" in job["spec"]
-        pods = [pod for pod in await self._site.pods() if pod.get("status", {}).get("phase") == "Running"]
-        self.pods = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods}
+        self.job = await self._client.get(TRAINING_JOBS, self._namespace, self._name)
+        self.status = show.status_of(self.job)
+        pods, _ = await self._client.list_all(PODS, self._namespace, f"{JOB}={self._name}")
+        running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+        self.pods = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in running}
         self.seen_at = time.time()
+        self._on_look(self.status)
         for uid, name in self.pods.items():
             if uid not in self._following:
                 self._following[uid] = asyncio.create_task(self._follow(uid, name))
@@ -98,13 +111,16 @@ class Watch:
         """Until the pod is gone; a stream that breaks (a node is silent, the API server is away) is opened again."""
         while uid in self.pods:
             with suppress(ApiError):
-                async for line in self._site.client.logs(self._site.namespace, pod, TRAINER, follow=True, tail=200):
+                async for line in self._client.logs(self._namespace, pod, TRAINER, follow=True, tail=200):
                     self._read(line)
             await asyncio.sleep(LOOK_EVERY)
 
     def _read(self, text: str) -> None:
+        """A stream that is opened again tells its last lines again."""
         line = log_lines.parse(text)
         if isinstance(line, RoundStarted):
             self.starts[line.round] = line
-        if isinstance(line, StepDone):
+        if isinstance(line, StepDone) and line not in self._heard:
+            self._heard.add(line)
             self.step = max(self.step, line.step)
+            self._on_step(line)
