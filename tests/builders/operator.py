@@ -22,7 +22,7 @@ TRAIN = Path(__file__).resolve().parents[1] / "train"
 FAULTS, STAND_IN = TRAIN / "faults", TRAIN / "stand_in"
 ENDLESS = 1_000_000
 """Steps of a job that trains until its test is over, at a pace that leaves the processors to others."""
-PACE = {"PACE": "0.03", "TINY_PAUSE": "0.05"}
+PACE = {"PACE": "0.1", "TINY_PAUSE": "0.1"}
 NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
 """As in a container: the user that the operator runs as has no name."""
 JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"

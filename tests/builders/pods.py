@@ -43,7 +43,7 @@ class Pods:
             pod = self.get(name)
             return pod if condition(pod) else {}
 
-        return until(look, f"what the test waits for of pod {name}", lambda: self.describe(name), timeout, pause=0.02)
+        return until(look, f"what the test waits for of pod {name}", lambda: self.describe(name), timeout)
 
     def describe(self, name: str) -> str:
         return json.dumps(self.get(name)["status"], indent=1)
@@ -55,7 +55,7 @@ class Pods:
         def gone() -> bool:
             return not self.cluster.api.exists(f"{self.path}/{name}")
 
-        until(gone, f"the end of pod {name}", lambda: self.describe(name), timeout, pause=0.02)
+        until(gone, f"the end of pod {name}", lambda: self.describe(name), timeout)
 
     def run(self, name: str, script: str, container: Object | None = None, **spec: Any) -> str:
         """Run a pod to its successful end; returns its output."""

@@ -17,7 +17,7 @@ def until(
     what: str,
     seen: Callable[[], object] | None = None,
     limit: float = GIVE_UP,
-    pause: float = 0.05,
+    pause: float = 0.1,
 ) -> T:
     """The condition's first truthy value. When time is over, `what` was awaited is said, and what was `seen` last: the
     condition's value where nothing else is given."""

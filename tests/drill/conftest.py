@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builders import drills
 from builders.drills import JOB, verdict
-from builders.operator import Object
+from builders.operator import Object, paced
 from builders.until import until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
@@ -37,19 +38,26 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
         lifetime.forget(name)
 
 
-def manifest() -> Object:
+@pytest.fixture(scope="module")
+def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file while there is which the job leaves the processors to others."""
+    file = tmp_path_factory.mktemp("pace") / "while"
+    file.touch()
+    return file
+
+
+def manifest(pace: Path) -> Object:
     """One replica a node: each node has one GPU."""
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "50m"}}
-    # Not paced: `straggle` slows what computes.
-    container = {"name": "trainer", "image": "concertina/trainer:test", "resources": resources}
+    container = {**paced(PACE_WHILE=pace), "resources": resources}
     checkpoint = {"uri": f"s3://{stages.BUCKET}/{JOB}", "everySeconds": 3}
     return drills.manifest({"spec": {"containers": [container]}}, DATA, checkpoint)
 
 
 @pytest.fixture(scope="module")
-def job(stage: Stage) -> str:
+def job(stage: Stage, pace: Path) -> str:
     """The job's name, as soon as all of it trains."""
-    stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest()))
+    stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(pace)))
 
     def training() -> bool:
         status = stage.job(JOB).get("status", {})
@@ -60,9 +68,14 @@ def job(stage: Stage) -> str:
 
 
 @pytest.fixture
-def drill(stage: Stage, job: str, request: pytest.FixtureRequest) -> Callable[[str], Any]:
+def drill(stage: Stage, job: str, pace: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """Plays a scenario with the real command; the verdict that it prints as JSON."""
 
-    options = ("-o", "json")
-    kubeconfig = str(stage.cluster.kubeconfig)
-    return lambda scenario: verdict(drills.drill(scenario, *options, KUBECONFIG=kubeconfig), request.config)
+    def play(scenario: str) -> Any:
+        if scenario == "straggle":  # which slows what computes, and nothing of a pause
+            pace.unlink()
+        done = drills.drill(scenario, "-o", "json", KUBECONFIG=str(stage.cluster.kubeconfig))
+        return verdict(done, request.config)
+
+    yield play
+    pace.touch()

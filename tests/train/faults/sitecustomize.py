@@ -7,7 +7,7 @@
 0 memory_is_lost      rank 0 can't restore anything from node memory
 
 PACE: seconds that every rank takes more for a forward pass, of a job that trains until its test is over: it would keep
-the processors from all others.
+the processors from all others. PACE_WHILE: only while there is such a file.
 """
 
 import importlib.abc
@@ -32,7 +32,8 @@ def read_forever(*_):
 
 
 def compute_forever(_, tokens, *others):
-    time.sleep(float(os.environ.get("PACE", 0)))
+    if os.path.exists(os.environ.get("PACE_WHILE", "/")):
+        time.sleep(float(os.environ.get("PACE", 0)))
     while _fault("compute_forever") is not None:
         time.sleep(0.05)
     if arguments := _fault("slow"):
