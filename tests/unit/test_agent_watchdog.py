@@ -10,8 +10,8 @@ from concertina_agent.core.round.watchdog import (
     FIRST_STEP,
     LASTING,
     LEAST,
-    PHASES,
     STACKS_SECONDS,
+    STEP_PHASES,
     Heartbeats,
     Watchdog,
     limit,
@@ -70,7 +70,7 @@ def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(PHASES)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(STEP_PHASES)), min_size=1, max_size=8),
     st.permutations(range(8)),
 )
 def test_suspects_are_those_furthest_behind_whatever_the_order(places: list, order: list[int]) -> None:

@@ -53,7 +53,7 @@ class Beat:
     rank: int
     step: int
     phase: str
-    """starting, restoring, training, checkpointing, evaluating."""
+    """A `heartbeat.WorkerPhase` of those for messages: starting, restoring, training, checkpointing or evaluating."""
 
 
 @dataclasses.dataclass(frozen=True)

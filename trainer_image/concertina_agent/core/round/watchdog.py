@@ -14,10 +14,17 @@ from typing import Deque, Optional
 
 from concertina_agent.core.round.stragglers import Stragglers
 from concertina_protocol import Hang, Heartbeat, Limits
+from concertina_protocol.heartbeat import WorkerPhase
 
-PHASES = ("starting", "restoring", "checkpointing", "evaluating", "loading data", "computing", "reducing")
-"""Parts of a step, in the order in which a worker goes through them. A phase of another name counts as computing."""
-LASTING = {"starting": 900.0, "restoring": 1800.0, "compiling": 1800.0, "checkpointing": 1800.0, "evaluating": 7200.0}
+STEP_PHASES = tuple(phase for phase in WorkerPhase if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING))
+"""In the order in which a worker goes through them. Any other, also one that is not known here, counts as computing."""
+LASTING: Mapping[str, float] = {
+    WorkerPhase.STARTING: 900.0,
+    WorkerPhase.RESTORING: 1800.0,
+    WorkerPhase.COMPILING: 1800.0,
+    WorkerPhase.CHECKPOINTING: 1800.0,
+    WorkerPhase.EVALUATING: 7200.0,
+}
 """Seconds that these may take, where the limit of a step is less."""
 FIRST_STEP = 900.0
 """The same for a round's first step, which may compile and warm up."""
@@ -157,7 +164,8 @@ def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
 
 def position(heartbeat: Heartbeat) -> tuple[int, int]:
     """How far a rank is: steps finished, and the part of the next."""
-    return heartbeat.step, PHASES.index(heartbeat.phase if heartbeat.phase in PHASES else "computing")
+    phase = heartbeat.phase if heartbeat.phase in STEP_PHASES else WorkerPhase.COMPUTING
+    return heartbeat.step, STEP_PHASES.index(phase)
 
 
 def suspects(pulses: Iterable[Heartbeat]) -> list[Heartbeat]:
