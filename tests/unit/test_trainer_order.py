@@ -23,9 +23,9 @@ def test_permute_is_a_permutation(size, key):
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5))
 def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
     order = Order(counts, seed)
-    shards, rows = order.locate(epoch * order.epoch_size, (epoch + 1) * order.epoch_size)
-    visited = sorted(zip(shards.tolist(), rows.tolist(), strict=True))
-    assert visited == [(shard, row) for shard, count in enumerate(counts) for row in range(count)]
+    shards, indexes = order.locate(epoch * order.epoch_size, (epoch + 1) * order.epoch_size)
+    visited = sorted(zip(shards.tolist(), indexes.tolist(), strict=True))
+    assert visited == [(shard, index) for shard, count in enumerate(counts) for index in range(count)]
 
 
 @settings(deadline=None)
@@ -33,9 +33,9 @@ def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
 def test_any_position_is_found_by_itself(counts, seed, data):
     order = Order(counts, seed)
     start = data.draw(st.integers(0, 2 * order.epoch_size))
-    shards, rows = order.locate(start, start + 50)
+    shards, indexes = order.locate(start, start + 50)
     alone = [Order(counts, seed).locate(position, position + 1) for position in range(start, start + 50)]
-    assert list(zip(shards.tolist(), rows.tolist(), strict=True)) == [(s.item(), r.item()) for s, r in alone]
+    assert list(zip(shards.tolist(), indexes.tolist(), strict=True)) == [(s.item(), i.item()) for s, i in alone]
 
 
 @settings(deadline=None)
@@ -60,14 +60,14 @@ def test_epochs_and_seeds_differ():
 
 def test_neighbours_are_spread():
     """No run of the source survives: of 10,000 neighbours in a good shuffle about one keeps its successor."""
-    _, rows = Order([10_000], seed=3).locate(0, 10_000)
-    assert np.count_nonzero(np.diff(rows) == 1) < 10
+    _, indexes = Order([10_000], seed=3).locate(0, 10_000)
+    assert np.count_nonzero(np.diff(indexes) == 1) < 10
 
 
 def test_the_order_never_changes():
     """A run that is resumed by a newer version goes on in the same order: this hash may never change."""
-    shards, rows = Order([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
-    golden = hashlib.sha256(np.stack([shards, rows]).astype("<i8").tobytes()).hexdigest()
+    shards, indexes = Order([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
+    golden = hashlib.sha256(np.stack([shards, indexes]).astype("<i8").tobytes()).hexdigest()
     assert golden == "8df34e72ec5d7c88ff079a5ae8ae81aaa950187676003d817e7bbca54468486d"
 
 

@@ -27,7 +27,8 @@ SUFFIXES = {
     ".arrow": "arrow",
 }
 """Format by the end of a file's name; any other file is one document of text."""
-_ROWS = 1024
+_BATCH = 1024
+"""Rows of a Parquet file that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -230,14 +231,14 @@ def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
         return b""
     where = f"{source.location}, the line at byte {at}"
     try:
-        row = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
         raise BadInput(f"{where} can't be read as JSON ({error}): correct it; each line holds one object.") from error
-    if not isinstance(row, dict):
-        raise BadInput(f"{where} holds a {_kind(row)}, not an object: write each document as an object a line.")
-    if column not in row:
-        raise BadInput(f"{where} has no {column}, but {', '.join([*row][:20]) or 'nothing'}: name one by --column.")
-    text = row[column]
+    if not isinstance(record, dict):
+        raise BadInput(f"{where} holds a {_kind(record)}, not an object: write each document as an object a line.")
+    if column not in record:
+        raise BadInput(f"{where} has no {column}, but {', '.join([*record][:20]) or 'nothing'}: name one by --column.")
+    text = record[column]
     if not isinstance(text, str | None):
         raise BadInput(f"{where}: its {column} is a {_kind(text)}, not text: name another by --column.")
     return (text or "").encode(errors="replace")
@@ -254,7 +255,7 @@ def _parquet(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
 
     with _as_input(piece.source):
         groups = list(range(piece.begin, piece.end))
-        for batch in parquet.ParquetFile(file).iter_batches(_ROWS, row_groups=groups, columns=[column]):
+        for batch in parquet.ParquetFile(file).iter_batches(_BATCH, row_groups=groups, columns=[column]):
             yield from _texts(batch.column(0), piece.source, column)
 
 

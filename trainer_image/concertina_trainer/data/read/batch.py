@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Every rank runs `microbatches` of `rows` sequences each; what doesn't divide is filled with zero-weight rows.
-    With `shares` each rank's microbatches are as large as its share says."""
+    """Every rank runs `microbatches` of `rows` rows each, a row being a sequence or, where that doesn't divide, filling
+    of no weight. With `shares` each rank's microbatches are as large as its share says."""
 
     global_size: int
     world: int

@@ -15,7 +15,7 @@ from concertina_trainer.data import packing
 from concertina_trainer.data.manifest import NAME, Manifest, parse
 from concertina_trainer.data.order import WINDOW, Order
 from concertina_trainer.data.read.cache import Cache, Told, documents_of, shard_of
-from concertina_trainer.data.rows import PLANS, Rows
+from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import parts_of
@@ -24,7 +24,7 @@ from concertina_trainer.objects.prefix import parts_of
 @dataclass(frozen=True)
 class Opened:
     tokens: NDArray[np.unsignedinteger]
-    rows: Rows | None
+    plan: SequencePlan | None
     """None where sequences are cut without regard to documents."""
 
 
@@ -97,10 +97,10 @@ class DataSet:
         if self._documents is Documents.joined:
             return Opened(tokens, None)
         begins = self._cache.open(self._folder, documents_of(shard)).view("<u8").astype(np.int64)
-        rows = PLANS[self._documents](begins, shard.tokens, self._length)
-        if len(rows) != self._counts[index]:
+        plan = PLANNERS[self._documents](begins, shard.tokens, self._length)
+        if len(plan) != self._counts[index]:
             raise BadInput(
-                f"{self._folder.uri}/{shard.file} gives {len(rows)} sequences, and {self._counts[index]} were planned: "
+                f"{self._folder.uri}/{shard.file} gives {len(plan)} sequences, and {self._counts[index]} were planned: "
                 f"run `concertina data pack {self._folder.uri} --length {self._length}` again."
             )
-        return Opened(tokens, rows)
+        return Opened(tokens, plan)
