@@ -141,7 +141,7 @@ DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Where data can be: a regular expression of RE2 and of Python."""
 
 
-class Documents(enum.StrEnum):
+class DocumentMode(enum.StrEnum):
     joined = "joined"
     masked = "masked"
     packed = "packed"
@@ -180,8 +180,8 @@ class DataConfig(_Section):
         description="Several data sets that are trained on together, in exact proportions. One that is used up "
         "begins anew, in another order.",
     )
-    documents: Documents = Field(
-        default=Documents.joined,
+    documents: DocumentMode = Field(
+        default=DocumentMode.joined,
         description="How documents become sequences: joined cuts through them, masked too but keeps them from seeing "
         "each other, packed puts whole ones together, bucketed gives each a sequence of its own. The "
         "last two need `concertina data pack`.",
@@ -416,7 +416,7 @@ class TrainerConfig(_Section):
         Rule(
             "data.documents",
             "self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
-            lambda trainer: not trainer.bitwise or trainer.data.documents is not Documents.bucketed,
+            lambda trainer: not trainer.bitwise or trainer.data.documents is not DocumentMode.bucketed,
             "determinism bitwise has microbatches of one shape: choose another data.documents",
         ),
         Rule(
@@ -430,7 +430,7 @@ class TrainerConfig(_Section):
             "data.balance",
             "self.data.balance != 'speed' || self.data.documents != 'bucketed'",
             lambda trainer: (
-                trainer.data.balance is not Balancing.speed or trainer.data.documents is not Documents.bucketed
+                trainer.data.balance is not Balancing.speed or trainer.data.documents is not DocumentMode.bucketed
             ),
             "data.balance speed counts sequences, and with data.documents bucketed they differ in length: set balance "
             "to even, or choose another documents",

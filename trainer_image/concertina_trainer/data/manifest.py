@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 from concertina_protocol.typed_json import ProtocolError, from_json
-from concertina_trainer.config import Documents
+from concertina_trainer.config import DocumentMode
 from concertina_trainer.errors import BadInput
 
 NAME = "manifest.json"
@@ -76,11 +76,11 @@ def short_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def digest_of(documents: Documents, digests: Sequence[str], weights: Sequence[int]) -> str:
+def digest_of(mode: DocumentMode, digests: Sequence[str], weights: Sequence[int]) -> str:
     """Names data sets, given by their manifests' digests, and how sequences are made of them."""
-    if len(digests) == 1 and documents is Documents.joined:
+    if len(digests) == 1 and mode is DocumentMode.joined:
         return digests[0]
-    return short_digest(json.dumps([documents, list(zip(digests, weights, strict=True))]).encode())
+    return short_digest(json.dumps([mode, list(zip(digests, weights, strict=True))]).encode())
 
 
 def parse(text: bytes, uri: str) -> Manifest:

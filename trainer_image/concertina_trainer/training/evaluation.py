@@ -93,7 +93,7 @@ class Evaluation:
     def _parts(self, batch: Sequence[Microbatch]) -> list[Tensor]:
         found = []
         for part in (part.to(self._world.device) for part in batch):
-            losses = token_losses(self._model(part.tokens[:, :-1], part.documents), part.tokens[:, 1:])
+            losses = token_losses(self._model(part.tokens[:, :-1], part.document_ids), part.tokens[:, 1:])
             found.append((losses * part.weights).sum())
         return found
 

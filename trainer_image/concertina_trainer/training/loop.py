@@ -111,7 +111,7 @@ def forward_backward(
     parts = []
     for i, batch in enumerate(microbatches):
         sums.begin(model, i, len(microbatches))
-        losses = token_losses(model(batch.tokens[:, :-1], batch.documents), batch.tokens[:, 1:])
+        losses = token_losses(model(batch.tokens[:, :-1], batch.document_ids), batch.tokens[:, 1:])
         loss = (losses * batch.weights).sum()
         torch.autograd.backward(loss)
         parts.append(loss.detach())

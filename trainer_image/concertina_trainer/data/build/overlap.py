@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.data.build.sources import cut, documents, find
+from concertina_trainer.data.build.sources import cut, find, read_documents
 from concertina_trainer.data.build.write import Overlap, Recipe
 from concertina_trainer.data.order import mix
 from concertina_trainer.errors import BadInput
@@ -73,7 +73,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
                 [
                     ngrams(text, recipe.ngram)
                     for piece in cut(source, 2**30, column)
-                    for text in documents(piece, column)
+                    for text in read_documents(piece, column)
                 ],
             )
             for source in find(recipe.against)

@@ -194,7 +194,7 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
         yield reader.get_batch(index)
 
 
-def documents(piece: Piece, column: str) -> Iterator[bytes]:
+def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
     """The text of each document (UTF-8, or as it is in a text file); empty ones are left out."""
     with open_range(piece.source.location, piece.source.size) as file:
         yield from (text for text in _FORMATS[piece.source.format](piece, file, column) if text)

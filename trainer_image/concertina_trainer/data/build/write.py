@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from concertina_trainer.data import tokenizer as tokenizers
-from concertina_trainer.data.build.sources import Piece, documents
+from concertina_trainer.data.build.sources import Piece, read_documents
 from concertina_trainer.data.manifest import Shard
 from concertina_trainer.objects.prefix import ObjectPrefix
 
@@ -98,7 +98,7 @@ def write(part: Part, uri: str, aside: str, recipe: Recipe) -> Written:
     tokenizer = recipe.load_tokenizer()
     seen = _looking_for(recipe)
     training, validation = Draft(), Draft()
-    texts = (text for piece in part.pieces for text in documents(piece, recipe.column))
+    texts = (text for piece in part.pieces for text in read_documents(piece, recipe.column))
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
             if set_aside(text, recipe.validation):

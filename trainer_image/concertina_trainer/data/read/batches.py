@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concertina_trainer.config import Documents
+from concertina_trainer.config import DocumentMode
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.buckets import buckets
 from concertina_trainer.data.read.reader import Reader
@@ -30,12 +30,12 @@ class Microbatch:
     weights: Tensor
     """float32 [rows, length]: each prediction's part in the mean over the global batch, 0 for filling; those of all
     ranks and microbatches add up to 1."""
-    documents: Tensor | None
+    document_ids: Tensor | None
     """int32 [rows, length]: which document of its row each token is of; None: they are not told apart."""
 
     def to(self, device: torch.device) -> Microbatch:
-        documents = None if self.documents is None else self.documents.to(device)
-        return Microbatch(self.tokens.to(device), self.weights.to(device), documents)
+        document_ids = None if self.document_ids is None else self.document_ids.to(device)
+        return Microbatch(self.tokens.to(device), self.weights.to(device), document_ids)
 
 
 class Batches:
@@ -105,7 +105,7 @@ def _parts(
     reader: Reader, counts: NDArray[np.int64], plan: BatchPlan, rank: int
 ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
     """For each microbatch: which sequences of the batch, how many rows, of what length."""
-    if reader.documents is not Documents.bucketed:
+    if reader.mode is not DocumentMode.bucketed:
         for part in plan.parts(rank):
             yield np.arange(part.start, part.stop), plan.rows_for(len(part)), reader.length
         return
@@ -121,11 +121,11 @@ def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int
     tokens[:count] = torch.from_numpy(found.tokens[:, : length + 1])
     weights = torch.zeros(rows, length)
     weights[:count] = share
-    if found.predicted is None or found.documents is None:
+    if found.predicted is None or found.document_ids is None:
         return Microbatch(tokens, weights, None)
     weights[:count] *= torch.from_numpy(found.predicted[:, :length])
-    if reader.documents is Documents.bucketed:
+    if reader.mode is DocumentMode.bucketed:
         return Microbatch(tokens, weights, None)  # nothing looks ahead at the filling
-    documents = torch.zeros(rows, length, dtype=torch.int32)
-    documents[:count] = torch.from_numpy(found.documents[:, :length])
-    return Microbatch(tokens, weights, documents)
+    document_ids = torch.zeros(rows, length, dtype=torch.int32)
+    document_ids[:count] = torch.from_numpy(found.document_ids[:, :length])
+    return Microbatch(tokens, weights, document_ids)

@@ -59,11 +59,11 @@ class Wanted:
         )
 
 
-def shard_of(shard: Shard) -> Wanted:
+def tokens_file(shard: Shard) -> Wanted:
     return Wanted(shard.file, shard.size, shard.sha256, shard.crc32)
 
 
-def documents_of(shard: Shard) -> Wanted:
+def documents_file(shard: Shard) -> Wanted:
     return Wanted(shard.documents_file, 8 * shard.documents, shard.documents_sha256)
 
 

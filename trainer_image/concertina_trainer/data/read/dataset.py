@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.config import Documents
+from concertina_trainer.config import DocumentMode
 from concertina_trainer.data import packing
 from concertina_trainer.data.manifest import NAME, Manifest, parse
 from concertina_trainer.data.order import WINDOW, Order
-from concertina_trainer.data.read.cache import Cache, Told, documents_of, shard_of
+from concertina_trainer.data.read.cache import Cache, Told, documents_file, tokens_file
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
@@ -32,7 +32,7 @@ class DataSet:
     """Sequences of `length` tokens of the data at one URI."""
 
     def __init__(
-        self, uri: str, documents: Documents, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int,
+        self, uri: str, mode: DocumentMode, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int,
         told: Told,
     ) -> None:  # fmt: skip
         """`most_bytes`: of shards kept open. `told`: of waiting for the store, now. Raises BadInput with a sentence."""
@@ -44,7 +44,7 @@ class DataSet:
         if text is None:
             raise BadInput(f"{uri} has no {NAME}: build the data there, or correct trainer.data.uri.")
         self.manifest: Manifest = parse(text, uri)
-        self._documents, self._length = documents, length
+        self._mode, self._length = mode, length
         self._cache, self._pool, self._most = cache, pool, most_bytes
         self._counts = self._sequences(told)
         if not sum(self._counts):
@@ -55,11 +55,11 @@ class DataSet:
 
     def _sequences(self, told: Told) -> list[int]:
         """Of each shard."""
-        if self._documents in (Documents.joined, Documents.masked):
+        if self._mode in (DocumentMode.joined, DocumentMode.masked):
             return self.manifest.sequences(self._length)
         text = self._cache.get(self._folder, packing.name(self._length), told)
         found = packing.read(text, self._folder.uri, self.manifest, self._length)
-        return list(found.packed if self._documents is Documents.packed else found.bucketed)
+        return list(found.packed if self._mode is DocumentMode.packed else found.bucketed)
 
     def shard(self, index: int) -> Opened:
         """Waits where it is not there yet. Raises what opening it raised; the next call tries again."""
@@ -93,11 +93,11 @@ class DataSet:
 
     def _opened(self, index: int) -> Opened:
         shard = self.manifest.shards[index]
-        tokens = self._cache.open(self._folder, shard_of(shard)).view(TYPES[self.manifest.token_bytes])
-        if self._documents is Documents.joined:
+        tokens = self._cache.open(self._folder, tokens_file(shard)).view(TYPES[self.manifest.token_bytes])
+        if self._mode is DocumentMode.joined:
             return Opened(tokens, None)
-        begins = self._cache.open(self._folder, documents_of(shard)).view("<u8").astype(np.int64)
-        plan = PLANNERS[self._documents](begins, shard.tokens, self._length)
+        begins = self._cache.open(self._folder, documents_file(shard)).view("<u8").astype(np.int64)
+        plan = PLANNERS[self._mode](begins, shard.tokens, self._length)
         if len(plan) != self._counts[index]:
             raise BadInput(
                 f"{self._folder.uri}/{shard.file} gives {len(plan)} sequences, and {self._counts[index]} were planned: "

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.config import DataConfig, Documents
+from concertina_trainer.config import DataConfig, DocumentMode
 from concertina_trainer.data.manifest import digest_of
 from concertina_trainer.data.order import Skipped
 from concertina_trainer.data.read.cache import Cache, Told, folder_on_node
@@ -27,7 +27,7 @@ _BLOCK = 4096
 class Sequences:
     tokens: _Numbers
     """[count, length + 1]: inputs, and shifted by one what is predicted; filled up with 0."""
-    documents: NDArray[np.int32] | None = None
+    document_ids: NDArray[np.int32] | None = None
     """[count, length]: which document each input is of, counted within its sequence; what fills up counts as one more.
     None: documents are not told apart, and every token is predicted."""
     predicted: NDArray[np.bool_] | None = None
@@ -55,7 +55,7 @@ class Reader:
         limit = config.cache_mebibytes * 2**20
         self._cache = Cache(folder_on_node(), limit, patience, begun)
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "fetch")
-        sources, self.length, self.documents = config.sources, sequence_length, config.documents
+        sources, self.length, self.mode = config.sources, sequence_length, config.documents
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
@@ -128,23 +128,23 @@ class Reader:
         """These sequences, with what tells their documents apart."""
         count, length = len(consumed), self.length
         tokens = np.zeros((count, length + 1), dtype=np.int64)
-        if self.documents is Documents.joined:
+        if self.mode is DocumentMode.joined:
             for opened, which, indexes in self._opened(consumed):
                 for i, begin in zip(which.tolist(), (indexes * length).tolist(), strict=True):
                     tokens[i] = opened.tokens[begin : begin + length + 1]
             return Sequences(tokens)
-        owners = np.empty((count, length + 1), dtype=np.int32)
+        document_ids = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
         for opened, which, indexes in self._opened(consumed):
             assert opened.plan is not None
             for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
-                _lay_out(opened.tokens, opened.plan, index, tokens[i], owners[i], predicted[i])
-        return Sequences(tokens, owners[:, :-1], predicted)
+                _lay_out(opened.tokens, opened.plan, index, tokens[i], document_ids[i], predicted[i])
+        return Sequences(tokens, document_ids[:, :-1], predicted)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """How many tokens count in each of the sequences [start, stop): told from the documents' lengths."""
         counts = np.full(stop - start, self.length, dtype=np.int64)
-        if self.documents is not Documents.joined:
+        if self.mode is not DocumentMode.joined:
             for opened, which, indexes in self._opened(np.arange(start, stop)):
                 assert opened.plan is not None
                 counts[which] = opened.plan.predicted(indexes)
@@ -168,7 +168,7 @@ class Reader:
 
 def _lay_out(
     shard: NDArray[np.unsignedinteger], plan: SequencePlan, index: int,
-    tokens: _Numbers, owners: NDArray[np.int32], predicted: NDArray[np.bool_],
+    tokens: _Numbers, document_ids: NDArray[np.int32], predicted: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     """The segments of a sequence, one after the other."""
     at = 0
@@ -176,7 +176,7 @@ def _lay_out(
     for segment in range(first, last):
         begin, size = int(plan.begins[segment]), int(plan.lengths[segment])
         tokens[at : at + size] = shard[begin : begin + size]
-        owners[at : at + size] = segment - first
+        document_ids[at : at + size] = segment - first
         predicted[at : at + size - 1] = True
         at += size
-    owners[at:] = last - first
+    document_ids[at:] = last - first
