@@ -75,7 +75,7 @@ def test_the_order_never_changes():
 @given(size=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 64), fixed=st.booleans())
 def test_the_parts_of_all_ranks_are_the_batch_in_equal_shapes(size, micro, world, fixed):
     plan = plan_batch(size, micro, world, fixed)
-    parts = [plan.parts(rank) for rank in range(world)]
+    parts = [plan.slices(rank) for rank in range(world)]
     assert {len(mine) for mine in parts} == {plan.microbatches}
     in_order = zip(*parts, strict=True) if fixed else parts
     assert [row for some in in_order for part in some for row in part] == list(range(size))

@@ -86,7 +86,7 @@ def test_a_rank_of_half_the_speed_has_half_as_much():
 @given(seconds=SECONDS, total=TOTAL, micro=st.integers(1, 64))
 def test_the_parts_of_all_ranks_are_the_batch_in_as_many_microbatches(seconds, total, micro):
     plan = plan_batch(total, micro, len(seconds)).shared_out(soonest(total, seconds), micro)
-    parts = [plan.parts(rank) for rank in range(len(seconds))]
+    parts = [plan.slices(rank) for rank in range(len(seconds))]
     assert {len(mine) for mine in parts} == {plan.microbatches}
     assert [row for mine in parts for part in mine for row in part] == list(range(total))
     assert tuple(sum(map(len, mine)) for mine in parts) == plan.shares

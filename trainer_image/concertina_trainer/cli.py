@@ -115,8 +115,8 @@ def _build(options: argparse.Namespace) -> None:
     if last is None or last.manifest is None:
         print(f"{options.out}: share {options.share[0]} of {options.share[1]} is done; others are still at work")
         return
-    for part, manifest in _manifests(options.out):
-        print(f"{part}: {_summary(manifest)}")
+    for uri, manifest in _manifests(options.out):
+        print(f"{uri}: {_summary(manifest)}")
     for line in _overlap_lines(last.overlap):
         print(line)
 

@@ -65,10 +65,10 @@ def _mixed(x: int) -> int:
     return int(mix(np.array([(x + 0x9E3779B97F4A7C15) % 2**64], dtype=np.uint64))[0])
 
 
-def _key(*parts: int) -> int:
+def _key(*numbers: int) -> int:
     key = 0
-    for part in parts:
-        key = _mixed(key ^ part)
+    for number in numbers:
+        key = _mixed(key ^ number)
     return key
 
 

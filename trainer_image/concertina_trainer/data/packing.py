@@ -31,7 +31,7 @@ class Packing:
     bucketed: tuple[int, ...]
     """Sequences of each shard, in the manifest's order."""
     fill: float
-    """Part of the packed sequences' tokens that are not filling."""
+    """Of the packed sequences' tokens the fraction that is not filling."""
 
 
 def name(length: int) -> str:

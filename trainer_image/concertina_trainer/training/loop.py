@@ -108,15 +108,15 @@ def forward_backward(
     model: Decoder, optimizer: ShardedAdamW, sums: Sums, microbatches: list[Microbatch]
 ) -> list[Tensor]:
     """Gradients of the global mean, reduced; returns what each microbatch adds to the loss."""
-    parts = []
-    for i, batch in enumerate(microbatches):
+    added = []
+    for i, microbatch in enumerate(microbatches):
         sums.begin(model, i, len(microbatches))
-        losses = token_losses(model(batch.tokens[:, :-1], batch.document_ids), batch.tokens[:, 1:])
-        loss = (losses * batch.weights).sum()
+        losses = token_losses(model(microbatch.tokens[:, :-1], microbatch.document_ids), microbatch.tokens[:, 1:])
+        loss = (losses * microbatch.weights).sum()
         torch.autograd.backward(loss)
-        parts.append(loss.detach())
+        added.append(loss.detach())
     sums.finish(optimizer.gradients())
-    return parts
+    return added
 
 
 def clip_scale(squared_norm: float, limit: float) -> float:

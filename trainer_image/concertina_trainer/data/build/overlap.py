@@ -113,12 +113,12 @@ class Search:
         return Overlap(self._documents, tuple(sorted(self._seen)))
 
 
-def report(recipe: Recipe, parts: Sequence[Overlap]) -> dict[str, object]:
+def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
     """Counts: of training documents with an n-gram of the evaluation, and, a file of it, of what was found."""
     table = _table(recipe)
     seen = np.zeros(len(table), bool)
-    for part in parts:
-        seen[list(part.ngrams)] = True
+    for overlap in overlaps:
+        seen[list(overlap.ngrams)] = True
     files = []
     for location, texts in _evaluation(recipe):
         places = [_places(grams, table) for grams in texts]
@@ -133,4 +133,4 @@ def report(recipe: Recipe, parts: Sequence[Overlap]) -> dict[str, object]:
                 "ngramsFound": int(seen[every].sum()),
             }
         )
-    return {"ngram": recipe.ngram, "trainingDocuments": sum(part.documents for part in parts), "files": files}
+    return {"ngram": recipe.ngram, "trainingDocuments": sum(overlap.documents for overlap in overlaps), "files": files}

@@ -1,4 +1,4 @@
-"""One part of a build: its documents, tokenized, into one shard, and those set aside into another."""
+"""One shard of a build: the documents of its input, tokenized, and those set aside into another shard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ShardInput:
+    """What becomes one shard. (Its fields are part of the key that names a build.)"""
+
     index: int
     pieces: tuple[Piece, ...]
     size: int
@@ -50,7 +52,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Of one part: which of the evaluation's n-grams it has, and in how many documents."""
+    """Of one shard: which of the evaluation's n-grams it has, and in how many documents."""
 
     documents: int = 0
     ngrams: tuple[int, ...] = ()
@@ -59,7 +61,7 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What became of a part: at most one shard of each kind."""
+    """What became of a ShardInput: at most one shard of each kind."""
 
     training: tuple[Shard, ...]
     validation: tuple[Shard, ...]
@@ -93,12 +95,12 @@ class Draft:
         return (shard,)
 
 
-def write(part: Part, uri: str, aside: str, recipe: Recipe) -> Written:
-    """Write the shards of a part below `uri` and, of what is set aside, below its folder `aside`."""
+def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
+    """Write a shard below `uri` and, of what is set aside, below its folder `aside`."""
     tokenizer = recipe.load_tokenizer()
     seen = _looking_for(recipe)
     training, validation = Draft(), Draft()
-    texts = (text for piece in part.pieces for text in read_documents(piece, recipe.column))
+    texts = (text for piece in source.pieces for text in read_documents(piece, recipe.column))
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
             if set_aside(text, recipe.validation):
@@ -107,7 +109,7 @@ def write(part: Part, uri: str, aside: str, recipe: Recipe) -> Written:
                 training.documents.append(tokens)
                 if seen is not None:
                     seen.look(text)
-    name = f"shard-{part.index:06}"
+    name = f"shard-{source.index:06}"
     found = seen.found() if seen is not None else Overlap()
     kept = training.put(ObjectPrefix(uri, create=True), name, tokenizer.token_bytes)
     if not validation.documents:
