@@ -13,7 +13,7 @@ from concertina_agent.net import tls
 from concertina_agent.net.link import MemberStreams, follow_lead, tell
 from concertina_agent.net.server import Answered, Server
 from concertina_agent.net.shard_wire import ShardWire
-from concertina_agent.net.wire import Dialer, Pinger
+from concertina_agent.net.wire import Connector, Pinger
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
@@ -38,14 +38,14 @@ class NetworkDriver:
         self,
         settings: Settings,
         agent: AgentState,
-        dialer: Dialer,
+        connector: Connector,
         shards: Shards,
         emit: Callable[[e.Event], None],
         tasks: Nursery,
     ) -> None:
         """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
-        self._settings, self._agent, self._dialer, self._emit, self._tasks = settings, agent, dialer, emit, tasks
-        self._pinger = Pinger(dialer, settings.uid)
+        self._settings, self._agent, self._connector, self._emit, self._tasks = settings, agent, connector, emit, tasks
+        self._pinger = Pinger(connector, settings.uid)
         self._members = MemberStreams(agent.beat, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
         self._server = Server(settings.uid, tls.server_context(settings.identity), self, tasks)
@@ -89,7 +89,7 @@ class NetworkDriver:
         lead = assign.members[0].address
         self._link = self._tasks.start(
             "follow lead",
-            follow_lead(self._dialer, join, lead, self._agent.member_state, self._changes, self._emit, self._tasks),
+            follow_lead(self._connector, join, lead, self._agent.member_state, self._changes, self._emit, self._tasks),
         )
 
     def ping_peers(self, effect: e.PingPeers) -> None:

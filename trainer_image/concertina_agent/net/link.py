@@ -9,7 +9,7 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.net.wire import Dialer
+from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
@@ -25,7 +25,7 @@ Emit = Callable[[e.Event], None]
 
 
 async def follow_lead(
-    dialer: Dialer,
+    connector: Connector,
     join: p.Join,
     address: str,
     state: Callable[[], p.MemberState],
@@ -38,7 +38,7 @@ async def follow_lead(
     try:
         while wire is None:
             try:
-                wire = await _try_to_join(dialer, join, address)
+                wire = await _try_to_join(connector, join, address)
             except PermissionError as refusal:
                 return emit(e.LeadGone(*key, str(refusal)))
             if wire is None:
@@ -56,10 +56,10 @@ async def follow_lead(
             wire.close()
 
 
-async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[Connection]:
+async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
     """None: try again. Raises PermissionError where the lead has moved on."""
     try:
-        wire = await dialer.connect(address)
+        wire = await connector.connect(address)
     except (OSError, asyncio.TimeoutError):
         return None
     try:
