@@ -13,7 +13,7 @@ from concertina_agent.net import tls
 from concertina_agent.net.link import MemberStreams, follow_lead, tell
 from concertina_agent.net.server import Answered, Server
 from concertina_agent.net.shard_wire import ShardWire
-from concertina_agent.net.wire import Connector, Pinger
+from concertina_agent.net.wire import Connector, Prober
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
@@ -45,7 +45,7 @@ class NetworkDriver:
     ) -> None:
         """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
         self._settings, self._agent, self._connector, self._emit, self._tasks = settings, agent, connector, emit, tasks
-        self._pinger = Pinger(connector, settings.uid)
+        self._prober = Prober(connector, settings.uid)
         self._members = MemberStreams(agent.beat, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
         self._server = Server(settings.uid, tls.server_context(settings.identity), self, tasks)
@@ -63,7 +63,7 @@ class NetworkDriver:
     async def stop(self) -> None:
         await self._server.close()
         self._members.close()
-        self._pinger.close()
+        self._prober.close()
 
     # --- effects ----------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class NetworkDriver:
             if candidate.replica == self._settings.replica:
                 return True
             async with some:
-                return await self._pinger.reachable(candidate.address, timeout)
+                return await self._prober.reachable(candidate.address, timeout)
 
         answers = await asyncio.gather(*map(reachable, prepare.candidates))
         reached = tuple(c.replica for c, there in zip(prepare.candidates, answers) if there)

@@ -42,7 +42,7 @@ class Connector:
         return answer
 
 
-class Pinger:
+class Prober:
     """Asks agents whether they are there, over connections that are kept open: a handshake costs milliseconds."""
 
     def __init__(self, connector: Connector, uid: str) -> None:
