@@ -274,7 +274,7 @@ def test_what_a_store_refuses_is_no_reason_to_wait(s3, monkeypatch, change, uri,
         monkeypatch.setenv(name, value)
     told = []
     with pytest.raises(BadInput, match=sentence):
-        Reader(DataConfig(uri=uri), LENGTH, seed=1, patience=86400, told=lambda *each: told.append(each))
+        Reader(DataConfig(uri=uri), LENGTH, seed=1, patience=86400, on_wait=lambda *each: told.append(each))
     assert len(told) <= 2
 
 
@@ -321,7 +321,7 @@ def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected
         if len(told) == 2:
             between.spoil = lambda name, nth: None
 
-    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, told=tell)
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, on_wait=tell)
     assert (reader.read(0, 600) == expected).all()
     assert "can't be reached" in told[0][0]
     assert 0 < told[0][1] < told[1][1]

@@ -159,7 +159,7 @@ def test_workers_that_tell_nothing_never_hang() -> None:
 def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> None:
     """A member whose clock is off by any amount says the same ages."""
     hearts = Heartbeats()
-    hearts.told(0, 5, "training", offset)
+    hearts.on_beat(0, 5, "training", offset)
     hearts.look((), [0], offset + still)
     dog = watchdog(25.0)
     dog.heard("a", hearts.pulses, 100.0)

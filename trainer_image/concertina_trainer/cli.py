@@ -105,7 +105,7 @@ def _build(options: argparse.Namespace) -> None:
         tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
     recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
-    sources = find(options.sources, options.pattern, lambda said: print(said, file=sys.stderr))
+    sources = find(options.sources, options.pattern, lambda message: print(message, file=sys.stderr))
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
     last = None

@@ -136,7 +136,7 @@ def build(
 ) -> Built:
     """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
     begun = step > 0
-    reader = Reader(config.data, config.model.sequence_length, config.seed, told=reporter.stalled, begun=begun)
+    reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
     if reader.vocab_size > config.model.vocab_size:
         raise BadInput(
             f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "

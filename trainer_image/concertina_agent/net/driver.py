@@ -10,7 +10,7 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.net import tls
-from concertina_agent.net.link import MemberStreams, follow_lead, tell
+from concertina_agent.net.link import MemberStreams, follow_lead, stream_state
 from concertina_agent.net.server import Answered, Server
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Connector, Prober
@@ -117,7 +117,7 @@ class NetworkDriver:
         return await future
 
     async def watch(self, wire: Connection) -> None:
-        await tell(wire, self._agent.report, self._changes)
+        await stream_state(wire, self._agent.report, self._changes)
 
     async def join(self, message: p.Join, wire: Connection) -> None:
         joined = False

@@ -45,7 +45,7 @@ async def follow_lead(
                 await asyncio.sleep(RETRY_SECONDS)
         emit(e.LeadJoined(*key))
         said = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
-        with tasks.alongside("tell lead", tell(wire, state, changes)):
+        with tasks.alongside("stream to lead", stream_state(wire, state, changes)):
             try:
                 await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), said)
             except ProtocolError as error:
@@ -75,7 +75,7 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
     return None
 
 
-async def tell(wire: Connection, state: Callable[[], p.Message], changes: Notifier) -> None:
+async def stream_state(wire: Connection, state: Callable[[], p.Message], changes: Notifier) -> None:
     """Send what `state` returns now, whenever it changes, and at least every BEAT_SECONDS."""
     count = changes.count
     with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ class MemberStreams:
 
         detail = ""
         try:
-            with self._tasks.alongside("tell member", tell(wire, self._state, self._never)):
+            with self._tasks.alongside("stream to member", stream_state(wire, self._state, self._never)):
                 await _listen(wire, heard, (p.MemberState,))
         except ProtocolError as error:
             detail = f"said what it may not: {error}"

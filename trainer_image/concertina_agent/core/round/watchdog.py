@@ -45,20 +45,20 @@ class Heartbeats:
     def __init__(self) -> None:
         self.pulses: tuple[Heartbeat, ...] = ()
         """Of the workers that run, as of the last look; phase "" where a worker tells nothing of itself."""
-        self._told: dict[int, tuple[int, str, float]] = {}
+        self._beats: dict[int, tuple[int, str, float]] = {}
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
         self.collecting = False
         """Stacks were asked for, or are there, since the round was last said to hang."""
 
-    def told(self, rank: int, step: int, phase: str, now: float) -> None:
+    def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
         """A line on the worker channel; where there is a heartbeat as well, that knows more."""
-        if self._told.get(rank, (None, ""))[:2] != (step, phase):
-            self._told[rank] = (step, phase, now)
+        if self._beats.get(rank, (None, ""))[:2] != (step, phase):
+            self._beats[rank] = (step, phase, now)
 
     def look(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:
         known = {heartbeat.rank: heartbeat for heartbeat in read}
-        for rank, (step, phase, since) in self._told.items():
+        for rank, (step, phase, since) in self._beats.items():
             known.setdefault(rank, Heartbeat(rank, step, phase, now - since))
         unknown = (Heartbeat(rank, -1, "", 0.0) for rank in running if rank not in known)
         pulses = [*(known[rank] for rank in running if rank in known), *unknown]

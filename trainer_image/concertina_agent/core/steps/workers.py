@@ -19,7 +19,7 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
     r.workers.said(event.rank, message)
     effects: list[e.Effect] = []
     if isinstance(message, (w.Beat, p.Progress)):
-        r.hearts.told(event.rank, message.step, message.phase, t.now)
+        r.hearts.on_beat(event.rank, message.step, message.phase, t.now)
     if isinstance(message, w.Committed):
         agent.snapshots.committed(message.id, message.shard)
         r.last[message.shard] = message

@@ -56,17 +56,17 @@ class Piece:
     """Bytes, about, of its text."""
 
 
-def find(places: Sequence[str], pattern: str = "", told: Callable[[str], None] = lambda said: None) -> list[Source]:
+def find(places: Sequence[str], pattern: str = "", warn: Callable[[str], None] = lambda message: None) -> list[Source]:
     """Files in a fixed order. A folder gives those that match `pattern`; without one, those of the formats above that
-    it holds (where they are splits: the split `train`), else all. `told`: what was left out. Raises BadInput where
+    it holds (where they are splits: the split `train`), else all. `warn`: of what was left out. Raises BadInput where
     there is none, or no telling which of several splits is meant."""
-    found = [source for place in places for source in _below(place, pattern, told)]
+    found = [source for place in places for source in _below(place, pattern, warn)]
     if not found:
         raise BadInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
     return found
 
 
-def _below(place: str, pattern: str, told: Callable[[str], None]) -> list[Source]:
+def _below(place: str, pattern: str, warn: Callable[[str], None]) -> list[Source]:
     place = place.removeprefix("file://").rstrip("/") or "/"
     if "://" in place:
         sources = _stored(place, pattern)
@@ -79,7 +79,7 @@ def _below(place: str, pattern: str, told: Callable[[str], None]) -> list[Source
         place = str(root.absolute())
         files = sorted(file for file in root.glob(pattern or "**/*") if file.is_file() and not _hidden(file, root))
         sources = [_local(file) for file in files]
-    return sources if pattern else _training(place, sources, told)
+    return sources if pattern else _training(place, sources, warn)
 
 
 def _hidden(file: Path, root: Path) -> bool:
@@ -104,7 +104,7 @@ def _object(uri: str, entry: Entry) -> Source:
     return Source(uri, entry.size, int(entry.at.timestamp()) * 10**9)
 
 
-def _training(place: str, sources: list[Source], told: Callable[[str], None]) -> list[Source]:
+def _training(place: str, sources: list[Source], warn: Callable[[str], None]) -> list[Source]:
     """Of a folder's files those to train on: beside data, a folder of Hugging Face holds files that describe it (some
     of them JSON), and what is to be kept from training."""
     data = [source for source in sources if source.format != "text" and not source.location.endswith(".json")]
@@ -116,7 +116,7 @@ def _training(place: str, sources: list[Source], told: Callable[[str], None]) ->
         return data or sources
     if TRAINING not in kinds:
         raise BadInput(f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern.")
-    told(f"{place}: of its splits {', '.join(kinds)}, {TRAINING} is taken; --pattern chooses others")
+    warn(f"{place}: of its splits {', '.join(kinds)}, {TRAINING} is taken; --pattern chooses others")
     return [source for source, split in zip(data, splits, strict=True) if split == TRAINING]
 
 

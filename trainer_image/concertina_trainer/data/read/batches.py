@@ -20,7 +20,7 @@ from concertina_trainer.data.read.buckets import buckets
 from concertina_trainer.data.read.reader import Reader
 
 AHEAD = 2
-_TELL_SECONDS = 1.0
+_STALL_REPORT_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Batches:
         batch = None
         while batch is None:
             try:
-                batch = self._ready.get(timeout=_TELL_SECONDS)
+                batch = self._ready.get(timeout=_STALL_REPORT_SECONDS)
             except queue.Empty:
                 if reason := self._reader.waiting_for:
                     stalled(reason, before + time.perf_counter() - started)

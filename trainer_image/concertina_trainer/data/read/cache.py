@@ -30,7 +30,7 @@ from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, Refused, StorageError
 from concertina_trainer.objects.retry import GRACE
 
-Told = Callable[[str, float], None]
+OnWait = Callable[[str, float], None]
 """Why something is waited for, in a sentence, and for how many seconds now."""
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -120,8 +120,8 @@ class Cache:
                 return content
         raise _missing(source.uri, wanted.file) if content is None else wanted.damaged(source.uri, len(content))
 
-    def get(self, source: ObjectPrefix, key: str, told: Told = lambda reason, seconds: None) -> bytes | None:
-        """Patiently; None where there is no such object. `told`: why it is waited for, again and again. Raises
+    def get(self, source: ObjectPrefix, key: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
+        """Patiently; None where there is no such object. `on_wait`: why it is waited for, again and again. Raises
         StorageError after the deadline, and BadInput where a store that has given nothing yet refuses."""
         begun = time.monotonic()
         deadline, grace = begun + self._patience, iter(GRACE)
@@ -139,7 +139,7 @@ class Cache:
                     if time.monotonic() + wait > deadline:
                         raise StorageError(f"{error} It was tried for {self._patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)
-                    told(str(error), time.monotonic() - begun)
+                    on_wait(str(error), time.monotonic() - begun)
                     time.sleep(wait)
             raise AssertionError("there is always another wait")
         finally:

@@ -14,7 +14,7 @@ from concertina_trainer.config import DocumentMode
 from concertina_trainer.data import packing
 from concertina_trainer.data.manifest import NAME, Manifest, parse
 from concertina_trainer.data.order import WINDOW, Order
-from concertina_trainer.data.read.cache import Cache, Told, documents_file, tokens_file
+from concertina_trainer.data.read.cache import Cache, OnWait, documents_file, tokens_file
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
@@ -33,31 +33,31 @@ class DataSet:
 
     def __init__(
         self, uri: str, mode: DocumentMode, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int,
-        told: Told,
+        on_wait: OnWait,
     ) -> None:  # fmt: skip
-        """`most_bytes`: of shards kept open. `told`: of waiting for the store, now. Raises BadInput with a sentence."""
+        """`most_bytes`: of shards kept open. `on_wait`: while the store is waited for, now. Raises BadInput."""
         scheme, _, path = parts_of(uri)
         if scheme in ("", "file") and not Path(path).is_dir():
             raise BadInput(f"{uri} does not exist: build the data there, or correct trainer.data.uri.")
         self._folder = cache.folder(uri)
-        text = cache.get(self._folder, NAME, told)
+        text = cache.get(self._folder, NAME, on_wait)
         if text is None:
             raise BadInput(f"{uri} has no {NAME}: build the data there, or correct trainer.data.uri.")
         self.manifest: Manifest = parse(text, uri)
         self._mode, self._length = mode, length
         self._cache, self._pool, self._most = cache, pool, most_bytes
-        self._counts = self._sequences(told)
+        self._counts = self._sequences(on_wait)
         if not sum(self._counts):
             raise BadInput(f"no shard of {uri} is as long as one sequence of {length} tokens.")
         self.order = Order(self._counts, seed)
         self._open: OrderedDict[int, Future[Opened]] = OrderedDict()
         self._open_bytes = 0
 
-    def _sequences(self, told: Told) -> list[int]:
+    def _sequences(self, on_wait: OnWait) -> list[int]:
         """Of each shard."""
         if self._mode in (DocumentMode.joined, DocumentMode.masked):
             return self.manifest.sequences(self._length)
-        text = self._cache.get(self._folder, packing.name(self._length), told)
+        text = self._cache.get(self._folder, packing.name(self._length), on_wait)
         found = packing.read(text, self._folder.uri, self.manifest, self._length)
         return list(found.packed if self._mode is DocumentMode.packed else found.bucketed)
 

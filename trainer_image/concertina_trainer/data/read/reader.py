@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from concertina_trainer.config import DataConfig, DocumentMode
 from concertina_trainer.data.manifest import digest_of
 from concertina_trainer.data.order import Skipped
-from concertina_trainer.data.read.cache import Cache, Told, folder_on_node
+from concertina_trainer.data.read.cache import Cache, OnWait, folder_on_node
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
 from concertina_trainer.data.sequence_plan import SequencePlan
@@ -46,10 +46,10 @@ class Reader:
 
     def __init__(
         self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
-        told: Told = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
+        on_wait: OnWait = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
         patience: int = PATIENCE_SECONDS,
     ) -> None:  # fmt: skip
-        """`skipped`: see order.Skipped. `told`: of waiting for a store, meanwhile. `begun`: the run has read these data
+        """`skipped`: see order.Skipped. `on_wait`: while a store is waited for. `begun`: the run has read these data
         in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
         sentence."""
         limit = config.cache_mebibytes * 2**20
@@ -59,7 +59,7 @@ class Reader:
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
-                limit // len(sources), told,
+                limit // len(sources), on_wait,
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip
