@@ -107,30 +107,30 @@ def watchdog(seconds: float = 10.0) -> Watchdog:
 
 def test_a_round_hangs_when_no_rank_has_moved_and_is_named_when_the_stacks_are_there() -> None:
     dog = watchdog()
-    dog.heard("a", (heartbeat(0, still=9.0),), 100.0)
-    dog.heard("b", (heartbeat(1, "loading data", still=0.0),), 100.0)
+    dog.on_heartbeats("a", (heartbeat(0, still=9.0),), 100.0)
+    dog.on_heartbeats("b", (heartbeat(1, "loading data", still=0.0),), 100.0)
     assert not dog.look(109.9)
     assert not dog.hung, "rank 1 has moved"
     assert not dog.look(110.0)
     assert dog.hung
-    dog.heard("a", (heartbeat(0, still=20.0, stack=IN_COLLECTIVE),), 111.0)
+    dog.on_heartbeats("a", (heartbeat(0, still=20.0, stack=IN_COLLECTIVE),), 111.0)
     assert not dog.look(111.0), "a stack is missing"
-    dog.heard("b", (heartbeat(1, "loading data", still=11.0, stack=IN_SCRIPT),), 111.0)
+    dog.on_heartbeats("b", (heartbeat(1, "loading data", still=11.0, stack=IN_SCRIPT),), 111.0)
     assert dog.look(111.0)
     hang = dog.hang
     assert hang is not None
     assert (hang.replica, hang.rank, hang.phase, hang.others) == ("b", 1, "loading data", "computing")
     assert (hang.seconds, hang.stack) == (11.0, IN_SCRIPT)
-    dog.heard("b", (heartbeat(1, "loading data", still=13.0, stack=IN_SCRIPT),), 113.0)
+    dog.on_heartbeats("b", (heartbeat(1, "loading data", still=13.0, stack=IN_SCRIPT),), 113.0)
     assert not dog.look(113.0), "what was found stays the same"
-    dog.heard("b", (heartbeat(1, step=6),), 114.0)
+    dog.on_heartbeats("b", (heartbeat(1, step=6),), 114.0)
     assert dog.look(114.0)
     assert (dog.hung, dog.hang) == (False, None)
 
 
 def test_stacks_that_do_not_come_are_not_waited_for() -> None:
     dog = watchdog()
-    dog.heard("a", (heartbeat(0, still=10.0),), 100.0)
+    dog.on_heartbeats("a", (heartbeat(0, still=10.0),), 100.0)
     dog.look(100.0)
     assert not dog.look(100.0 + STACKS_SECONDS - 0.1)
     assert dog.look(100.0 + STACKS_SECONDS)
@@ -140,8 +140,8 @@ def test_stacks_that_do_not_come_are_not_waited_for() -> None:
 
 def test_where_all_wait_alike_nobody_is_blamed() -> None:
     dog = watchdog()
-    dog.heard("a", (heartbeat(0, still=10.0, stack=IN_COLLECTIVE),), 100.0)
-    dog.heard("b", (heartbeat(1, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.on_heartbeats("a", (heartbeat(0, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.on_heartbeats("b", (heartbeat(1, still=10.0, stack=IN_COLLECTIVE),), 100.0)
     dog.look(100.0)
     assert dog.look(100.25)
     assert dog.hang is not None
@@ -150,7 +150,7 @@ def test_where_all_wait_alike_nobody_is_blamed() -> None:
 
 def test_workers_that_tell_nothing_never_hang() -> None:
     dog = watchdog()
-    dog.heard("a", (Heartbeat(0, -1, "", 0.0),), 100.0)
+    dog.on_heartbeats("a", (Heartbeat(0, -1, "", 0.0),), 100.0)
     dog.look(1e6)
     assert not dog.hung
 
@@ -162,7 +162,7 @@ def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> Non
     hearts.on_beat(0, 5, "training", offset)
     hearts.look((), [0], offset + still)
     dog = watchdog(25.0)
-    dog.heard("a", hearts.pulses, 100.0)
+    dog.on_heartbeats("a", hearts.pulses, 100.0)
     dog.look(100.0)
     assert dog.hung == (hearts.pulses[0].still >= 25.0)
     assert hearts.pulses[0].still == pytest.approx(still, abs=1e-3)

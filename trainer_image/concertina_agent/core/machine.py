@@ -56,7 +56,7 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
     t, last, before = e.Moment(now, at), agent.last_event, agent.state
     agent.last_event = t
     if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
-        agent.round.not_heard_for(now - last.now)
+        agent.round.discount_pause(now - last.now)
     effects = HANDLERS[type(event)](agent, event, t)
     effects = [*effects, *_leave(agent, t)]
     effects += states.illegal(before, event, agent.state)

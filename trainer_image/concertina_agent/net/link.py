@@ -85,12 +85,12 @@ async def stream_state(wire: Connection, state: Callable[[], p.Message], changes
             count = await changes.wait(count, p.BEAT_SECONDS)
 
 
-async def _listen(wire: Connection, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
+async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
     """Until the stream breaks. Raises ProtocolError where it says what it may not."""
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
             raise ProtocolError(f"a {type(message).__name__} is not expected here")
-        heard(message)
+        on_message(message)
 
 
 class MemberStreams:
@@ -111,7 +111,7 @@ class MemberStreams:
         """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines.
         Raises ProtocolError."""
 
-        def heard(state: p.MemberState) -> None:
+        def on_message(state: p.MemberState) -> None:
             """All agents of a job have the same certificate: a line speaks for the member that joined, and no other
             (decision "A member speaks for itself")."""
             if (state.replica, state.instance) != (join.replica, join.instance):
@@ -123,7 +123,7 @@ class MemberStreams:
         detail = ""
         try:
             with self._tasks.alongside("stream to member", stream_state(wire, self._state, self._never)):
-                await _listen(wire, heard, (p.MemberState,))
+                await _listen(wire, on_message, (p.MemberState,))
         except ProtocolError as error:
             detail = f"said what it may not: {error}"
             raise

@@ -179,9 +179,9 @@ class ForkParent:
                     data = b""
                 if not data:
                     return self._lost(control)
-                self._heard(json.loads(data))
+                self._on_message(json.loads(data))
 
-    def _heard(self, message: Mapping[str, Any]) -> None:
+    def _on_message(self, message: Mapping[str, Any]) -> None:
         if "code" in message:
             child = self._children.pop(message["pid"], None)
             if child is not None:

@@ -52,7 +52,7 @@ class Lead:
             self._give_up_at[state.replica] = now + SILENCE_SECONDS
         if known.failure is not None and state.failure is None:
             return False  # a lost member stays lost: its round is over
-        self.watchdog.heard(state.replica, () if state.state in OVER else state.pulses, now)
+        self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.pulses, now)
         # What goes on to the operator is what it needs.
         state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False, leaving=())
         self.members[state.replica] = state
@@ -92,7 +92,7 @@ class Lead:
         self.members[replica] = dataclasses.replace(known, state=State.FAILED, failure=failure)
         self.settled = True
 
-    def not_heard_for(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         self._give_up_at = {replica: at + seconds for replica, at in self._give_up_at.items()}
 
     def overdue(self, now: float) -> list[tuple[str, str]]:

@@ -111,7 +111,7 @@ class Watchdog:
         """No rank has moved for too long; `hang` follows when the stacks are there."""
         return self._hung_at is not None
 
-    def heard(self, replica: str, pulses: tuple[Heartbeat, ...], now: float) -> None:
+    def on_heartbeats(self, replica: str, pulses: tuple[Heartbeat, ...], now: float) -> None:
         for rank in [rank for rank, place in self._places.items() if place.replica == replica]:
             del self._places[rank]
         for heartbeat in pulses:
