@@ -459,9 +459,9 @@ RETIRED: dict[tuple[str, ...], object] = {
 """Fields that older versions had, with the defaults that they had: nobody sets them any more."""
 
 
-def of_any_version(said: Mapping[str, Any]) -> TrainerConfig:
+def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
     """A configuration as this or an older version wrote it, into a pod or a checkpoint. Raises ValidationError."""
-    config = copy.deepcopy(dict(said))
+    config = copy.deepcopy(dict(values))
     for *sections, field in RETIRED:
         section = config
         for name in sections:

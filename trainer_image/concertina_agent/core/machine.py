@@ -60,8 +60,8 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
     effects = HANDLERS[type(event)](agent, event, t)
     effects = [*effects, *_leave(agent, t)]
     effects += states.illegal(before, event, agent.state)
-    said: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
-    return said if len(said) == len(effects) else [*said, e.ReportChanged()]
+    others: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
+    return others if len(others) == len(effects) else [*others, e.ReportChanged()]
 
 
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:

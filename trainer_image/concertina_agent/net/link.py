@@ -44,10 +44,10 @@ async def follow_lead(
             if wire is None:
                 await asyncio.sleep(RETRY_SECONDS)
         emit(e.LeadJoined(*key))
-        said = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
+        kinds = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
         with tasks.alongside("stream to lead", stream_state(wire, state, changes)):
             try:
-                await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), said)
+                await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), kinds)
             except ProtocolError as error:
                 log_event("protocol_error", error=str(error))
         return emit(e.LeadGone(*key))

@@ -61,11 +61,13 @@ CLOUD = (
         "checkpoint.secretName names), or give the pod's service account an identity of the cloud.",
     ),
 )
-TOKEN = "The identity of this process was refused for {uri} ({doing}): {said}. Check {identity}."
+TOKEN = "The identity of this process was refused for {uri} ({doing}): {reason}. Check {identity}."
 REFUSED = "{where} refused the credentials for {uri} ({doing}{code}): {remedy}."
-SETTINGS = "The settings for {uri} can't be used: {said}. Correct {kind.keys}, or the variables of the endpoint or CA."
+SETTINGS = (
+    "The settings for {uri} can't be used: {reason}. Correct {kind.keys}, or the variables of the endpoint or CA."
+)
 AWAY = "{where} can't be reached for {uri} ({doing}): check the endpoint and the network."
-ELSE = "Could not {doing} below {uri}: {said}."
+ELSE = "Could not {doing} below {uri}: {reason}."
 
 
 def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> StoreMessage:
@@ -76,7 +78,7 @@ def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) ->
     code = re.search(r"<Code>(\w+)</Code>", text)
     away = "the token service" if "performing POST REDACTED" in text and identity.who else kind.endpoint()
     facts = {
-        "uri": uri, "kind": kind, "holder": holder, "doing": doing.strip(), "said": _said(text), "where": away,
+        "uri": uri, "kind": kind, "holder": holder, "doing": doing.strip(), "reason": _reason(text), "where": away,
         "identity": identity.check, "code": f"; {code[1]}" if code else "",
     }  # fmt: skip
     for rule in CLOUD:
@@ -100,11 +102,11 @@ def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
     if "No space left" in text:
         return StoreMessage(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
     if isinstance(error, PermissionError) or _any(NOT_ALLOWED, text):
-        said = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
-        return StoreMessage(said, True)
+        message = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+        return StoreMessage(message, True)
     if isinstance(error, FileNotFoundError):
-        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said="it is not there"), False)
-    return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said=_said(text)), False)
+        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, reason="it is not there"), False)
+    return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, reason=_reason(text)), False)
 
 
 def is_missing(error: Exception) -> bool:
@@ -122,7 +124,7 @@ def _any(signs: tuple[str, ...], text: str) -> bool:
     return any(sign in text for sign in signs)
 
 
-def _said(text: str) -> str:
+def _reason(text: str) -> str:
     """What the store itself says of it, else the first line."""
     message = re.search(r"<Message>([^<]*)</Message>", text)
     line = message[1] if message else (text.splitlines() or [""])[0]

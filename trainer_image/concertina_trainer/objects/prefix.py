@@ -243,11 +243,11 @@ class ObjectPrefix:
         except (BaseError, OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not missing_is_error and messages.is_missing(error):
                 raise
-            message, refused = self._said(doing, error)
+            message, refused = self._message(doing, error)
             kind = Missing if messages.is_missing(error) else Refused if refused else StorageError
             raise kind(message) from error
 
-    def _said(self, doing: str, error: Exception) -> messages.StoreMessage:
+    def _message(self, doing: str, error: Exception) -> messages.StoreMessage:
         if self._kind is None:
             return messages.of_files(self.uri, doing, error)
         return messages.of_cloud(self.uri, self._kind, self._holder, doing, error)

@@ -43,7 +43,7 @@ class Lead:
         self._give_up_at[message.replica] = now + SILENCE_SECONDS
         return None
 
-    def said(self, state: MemberState, now: float) -> bool:
+    def on_member_state(self, state: MemberState, now: float) -> bool:
         """Take a member's line; false where it brings nothing new."""
         known = self.members.get(state.replica)
         if known is None or (known.instance, known.round, known.claim) != (state.instance, state.round, state.claim):

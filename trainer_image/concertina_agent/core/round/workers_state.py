@@ -40,7 +40,7 @@ class Workers:
     def ranks(self) -> tuple[int, ...]:
         return tuple(self._workers)
 
-    def said(self, rank: int, message: w.Message) -> None:
+    def on_message(self, rank: int, message: w.Message) -> None:
         worker = self._workers[rank]
         worker.started = True
         if isinstance(message, Progress):

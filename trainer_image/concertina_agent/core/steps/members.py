@@ -45,7 +45,7 @@ def on_ping(agent: AgentState, request: int, message: p.Ping, t: e.Moment) -> li
 
 def on_member_message(agent: AgentState, event: e.MemberMessage, t: e.Moment) -> list[e.Effect]:
     r = agent.round
-    if r is None or r.lead is None or not r.lead.said(drains.forgiven(agent, event.state), t.now):
+    if r is None or r.lead is None or not r.lead.on_member_state(drains.forgiven(agent, event.state), t.now):
         return []
     return [
         e.ReportChanged(),
@@ -72,7 +72,7 @@ def look_after(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> lis
         for replica in lead.gone_unshipped(r.workers.step):  # of the last checkpoint: it will never come
             lead.lost_part(replica, t.at)
     settled = lead.settle(t.now)
-    lead.said(agent.member_state(), t.now)
+    lead.on_member_state(agent.member_state(), t.now)
     news = lead.look(t.now) or settled or bool(overdue)
     return [
         *([e.ReportChanged()] if news else []),

@@ -16,7 +16,7 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
     r, message = agent.current(event.round), event.message
     if r is None or event.rank not in r.workers.ranks:
         return []
-    r.workers.said(event.rank, message)
+    r.workers.on_message(event.rank, message)
     effects: list[e.Effect] = []
     if isinstance(message, (w.Beat, p.Progress)):
         r.hearts.on_beat(event.rank, message.step, message.phase, t.now)
