@@ -81,7 +81,7 @@ class Agent:
             e.Ship: (uploads.ship,),
             e.Publish: (uploads.publish,),
             e.Undo: (uploads.undo,),
-            e.ProbeStorage: (uploads.look,),
+            e.ProbeStorage: (uploads.probe,),
             e.Exit: (self._leave,),
             e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
         }

@@ -89,9 +89,9 @@ def on_tick(agent: AgentState, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     r = agent.round
     if r is None:
         return []
-    effects = [*workers.look(agent, r, event, t), *drains.drain_alone(agent, r, t)]
+    effects = [*workers.update_heartbeats(agent, r, event, t), *drains.drain_alone(agent, r, t)]
     if r.lead is not None:
-        effects += members.look_after(agent, r, r.lead, t)
+        effects += members.check_members(agent, r, r.lead, t)
     elif t.now >= r.silent_at:
         effects += members.lead_lost(agent, "has been silent or out of reach for too long", t)
     return [*effects, *drains.end_of_grace(agent, r, t)]

@@ -81,9 +81,9 @@ class ShardWire:
 
     def gone(self) -> bool:
         """Whether the other end, which has nothing to say now, has left."""
-        look = select.poll()
-        look.register(self._socket, select.POLLIN)
-        return bool(look.poll(0))
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """At once; whatever a thread is at ends with an error, and nobody hears of it."""

@@ -34,9 +34,9 @@ class UploadDriver:
         self._publish: Optional[e.Publish] = None
         self._undo: list[p.Undone] = []
         self._news = Notifier()
-        self._failures, self._look_at = 0, 0.0
+        self._failures, self._probe_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
-        self._well = self._asked_to_look = False
+        self._well = self._asked_to_probe = False
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
@@ -59,9 +59,9 @@ class UploadDriver:
             self._undo.append(effect.undone)
         self._news.notify()
 
-    def look(self, effect: e.ProbeStorage) -> None:
+    def probe(self, effect: e.ProbeStorage) -> None:
         """At LATEST, before anything else."""
-        self._well, self._asked_to_look, self._look_at = False, True, 0.0
+        self._well, self._asked_to_probe, self._probe_at = False, True, 0.0
         self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
@@ -95,9 +95,9 @@ class UploadDriver:
             while True:
                 count = self._news.count
                 if not self._well:
-                    await self._news.wait(count, self._look_at - time.monotonic())
-                    if time.monotonic() >= self._look_at:
-                        await self._look(end)
+                    await self._news.wait(count, self._probe_at - time.monotonic())
+                    if time.monotonic() >= self._probe_at:
+                        await self._probe(end)
                 elif self._undo:
                     await self._undo_one(end, self._undo[0])
                 elif self._publish is not None:
@@ -107,11 +107,11 @@ class UploadDriver:
                 else:
                     await self._news.wait(count, 60.0)
 
-    async def _look(self, end: AgentEnd) -> None:
-        self._asked_to_look = False
+    async def _probe(self, end: AgentEnd) -> None:
+        self._asked_to_probe = False
         storage = (await _ask(end, w.Probe(), w.StorageState)).storage
         self._emit(e.StorageSeen(storage))
-        self._well = storage.state == p.StorageHealth.READY and not self._asked_to_look
+        self._well = storage.state == p.StorageHealth.READY and not self._asked_to_probe
         self._trouble("" if self._well else storage.message)
 
     async def _undo_one(self, end: AgentEnd, undone: p.Undone) -> None:
@@ -152,7 +152,7 @@ class UploadDriver:
             return
         wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
         log_event("storage_trouble", error=message, again_in=wait)
-        self._failures, self._look_at = self._failures + 1, time.monotonic() + wait
+        self._failures, self._probe_at = self._failures + 1, time.monotonic() + wait
 
 
 async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:

@@ -68,7 +68,7 @@ class LocalWorkers:
         self._others: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
         self._over = asyncio.Event()
-        self._tasks, self._looking = tasks, Nursery()
+        self._tasks, self._collecting = tasks, Nursery()
         self._started = asyncio.Event()
 
     # --- start ------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class LocalWorkers:
 
     # --- how they are -----------------------------------------------------------------------------------------------
 
-    def look(self) -> e.Tick:
+    def poll(self) -> e.Tick:
         """Where each is, and who is stopped."""
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
         pulses = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
@@ -178,7 +178,7 @@ class LocalWorkers:
     def collect_stacks(self, round: int) -> None:
         """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""
         running = [worker for worker in self._workers.values() if worker.running]
-        self._looking.start("collect stacks", self._collect_stacks(round, running))
+        self._collecting.start("collect stacks", self._collect_stacks(round, running))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
         found = await asyncio.gather(*(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers))

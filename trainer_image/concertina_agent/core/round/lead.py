@@ -103,9 +103,9 @@ class Lead:
             del self._give_up_at[replica]
         return [(replica, words[replica in self._joined]) for replica in late]
 
-    def look(self, now: float) -> bool:
+    def check(self, now: float) -> bool:
         """Whether there is news of a hang. A round that has failed is over; who waits in it does so for that reason."""
-        return not self._failures and self.watchdog.look(now)
+        return not self._failures and self.watchdog.check(now)
 
     def all_are(self, state: State) -> bool:
         return all(member.state == state for member in self.members.values())

@@ -56,7 +56,7 @@ class Heartbeats:
         if self._beats.get(rank, (None, ""))[:2] != (step, phase):
             self._beats[rank] = (step, phase, now)
 
-    def look(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:
+    def update(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:
         known = {heartbeat.rank: heartbeat for heartbeat in read}
         for rank, (step, phase, since) in self._beats.items():
             known.setdefault(rank, Heartbeat(rank, step, phase, now - since))
@@ -121,10 +121,10 @@ class Watchdog:
         if seconds > 0:
             self._steps.append(seconds)
 
-    def look(self, now: float) -> bool:
+    def check(self, now: float) -> bool:
         """Whether there is news of a hang or a straggler."""
         places = {rank: (place.replica, place.heartbeat) for rank, place in self._places.items()}
-        return self._hangs(now) | self.stragglers.look(places, now)
+        return self._hangs(now) | self.stragglers.check(places, now)
 
     def _hangs(self, now: float) -> bool:
         before = self.hang

@@ -63,7 +63,7 @@ def on_member_gone(agent: AgentState, event: e.MemberGone, t: e.Moment) -> list[
     return [e.ReportChanged()] if lost else []
 
 
-def look_after(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
+def check_members(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
     """On each tick: who is lost, what has failed, and whether the round hangs."""
     overdue = lead.overdue(t.now)
     for replica, detail in overdue:
@@ -73,7 +73,7 @@ def look_after(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> lis
             lead.lost_part(replica, t.at)
     settled = lead.settle(t.now)
     lead.on_member_state(agent.member_state(), t.now)
-    news = lead.look(t.now) or settled or bool(overdue)
+    news = lead.check(t.now) or settled or bool(overdue)
     return [
         *([e.ReportChanged()] if news else []),
         *workers.collect_stacks(r, lead.watchdog.hung),

@@ -65,10 +65,10 @@ def on_start_failed(agent: AgentState, event: e.StartFailed, t: e.Moment) -> lis
     return own_state.fail(agent, p.Failure(agent.replica, "StartFailed", event.message, at=t.at), t)
 
 
-def look(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
+def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     """Where each worker is by its heartbeat, and who is stopped."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
-    r.hearts.look(event.pulses, running, t.now)
+    r.hearts.update(event.pulses, running, t.now)
     effects = storage.restored(agent, r, max((heartbeat.step for heartbeat in r.hearts.pulses), default=-1))
     for rank in sorted(r.hearts.stopped(event.stopped)):
         if r.failure is None and r.workers.alive(rank):

@@ -104,7 +104,7 @@ class Search:
         self._seen: set[int] = set()
         self._documents = 0
 
-    def look(self, text: bytes) -> None:
+    def search(self, text: bytes) -> None:
         places = _places(ngrams(text, self._length), self._table)
         self._documents += len(places) > 0
         self._seen.update(places.tolist())

@@ -98,7 +98,7 @@ class Draft:
 def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
     """Write a shard below `uri` and, of what is set aside, below its folder `aside`."""
     tokenizer = recipe.load_tokenizer()
-    seen = _looking_for(recipe)
+    seen = _search(recipe)
     training, validation = Draft(), Draft()
     texts = (text for piece in source.pieces for text in read_documents(piece, recipe.column))
     for batch in _batches(texts):
@@ -108,7 +108,7 @@ def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
             else:
                 training.documents.append(tokens)
                 if seen is not None:
-                    seen.look(text)
+                    seen.search(text)
     name = f"shard-{source.index:06}"
     found = seen.found() if seen is not None else Overlap()
     kept = training.put(ObjectPrefix(uri, create=True), name, tokenizer.token_bytes)
@@ -128,7 +128,7 @@ def _batches(texts: Iterator[bytes]) -> Iterator[Sequence[bytes]]:
         yield batch
 
 
-def _looking_for(recipe: Recipe):  # type: ignore[no-untyped-def]
+def _search(recipe: Recipe):  # type: ignore[no-untyped-def]
     if not recipe.against:
         return None
     from concertina_trainer.data.build.overlap import Search
