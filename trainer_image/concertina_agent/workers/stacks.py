@@ -58,7 +58,7 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
         if line.strip() and len(threads[-1]) <= FRAMES:
             threads[-1].append(line[:KEEP_CHARACTERS])
     head, *rest = threads
-    rest = [thread for thread in rest if not (len(thread) > 1 and any(word in thread[1] for word in IDLE))]
+    rest = [thread for thread in rest if not (len(thread) > 1 and any(name in thread[1] for name in IDLE))]
     rest.sort(key=lambda thread: not (thread[0].startswith("Current thread") or "MainThread" in thread[0]))
     return tuple(line for thread in (head, *rest) for line in thread)[:KEEP_LINES]
 

@@ -97,11 +97,11 @@ class Lead:
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """(replica, what it did not do) of members whose time is up."""
-        words = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}
+        reasons = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}
         late = [replica for replica, at in self._give_up_at.items() if now >= at]
         for replica in late:
             del self._give_up_at[replica]
-        return [(replica, words[replica in self._joined]) for replica in late]
+        return [(replica, reasons[replica in self._joined]) for replica in late]
 
     def check(self, now: float) -> bool:
         """Whether there is news of a hang. A round that has failed is over; who waits in it does so for that reason."""

@@ -146,12 +146,19 @@ class Watchdog:
         found = suspects([place.heartbeat for place in self._places.values()])
         others = [place.heartbeat for place in self._places.values() if place.heartbeat not in found]
         if not others and len(found) > 1:
-            return Hang("", -1, found[0].step, _word(found), "", round(still, 1), len(found), _stack(found[0]))
+            return Hang("", -1, found[0].step, _usual_phase(found), "", round(still, 1), len(found), _stack(found[0]))
         first = found[0]
         replica = self._places[first.rank].replica
         return Hang(
-            replica, first.rank, first.step, first.phase, _word(others), round(still, 1), len(found), _stack(first)
-        )  # fmt: skip
+            replica,
+            first.rank,
+            first.step,
+            first.phase,
+            _usual_phase(others),
+            round(still, 1),
+            len(found),
+            _stack(first),
+        )
 
 
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
@@ -189,7 +196,7 @@ def waits(stack: Iterable[str]) -> bool:
     return any(part in line for line in lines[current + 1 : current + 1 + INNERMOST] for part in COLLECTIVE)
 
 
-def _word(pulses: list[Heartbeat]) -> str:
+def _usual_phase(pulses: list[Heartbeat]) -> str:
     """What most of them do."""
     counted = collections.Counter(heartbeat.phase for heartbeat in pulses if heartbeat.phase)
     return counted.most_common(1)[0][0] if counted else ""
