@@ -70,7 +70,7 @@ def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     r, notice = agent.round, agent.notice
     if r is not None:
         if r.lead is not None and r.succeeded_at is None and r.workers.all_complete():
-            r.succeeded_at = t.now if agent.reported is states.State.SUCCEEDED else None
+            r.succeeded_at = t.now if agent.reported is states.OwnState.SUCCEEDED else None
         if r.succeeded_at is not None and t.now >= r.succeeded_at + LINGER_SECONDS:
             return [e.Exit(0)]
     if notice is not None and (agent.at_rest() or t.now >= notice.until):

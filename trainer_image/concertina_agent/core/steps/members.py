@@ -7,7 +7,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.membership import Membership
-from concertina_agent.core.states import OVER, State
+from concertina_agent.core.states import OVER, OwnState
 from concertina_agent.core.steps import drains, own_state, storage, workers
 from concertina_protocol import worker_channel as w
 
@@ -68,7 +68,7 @@ def check_members(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> 
     overdue = lead.overdue(t.now)
     for replica, detail in overdue:
         lead.lost(replica, detail, t.at)
-    if agent.state is State.SUCCEEDED and not agent.is_durable(r, lead, State.SUCCEEDED):
+    if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, lead, OwnState.SUCCEEDED):
         for replica in lead.gone_unshipped(r.workers.step):  # of the last checkpoint: it will never come
             lead.lost_part(replica, t.at)
     settled = lead.settle(t.now)
