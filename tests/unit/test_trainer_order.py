@@ -75,11 +75,11 @@ def test_the_order_never_changes():
 @given(size=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 64), fixed=st.booleans())
 def test_the_parts_of_all_ranks_are_the_batch_in_equal_shapes(size, micro, world, fixed):
     plan = plan_batch(size, micro, world, fixed)
-    parts = [plan.slices(rank) for rank in range(world)]
-    assert {len(mine) for mine in parts} == {plan.microbatches}
-    in_order = zip(*parts, strict=True) if fixed else parts
-    assert [row for some in in_order for part in some for row in part] == list(range(size))
-    assert all(len(part) <= plan.rows <= micro for mine in parts for part in mine)
+    slices = [plan.slices(rank) for rank in range(world)]
+    assert {len(mine) for mine in slices} == {plan.microbatches}
+    in_order = zip(*slices, strict=True) if fixed else slices
+    assert [sequence for some in in_order for cut in some for sequence in cut] == list(range(size))
+    assert all(len(cut) <= plan.rows <= micro for mine in slices for cut in mine)
     if not fixed:
         assert plan.microbatches * plan.rows < -(-size // world) + plan.microbatches, "no more filling than must be"
 
@@ -89,7 +89,7 @@ def test_a_fixed_plan_cuts_the_batch_alike_in_every_world(size, micro, worlds):
     cuts = []
     for world in worlds:
         plan = plan_batch(size, micro, world, fixed=True)
-        dealt = [part for turn in zip(*map(plan.parts, range(world)), strict=True) for part in turn]
+        dealt = [cut for turn in zip(*map(plan.slices, range(world)), strict=True) for cut in turn]
         assert not any(dealt[plan.cuts :]), "what is beyond the cuts is filling"
         cuts.append(dealt[: plan.cuts])
     assert all(some == cuts[0] for some in cuts)
