@@ -41,7 +41,7 @@ class TokenizerFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class DataManifest:
     format: int
     token_bytes: int
     """Bytes of a token: 1, 2 or 4, little-endian."""
@@ -83,7 +83,7 @@ def digest_of(mode: DocumentMode, digests: Sequence[str], weights: Sequence[int]
     return short_digest(json.dumps([mode, list(zip(digests, weights, strict=True))]).encode())
 
 
-def parse(text: bytes, uri: str) -> Manifest:
+def parse(text: bytes, uri: str) -> DataManifest:
     """Raises BadInput with a sentence."""
     try:
         value = json.loads(text)
@@ -91,7 +91,7 @@ def parse(text: bytes, uri: str) -> Manifest:
             raise BadInput(
                 f"{uri}/{NAME} has format {value['format']} and this trainer reads {FORMAT}: build it again."
             )
-        manifest = from_json(Manifest, value)
+        manifest = from_json(DataManifest, value)
     except (ProtocolError, ValueError) as error:
         raise BadInput(
             f"{uri}/{NAME} is not a data manifest ({error}): build the data again with `concertina data build`."

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from concertina_protocol.typed_json import ProtocolError, from_json
-from concertina_trainer.data.manifest import Manifest, Shard
+from concertina_trainer.data.manifest import DataManifest, Shard
 from concertina_trainer.data.sequence_plan import bucketed, packed
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import ObjectPrefix
@@ -38,7 +38,9 @@ def name(length: int) -> str:
     return f"packing-{length}.json"
 
 
-def pack(folder: ObjectPrefix, manifest: Manifest, length: int, threads: int) -> Iterator[tuple[int, Packing | None]]:
+def pack(
+    folder: ObjectPrefix, manifest: DataManifest, length: int, threads: int
+) -> Iterator[tuple[int, Packing | None]]:
     """Plans every shard. Yields how many are done and, with the last, what was written."""
 
     def counted(shard: Shard) -> tuple[int, int, int]:
@@ -61,7 +63,7 @@ def pack(folder: ObjectPrefix, manifest: Manifest, length: int, threads: int) ->
     yield len(counts), result
 
 
-def read(text: bytes | None, uri: str, manifest: Manifest, length: int) -> Packing:
+def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> Packing:
     """What lies beside the data at this URI. Raises BadInput where there is none, or of other data."""
     advice = f"run `concertina data pack {uri} --length {length}`."
     if text is None:

@@ -73,7 +73,7 @@ def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[O
     return folders[0], found[0].tokenizer
 
 
-def _manifest(folder: ObjectPrefix) -> data_manifests.Manifest:
+def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
     text = folder.get(data_manifests.NAME)
     if text is None:
         raise BadInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")

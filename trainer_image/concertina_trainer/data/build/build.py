@@ -23,7 +23,7 @@ from pathlib import Path
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.data.build.sources import Piece, Source, cut, find
 from concertina_trainer.data.build.write import Recipe, ShardInput, Written, write
-from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, Manifest, TokenizerFacts
+from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, DataManifest, TokenizerFacts
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import ObjectPrefix
 
@@ -37,7 +37,7 @@ class Progress:
     done: int
     """Bytes of text, about."""
     total: int
-    manifest: Manifest | None = None
+    manifest: DataManifest | None = None
     """With the last one, and only for who finished the whole."""
     overlap: dict[str, object] | None = None
     """Counts of the contamination check, where one was asked for."""
@@ -170,7 +170,7 @@ def _end_with_parent() -> None:
 
 def _finish(
     folder: ObjectPrefix, records: str, count: int, recipe: Recipe
-) -> tuple[Manifest, dict[str, object] | None] | None:
+) -> tuple[DataManifest, dict[str, object] | None] | None:
     """Write the manifests if all shards are done; several who find so write the same."""
     if len(folder.list(records)) < count:
         return None
@@ -181,8 +181,8 @@ def _finish(
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
     shape = (FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
-    manifest = Manifest(*shape, tuple(shard for each in written for shard in each.training))
-    aside = Manifest(*shape, tuple(shard for each in written for shard in each.validation))
+    manifest = DataManifest(*shape, tuple(shard for each in written for shard in each.training))
+    aside = DataManifest(*shape, tuple(shard for each in written for shard in each.validation))
     if not manifest.tokens:
         raise BadInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
     overlap = None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from concertina_trainer.config import DocumentMode
 from concertina_trainer.data import packing
-from concertina_trainer.data.manifest import NAME, Manifest, parse
+from concertina_trainer.data.manifest import NAME, DataManifest, parse
 from concertina_trainer.data.order import WINDOW, Order
 from concertina_trainer.data.read.cache import Cache, OnWait, documents_file, tokens_file
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
@@ -43,7 +43,7 @@ class DataSet:
         text = cache.get(self._folder, NAME, on_wait)
         if text is None:
             raise BadInput(f"{uri} has no {NAME}: build the data there, or correct trainer.data.uri.")
-        self.manifest: Manifest = parse(text, uri)
+        self.manifest: DataManifest = parse(text, uri)
         self._mode, self._length = mode, length
         self._cache, self._pool, self._most = cache, pool, most_bytes
         self._counts = self._sequences(on_wait)
