@@ -18,7 +18,7 @@ VALIDATION = "validation"
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class TokenShard:
     file: str
     tokens: int
     size: int
@@ -47,7 +47,7 @@ class DataManifest:
     """Bytes of a token: 1, 2 or 4, little-endian."""
     vocab_size: int
     tokenizer: TokenizerFacts
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
 
     @property
     def tokens(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from concertina_protocol.typed_json import ProtocolError, from_json
-from concertina_trainer.data.manifest import DataManifest, Shard
+from concertina_trainer.data.manifest import DataManifest, TokenShard
 from concertina_trainer.data.sequence_plan import bucketed, packed
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import ObjectPrefix
@@ -43,7 +43,7 @@ def pack(
 ) -> Iterator[tuple[int, Packing | None]]:
     """Plans every shard. Yields how many are done and, with the last, what was written."""
 
-    def counted(shard: Shard) -> tuple[int, int, int]:
+    def counted(shard: TokenShard) -> tuple[int, int, int]:
         begins = folder.get(shard.documents_file)
         if begins is None or hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
             raise BadInput(f"{folder.uri}/{shard.documents_file} is missing or damaged: copy it again, or build again.")

@@ -12,7 +12,7 @@ import numpy as np
 
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.sources import Piece, read_documents
-from concertina_trainer.data.manifest import Shard
+from concertina_trainer.data.manifest import TokenShard
 from concertina_trainer.objects.prefix import ObjectPrefix
 
 _BATCH = 256
@@ -63,8 +63,8 @@ class Overlap:
 class Written:
     """What became of a ShardInput: at most one shard of each kind."""
 
-    training: tuple[Shard, ...]
-    validation: tuple[Shard, ...]
+    training: tuple[TokenShard, ...]
+    validation: tuple[TokenShard, ...]
     overlap: Overlap
 
 
@@ -74,7 +74,7 @@ class Draft:
     def __init__(self) -> None:
         self.documents: list[bytes] = []
 
-    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[Shard, ...]:
+    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[TokenShard, ...]:
         if not self.documents:
             return ()
         content = b"".join(self.documents)
@@ -82,7 +82,7 @@ class Draft:
         begins = np.cumsum([0, *lengths[:-1]], dtype="<u8").tobytes()
         folder.put(f"{name}.bin", content)
         folder.put(f"{name}.documents", begins)
-        shard = Shard(
+        shard = TokenShard(
             file=f"{name}.bin",
             tokens=len(content) // token_bytes,
             size=len(content),

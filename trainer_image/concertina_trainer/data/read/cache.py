@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.data.manifest import Shard
+from concertina_trainer.data.manifest import TokenShard
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, Refused, StorageError
 from concertina_trainer.objects.retry import GRACE
@@ -59,11 +59,11 @@ class Wanted:
         )
 
 
-def tokens_file(shard: Shard) -> Wanted:
+def tokens_file(shard: TokenShard) -> Wanted:
     return Wanted(shard.file, shard.size, shard.sha256, shard.crc32)
 
 
-def documents_file(shard: Shard) -> Wanted:
+def documents_file(shard: TokenShard) -> Wanted:
     return Wanted(shard.documents_file, 8 * shard.documents, shard.documents_sha256)
 
 
