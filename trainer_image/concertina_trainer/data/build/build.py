@@ -33,7 +33,7 @@ MADE_BY = "made-by"
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class BuildProgress:
     done: int
     """Bytes of text, about."""
     total: int
@@ -50,7 +50,7 @@ def build(
     recipe: Recipe = Recipe(),  # noqa: B008 - it is immutable
     processes: int = 1,
     share: tuple[int, int] = (0, 1),
-) -> Iterator[Progress]:
+) -> Iterator[BuildProgress]:
     """Write shards and manifest below the URI or path `out`; what an interrupted run has done is not done again.
     `share`: (i, n): of n machines that build together, this is the i-th. A document never crosses shards. Raises
     BadInput or StorageError."""
@@ -67,13 +67,13 @@ def build(
     missing = [shard for shard in mine if _record(records, shard.index) not in held]
     total = sum(shard.size for shard in mine)
     done = total - sum(shard.size for shard in missing)
-    yield Progress(done, total)
+    yield BuildProgress(done, total)
     for shard in _written(missing, functools.partial(_write, uri=uri, records=records, recipe=recipe), processes):
         done += shard.size
-        yield Progress(done, total)
+        yield BuildProgress(done, total)
     finished = _finish(folder, records, len(inputs), recipe)
     if finished is not None:
-        yield Progress(total, total, *finished)
+        yield BuildProgress(total, total, *finished)
 
 
 def plan(sources: Sequence[Source], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
