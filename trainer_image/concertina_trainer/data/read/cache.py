@@ -36,7 +36,7 @@ _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ManifestFile:
     """A file as the manifest describes it."""
 
     file: str
@@ -59,12 +59,12 @@ class Wanted:
         )
 
 
-def tokens_file(shard: TokenShard) -> Wanted:
-    return Wanted(shard.file, shard.size, shard.sha256, shard.crc32)
+def tokens_file(shard: TokenShard) -> ManifestFile:
+    return ManifestFile(shard.file, shard.size, shard.sha256, shard.crc32)
 
 
-def documents_file(shard: TokenShard) -> Wanted:
-    return Wanted(shard.documents_file, 8 * shard.documents, shard.documents_sha256)
+def documents_file(shard: TokenShard) -> ManifestFile:
+    return ManifestFile(shard.documents_file, 8 * shard.documents, shard.documents_sha256)
 
 
 class Cache:
@@ -92,7 +92,7 @@ class Cache:
                 raise
             raise BadInput(str(error)) from error
 
-    def open(self, source: ObjectPrefix, wanted: Wanted) -> NDArray[np.uint8]:
+    def open(self, source: ObjectPrefix, wanted: ManifestFile) -> NDArray[np.uint8]:
         """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
         the node has no room for it."""
         if "://" not in source.uri or source.uri.startswith("file://"):
@@ -110,7 +110,7 @@ class Cache:
         mapped = _mapped(path)
         return np.frombuffer(mapped if mapped is not None and wanted.matches(mapped) else content, np.uint8)
 
-    def _fetch(self, source: ObjectPrefix, wanted: Wanted) -> bytes:
+    def _fetch(self, source: ObjectPrefix, wanted: ManifestFile) -> bytes:
         content = None
         for wait in (*GRACE, 0.0):
             content = self.get(source, wanted.file)
@@ -179,7 +179,7 @@ def folder_on_node() -> Path:
     return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{os.getuid()}")))
 
 
-def _open_in_place(folder: str, wanted: Wanted) -> NDArray[np.uint8]:
+def _open_in_place(folder: str, wanted: ManifestFile) -> NDArray[np.uint8]:
     content = _mapped(Path(folder, wanted.file))
     if content is None:
         raise _missing(folder, wanted.file)
