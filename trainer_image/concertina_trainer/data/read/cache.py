@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from concertina_trainer.data.manifest import TokenShard
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, Refused, StorageError
+from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
 from concertina_trainer.objects.retry import GRACE
 
 OnWait = Callable[[str, float], None]
@@ -87,7 +87,7 @@ class Cache:
         """To give to the other methods. Raises BadInput, or StorageError, where the settings for it can't be used."""
         try:
             return ObjectPrefix(uri, IMPATIENCE)
-        except Refused as error:
+        except StoreRefused as error:
             if self._begun:
                 raise
             raise BadInput(str(error)) from error
@@ -132,7 +132,7 @@ class Cache:
                     self._gave.add(source.uri)
                     return content
                 except StorageError as error:
-                    final = isinstance(error, Refused) and not self._begun and source.uri not in self._gave
+                    final = isinstance(error, StoreRefused) and not self._begun and source.uri not in self._gave
                     wait = next(grace, None) if final else seconds
                     if wait is None:
                         raise BadInput(str(error)) from error
