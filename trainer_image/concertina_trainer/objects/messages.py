@@ -37,7 +37,7 @@ class StoreMessage(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class RefusalRule:
     """Of a refusal: a message, and what the text of an error must hold one of; the first rule that fits counts."""
 
     signs: tuple[str, ...]
@@ -45,17 +45,19 @@ class Rule:
 
 
 CLOUD = (
-    Rule(NO_HOLDER, "The {kind.holder} {holder} does not exist at {where}: create it, or correct the URI {uri}."),
-    Rule(
+    RefusalRule(
+        NO_HOLDER, "The {kind.holder} {holder} does not exist at {where}: create it, or correct the URI {uri}."
+    ),
+    RefusalRule(
         ("Received redirect without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed"),
         "{where} has the {kind.holder} {holder} in another region: set {kind.region} to it ({doing}, {uri}).",
     ),
-    Rule(
+    RefusalRule(
         ("InvalidCertificate", "invalid peer certificate"),
         "{where} shows a certificate that nothing here vouches for ({doing}, {uri}): name the PEM file of its CA by "
         "AWS_CA_BUNDLE or SSL_CERT_FILE.",
     ),
-    Rule(
+    RefusalRule(
         NO_CREDENTIALS,
         "No credentials for {uri} were found ({doing}): set {kind.keys} (for a job: in the Secret that "
         "checkpoint.secretName names), or give the pod's service account an identity of the cloud.",
