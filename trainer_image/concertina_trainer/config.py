@@ -307,7 +307,7 @@ class EvaluationConfig(_Section):
     )
 
 
-class Answer(enum.StrEnum):
+class AnomalyResponse(enum.StrEnum):
     ignore = "Ignore"
     skip = "Skip"
     roll_back = "RollBack"
@@ -318,14 +318,14 @@ class AnomalyConfig(_Section):
     """What follows from a step that looks wrong. Skip leaves its batch out; RollBack goes back to a durable checkpoint
     and leaves out all batches since; both record which samples."""
 
-    non_finite: Literal[Answer.skip, Answer.roll_back, Answer.stop] = Field(
-        default=Answer.stop,
+    non_finite: Literal[AnomalyResponse.skip, AnomalyResponse.roll_back, AnomalyResponse.stop] = Field(
+        default=AnomalyResponse.stop,
         description="What follows when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
         "back to a checkpoint and leaves out all since, Stop tries the step once more and then fails the "
         "job.",
     )
-    spike: Answer = Field(
-        default=Answer.ignore,
+    spike: AnomalyResponse = Field(
+        default=AnomalyResponse.ignore,
         description="What follows when the loss jumps: Ignore, Skip and RollBack as in nonFinite, or Stop, which "
         "fails the job.",
     )
@@ -354,7 +354,7 @@ class AnomalyConfig(_Section):
     @property
     def reaches(self) -> tuple[int, ...]:
         """Steps that going back may undo, whatever the reason: one checkpoint is kept for each."""
-        rolls_back = Answer.roll_back in (self.non_finite, self.spike)
+        rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))
 
 

@@ -11,7 +11,7 @@ import math
 from typing import Protocol
 
 from concertina_protocol.ranges import MOST_RANGES, Ranges, united, words
-from concertina_trainer.config import Answer, TrainerConfig
+from concertina_trainer.config import AnomalyResponse, TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import BadInput, RollBack
 from concertina_trainer.format.shardfile import Trend
@@ -50,7 +50,7 @@ def spikes(trend: Trend, loss: float, deviations: float) -> bool:
 class _Anomaly:
     reason: str
     description: str
-    answer: Answer
+    answer: AnomalyResponse
 
 
 class Anomalies:
@@ -69,13 +69,13 @@ class Anomalies:
             return ""
         batch = positions(position, position + self._batch, self.skipped)
         event = f"step {step + 1} ({words(batch)}): {found.description}"
-        if found.answer is Answer.roll_back:
+        if found.answer is AnomalyResponse.roll_back:
             back = max(0, step - self._policy.rollback_steps)
             first = position - (step - back) * self._batch
             skip = positions(max(0, first), position + self._batch, self.skipped)
             raise RollBack(found.reason, f"{event}; rolled back to step {back} or before, {words(skip)} left out",
                            back, self._with(skip))  # fmt: skip
-        if found.answer is Answer.skip and self._in_a_row < IN_A_ROW:
+        if found.answer is AnomalyResponse.skip and self._in_a_row < IN_A_ROW:
             self.skipped, self._in_a_row = self._with(batch), self._in_a_row + 1
             return f"{event}; left out"
         also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
@@ -90,7 +90,7 @@ class Anomalies:
             norm = math.sqrt(result.squared_norm) if result.squared_norm >= 0 else result.squared_norm
             description = f"the loss is {result.loss} and the gradient's norm {norm}"
             return _Anomaly("LossNotFinite", description, policy.non_finite)
-        if policy.spike is Answer.ignore or not spikes(self.trend, result.loss, policy.spike_deviations):
+        if policy.spike is AnomalyResponse.ignore or not spikes(self.trend, result.loss, policy.spike_deviations):
             return None
         description = f"the loss is {result.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
         return _Anomaly("LossSpike", description + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
