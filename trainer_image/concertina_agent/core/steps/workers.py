@@ -7,7 +7,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round.failures import worker_failure, worker_stopped
 from concertina_agent.core.round.membership import Membership
-from concertina_agent.core.round.workers_state import Outcome
+from concertina_agent.core.round.workers_state import WorkerOutcome
 from concertina_agent.core.steps import drains, own_state, storage
 from concertina_protocol import worker_channel as w
 
@@ -53,7 +53,7 @@ def on_worker_exited(agent: AgentState, event: e.WorkerExited, t: e.Moment) -> l
         stopping = False  # nobody has sent it a signal
     worker = r.workers.exited(event.rank, event.code, stopping)
     effects: list[e.Effect] = []
-    if worker.outcome is Outcome.FAILED:
+    if worker.outcome is WorkerOutcome.FAILED:
         effects += own_state.fail(agent, worker_failure(agent.replica, event, worker.fault, r.workers.step, t.at), t)
     return [*effects, *drains.ship_last(agent, r), *own_state.changed(agent, t)]
 
