@@ -86,7 +86,7 @@ class Heartbeats:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RankHeartbeat:
     """One rank as the lead knows it."""
 
     replica: str
@@ -100,7 +100,7 @@ class Watchdog:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, RankHeartbeat] = {}
         self._steps: Deque[float] = collections.deque(maxlen=32)
         self._hung_at: Optional[float] = None
         self.hang: Optional[Hang] = None
@@ -115,7 +115,7 @@ class Watchdog:
         for rank in [rank for rank, place in self._places.items() if place.replica == replica]:
             del self._places[rank]
         for heartbeat in pulses:
-            self._places[heartbeat.rank] = Place(replica, heartbeat, now - heartbeat.still)
+            self._places[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still)
 
     def step_took(self, seconds: float) -> None:
         if seconds > 0:
