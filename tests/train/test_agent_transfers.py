@@ -19,7 +19,7 @@ from concertina_agent.core import events as e
 from concertina_agent.files.shards import commit, fill
 from concertina_agent.files.snapshots import Snapshots
 from concertina_agent.net import tls
-from concertina_agent.net.server import Server
+from concertina_agent.net.server import AgentServer
 from concertina_agent.net.shard_wire import PREFACE
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
@@ -43,7 +43,7 @@ class Holder:
         )
         self.watch = self.join = self.index = self.answer = None
         self.pull = self.peers.answer_pull
-        self.server = Server(UID, tls.server_context(identity), self, Nursery())
+        self.server = AgentServer(UID, tls.server_context(identity), self, Nursery())
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))

@@ -11,7 +11,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.net import tls
 from concertina_agent.net.link import MemberStreams, follow_lead, stream_state
-from concertina_agent.net.server import Answered, Server
+from concertina_agent.net.server import AgentServer, Answered
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Connector, Prober
 from concertina_agent.runtime.notifier import Notifier
@@ -48,7 +48,7 @@ class NetworkDriver:
         self._prober = Prober(connector, settings.uid)
         self._members = MemberStreams(agent.beat, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
-        self._server = Server(settings.uid, tls.server_context(settings.identity), self, tasks)
+        self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
         self._link: Optional[asyncio.Task[None]] = None
         """To the lead."""
         self._changes = Notifier()
