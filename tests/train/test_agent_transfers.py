@@ -17,7 +17,7 @@ import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import commit, fill
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net import tls
 from concertina_agent.net.server import AgentServer
 from concertina_agent.net.shard_wire import PREFACE
@@ -36,7 +36,7 @@ class Holder:
     """The agents' own server and its end of the copies, with one shard of round 1 on its volume."""
 
     def __init__(self, volume, identity):
-        self.snapshots, self.volume = Snapshots(volume), volume
+        self.snapshots, self.volume = SnapshotFiles(volume), volume
         self.heard: list[e.Event] = []
         self.peers = Peers(
             UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
@@ -100,8 +100,8 @@ def assign(*addresses: str, round: int = 2) -> p.Assign:
     return p.Assign(UID, round, "claim", tuple(members), "", p.Restore("Durable", 5, ID, holders))
 
 
-def mine(folder, identity) -> tuple[Peers, Snapshots, list[e.Event]]:
-    snapshots, heard = Snapshots(folder / "mine"), []
+def mine(folder, identity) -> tuple[Peers, SnapshotFiles, list[e.Event]]:
+    snapshots, heard = SnapshotFiles(folder / "mine"), []
     peers = Peers(UID, "me", Connector(tls.client_context(identity), UID), snapshots, heard.append, Nursery())
     return peers, snapshots, heard
 

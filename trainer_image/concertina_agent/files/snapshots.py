@@ -21,7 +21,7 @@ from concertina_agent.runtime.notifier import Notifier
 from concertina_protocol.sidecar import COPY_SLOTS, remove_sidecar
 
 
-class Snapshots:
+class SnapshotFiles:
     def __init__(self, volume: Path) -> None:
         self._own, self._copies, self._fetched = (volume / name for name in ("snapshots", "copies", "fetched"))
         self._freed = volume / "freed"

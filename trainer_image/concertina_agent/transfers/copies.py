@@ -11,7 +11,7 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Shard
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.log import log_event
@@ -31,7 +31,7 @@ class Peers:
         uid: str,
         replica: str,
         connector: Connector,
-        snapshots: Snapshots,
+        snapshots: SnapshotFiles,
         emit: Callable[[e.Event], None],
         tasks: Nursery,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Optional, TypeVar
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.settings import Settings
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class UploadDriver:
-    def __init__(self, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
+    def __init__(self, snapshots: SnapshotFiles, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
         """By shard: the newest that is not in storage."""
