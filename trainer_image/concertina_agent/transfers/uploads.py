@@ -17,7 +17,7 @@ from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.runtime.log import log_event
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.settings import Settings
-from concertina_agent.workers.workers import ForkParent, StartError, Target
+from concertina_agent.workers.workers import ForkParent, ForkTarget, StartError
 from concertina_protocol import worker_channel as w
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
@@ -81,7 +81,7 @@ class UploadDriver:
         deaths = 0
         while True:
             try:
-                process = await parent.run(Target(f"{settings.package}.uploader:main"), environment, "[uploader] ")
+                process = await parent.run(ForkTarget(f"{settings.package}.uploader:main"), environment, "[uploader] ")
                 log_event("uploader_ended", code=await process.ended)
             except StartError as error:
                 log_event("uploader_not_started", error=str(error))
