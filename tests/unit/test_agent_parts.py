@@ -111,7 +111,7 @@ def test_a_copy_counts_once_it_is_whole_and_alternates_its_slot(tmp_path):
     assert snapshots.scan() == ()
     assert not first.exists(), "what can't be used takes memory"
     write(first, b"abc", 0x352441C2)
-    assert snapshots.scan() == (protocol.Held(ID, (1,)),)
+    assert snapshots.scan() == (protocol.HeldSnapshot(ID, (1,)),)
     assert snapshots.find(ID, 1).path == first
     assert snapshots.copy_slot(ID, 1) != first
     snapshots.drop([ID])

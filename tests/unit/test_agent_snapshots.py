@@ -29,7 +29,7 @@ def test_a_damaged_shard_is_found_when_it_is_read_and_not_offered_again(tmp_path
     shard, snapshots = held(tmp_path), SnapshotFiles(tmp_path)
     shard.verify()
     shard.path.write_bytes(DATA[:-1] + b"\0")
-    assert snapshots.scan() == (p.Held(ID, (0,)),), "nobody knows before it is read"
+    assert snapshots.scan() == (p.HeldSnapshot(ID, (0,)),), "nobody knows before it is read"
     with pytest.raises(Damaged, match="crc32"):
         shard.verify()
     snapshots.discard(shard)

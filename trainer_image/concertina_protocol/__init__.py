@@ -47,7 +47,7 @@ from concertina_protocol.messages.peers import Copied, DurableMoved, Index, Join
 from concertina_protocol.messages.records import (
     Candidate,
     Durable,
-    Held,
+    HeldSnapshot,
     Member,
     Restore,
     RestoreSource,
@@ -92,7 +92,7 @@ __all__ = [
     "Failure",
     "Hang",
     "Heartbeat",
-    "Held",
+    "HeldSnapshot",
     "History",
     "Index",
     "Join",

@@ -29,7 +29,7 @@ class AgentState:
         bundled: bool,
         storage: Optional[p.Storage] = None,
         seen: tuple[int, str] = (0, ""),
-        held: Iterable[p.Held] = (),
+        held: Iterable[p.HeldSnapshot] = (),
     ) -> None:
         """`instance`: random, per start of the agent. `storage`: None without durable storage (or not `bundled`)."""
         self.replica, self.uid, self.instance = replica, uid, instance
@@ -138,7 +138,7 @@ class AgentState:
         )
 
     @property
-    def held(self) -> tuple[p.Held, ...]:
+    def held(self) -> tuple[p.HeldSnapshot, ...]:
         """Newest first."""
         return self.snapshots.all()
 
