@@ -44,7 +44,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class History:
+class JobHistory:
     """Of the job, when a round begins."""
 
     seconds: float = 0.0
@@ -65,7 +65,7 @@ class Assign:
     store: str
     restore: Restore
     limits: Limits = Limits()
-    history: History = History()
+    history: JobHistory = JobHistory()
 
 
 @dataclasses.dataclass(frozen=True)
