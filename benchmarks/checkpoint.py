@@ -33,10 +33,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from concertina.local import s3
 from concertina_agent.files import shards
 from concertina_protocol import Durable, SnapshotId
-from concertina_trainer.checkpoints import checkpoint, retention
-from concertina_trainer.checkpoints.manifest import Code
+from concertina_trainer import uploader
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.config import Precision, TrainerConfig
+from concertina_trainer.config import CheckpointConfig, Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.format.shardfile import ShardMetadata
@@ -50,7 +49,7 @@ from concertina_trainer.state.train_state import ShardReader, TrainState
 from concertina_trainer.training.loop import forward_backward
 
 UID = "bench"
-RUN = checkpoint.Publishing(UID, "bench/bench", {}, Code(), retention.Keeping(2))
+CONFIG = CheckpointConfig(uri="bench", keep=2)
 DEMO = {"layers": 4, "dim": 128}
 """The demo's model, the default: 0.8 million weights."""
 
@@ -189,8 +188,8 @@ def durables(subject: Subject, runs: int, uris: dict[str, str]) -> tuple[dict[st
 
         def save(folder: ObjectPrefix = folder, name: str = name) -> None:
             taken = subject.take()
-            checkpoint.ship(folder, UID, taken.id, 0, taken.path)
-            newest[name] = checkpoint.publish(folder, RUN, taken.id, False)
+            uploader.ship(folder, UID, taken.id, 0, taken.path)
+            newest[name] = uploader.publish(folder, CONFIG, UID, taken.id, False)
 
         rows[f"concertina: durable, {name}"] = timed(runs, save)
     return rows, newest

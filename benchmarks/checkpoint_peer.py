@@ -16,9 +16,9 @@ from pathlib import Path
 import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net import tls
-from concertina_agent.net.wire import Dialer
+from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 
@@ -41,13 +41,13 @@ class Pulling:
         return asyncio.run(self._pull())
 
     async def _pull(self) -> Path:
-        dialer = Dialer(tls.client_context(self._identity), UID)
-        peers = Peers(UID, ME, dialer, Snapshots(self._volume), lambda event: None, Nursery())
+        connector = Connector(tls.client_context(self._identity), UID)
+        peers = Peers(UID, ME, connector, SnapshotFiles(self._volume), lambda event: None, Nursery())
         peers.begin(e.StartRound(self._assign, 1))
         return await peers.fetch(self._id, 0)
 
     def forget(self) -> None:
-        Snapshots(self._volume).forget_fetched()
+        SnapshotFiles(self._volume).forget_fetched()
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from rich.console import Console
 from concertina.local import s3
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.write import Draft
-from concertina_trainer.data.manifest import FORMAT, NAME, Manifest, TokenizerFacts
+from concertina_trainer.data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.objects.prefix import ObjectPrefix
@@ -124,7 +124,7 @@ def write(uri: str, mebibytes: int) -> None:
         draft = Draft()
         draft.documents = [part.tobytes() for part in np.array_split(tokens, len(tokens) // 1000)]
         shards += draft.put(folder, f"shard-{index:06}", 2)
-    manifest = Manifest(FORMAT, 2, 50_000, TokenizerFacts("random", "random", 0), tuple(shards))
+    manifest = DataManifest(FORMAT, 2, 50_000, TokenizerFacts("random", "random", 0), tuple(shards))
     folder.put(NAME, manifest.to_json())
 
 

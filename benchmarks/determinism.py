@@ -45,7 +45,7 @@ class Kind:
         """Seconds."""
         length = CONFIG.model.sequence_length
         batches = []
-        for part in self.plan.parts(self.world.rank):
+        for part in self.plan.slices(self.world.rank):
             weights = torch.zeros(self.plan.rows, length)
             weights[: len(part)] = 1 / CONFIG.global_batch_size / length
             batches.append(Microbatch(torch.randint(0, 256, (self.plan.rows, length + 1)), weights, None))

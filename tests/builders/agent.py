@@ -63,7 +63,7 @@ class Driver:
         """The immediate reply, if there is one."""
         return next((effect.message for effect in self.ask(message) if isinstance(effect, e.Reply)), None)
 
-    def prepared(self, round: int = 1, held: tuple[p.Held, ...] | None = None) -> p.Prepared:
+    def prepared(self, round: int = 1, held: tuple[p.HeldSnapshot, ...] | None = None) -> p.Prepared:
         message = prepare(round)
         self.ask(message)
         self.tell(e.StoreBound(round, message.claim, "here:9"))

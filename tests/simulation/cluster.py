@@ -58,11 +58,11 @@ class SimPod:
         self.damaged.discard((id, shard))
         self.discarded.add((id, shard))
 
-    def held(self) -> tuple[p.Held, ...]:
+    def held(self) -> tuple[p.HeldSnapshot, ...]:
         shards: dict[p.SnapshotId, list[int]] = {}
         for id, shard in self.volume:
             shards.setdefault(id, []).append(shard)
-        return tuple(p.Held(id, tuple(sorted(found))) for id, found in shards.items())
+        return tuple(p.HeldSnapshot(id, tuple(sorted(found))) for id, found in shards.items())
 
 
 class Cluster:

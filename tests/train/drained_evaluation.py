@@ -9,13 +9,13 @@ from concertina_trainer.training.saving import Saving
 
 
 def main():
-    parts, local_flags = Evaluation._parts, Saving.local_flags
+    losses, local_flags = Evaluation._microbatch_losses, Saving.local_flags
     evaluating = False
 
     def begun(self, batch):
         nonlocal evaluating
         evaluating = True
-        return parts(self, batch)
+        return losses(self, batch)
 
     def asked(self):
         flags = local_flags(self)
@@ -25,5 +25,5 @@ def main():
         return flags
 
     if os.environ["RANK"] == "0":
-        Evaluation._parts, Saving.local_flags = begun, asked
+        Evaluation._microbatch_losses, Saving.local_flags = begun, asked
     worker.main()

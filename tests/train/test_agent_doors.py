@@ -23,7 +23,7 @@ from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, call
 from concertina_agent import main
 from concertina_agent.net import server, tls
-from concertina_agent.net.wire import Dialer
+from concertina_agent.net.wire import Connector
 
 IDLE = ["--", sys.executable, "-c", "import time; time.sleep(600)"]
 PREPARE = p.Prepare(UID, 1, "claim-1", ())
@@ -34,7 +34,7 @@ def run(body) -> None:
 
 
 async def ask(address: str, context: ssl.SSLContext, message: p.Message, name: str = UID) -> p.Message:
-    return await Dialer(context, name).ask(address, message, GIVE_UP)
+    return await Connector(context, name).ask(address, message, GIVE_UP)
 
 
 def test_agents_may_not_speak_as_the_operator_nor_the_operator_as_an_agent(folder):
@@ -92,7 +92,7 @@ def test_another_jobs_certificates_are_refused_on_both_sides(folder):
 def test_garbage_is_refused_and_hurts_nobody(folder, line, reason):
     async def body():
         async with running(folder, 1, IDLE) as job:
-            wire = await Dialer(tls.client_context(folder / "identity"), UID).connect(job[0].address)
+            wire = await Connector(tls.client_context(folder / "identity"), UID).connect(job[0].address)
             wire.writer.write(line)
             answer = await wire.receive(GIVE_UP)
             wire.close()
@@ -106,23 +106,23 @@ def test_garbage_is_refused_and_hurts_nobody(folder, line, reason):
 def test_the_door_for_shards_is_as_narrow(folder):
     async def body():
         async with running(folder, 1, IDLE) as job:
-            agent = Dialer(tls.client_context(folder / "identity"), UID)
-            operator = Dialer(job.identity.context, UID)
+            agent = Connector(tls.client_context(folder / "identity"), UID)
+            operator = Connector(job.identity.context, UID)
             nowhere = p.Pull(UID, 0, p.SnapshotId(1, 5, "digest", 1))
-            for dialer, message, reason in (
+            for connector, message, reason in (
                 (agent, nowhere, "is not held here"),
                 (agent, p.Pull("another", 0), "agent may not send Pull"),
                 (agent, p.Ping(UID), "agent may not send Ping"),
                 (operator, nowhere, "operator may not send Pull"),
             ):
-                with contextlib.closing(await dialer.for_shards(job[0].address, GIVE_UP)) as wire:
+                with contextlib.closing(await connector.for_shards(job[0].address, GIVE_UP)) as wire:
                     await wire.send(message)
                     answer = await asyncio.wait_for(wire.receive(), GIVE_UP)
                     assert isinstance(answer, p.Refused)
                     assert reason in answer.reason
             foreign = write_identity(folder / "foreign", Authority(b"k" * 32, "another-job", time.time()))
             with pytest.raises(OSError, match="certificate verify failed"):
-                await Dialer(tls.client_context(foreign), "another-job").for_shards(job[0].address, GIVE_UP)
+                await Connector(tls.client_context(foreign), "another-job").for_shards(job[0].address, GIVE_UP)
             host, _, port = job[0].address.rpartition(":")
             for said in (b"shard\nplain words\n", b"shards, please\n", b"GET / HTTP/1.1\r\n\r\n"):
                 with socket.create_connection((host, int(port)), GIVE_UP) as connection:
@@ -143,7 +143,7 @@ def test_silent_and_half_open_connections_do_not_keep_others_out(folder):
                 for said in (b"", b"sh", b"shard\n", b"\x16") * 50:
                     connection = open_ones.enter_context(socket.create_connection((host, int(port))))
                     connection.sendall(said)
-                wires = [await Dialer(tls.client_context(folder / "identity"), UID).connect(job[0].address)]
+                wires = [await Connector(tls.client_context(folder / "identity"), UID).connect(job[0].address)]
                 await job.prepare(1, job[0])
                 for wire in wires:
                     wire.close()
@@ -173,7 +173,7 @@ def flood(open_ones: contextlib.ExitStack, address: str, count: int) -> None:
 def test_more_strangers_than_there_is_room_for_keep_nobody_out(folder):
     async def body():
         async with running(folder, 1, IDLE) as job:
-            agent = Dialer(tls.client_context(folder / "identity"), UID)
+            agent = Connector(tls.client_context(folder / "identity"), UID)
             with contextlib.ExitStack() as open_ones:
                 wire = open_ones.enter_context(contextlib.closing(await agent.connect(job[0].address, GIVE_UP)))
                 wire.writer.write(b'{"v": 1, "kind": ')
@@ -212,7 +212,7 @@ def test_a_member_speaks_for_itself_alone(folder):
             assert isinstance(
                 await job.call(job[0], dataclasses.replace(assign, members=(*assign.members, other))), p.Accepted
             )
-            wire = await Dialer(tls.client_context(folder / "identity"), UID).connect(job[0].address, GIVE_UP)
+            wire = await Connector(tls.client_context(folder / "identity"), UID).connect(job[0].address, GIVE_UP)
             await wire.send(p.Join(UID, 1, "claim-1", other.replica, other.instance))
             lead = assign.members[0]
             lie = p.Failure(lead.replica, "BadInput", "as somebody else says", permanent=True)

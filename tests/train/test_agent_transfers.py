@@ -17,11 +17,11 @@ import concertina_protocol as p
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import commit, fill
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net import tls
-from concertina_agent.net.server import Server
+from concertina_agent.net.server import AgentServer
 from concertina_agent.net.shard_wire import PREFACE
-from concertina_agent.net.wire import Dialer
+from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 from concertina_protocol.sidecar import Damaged
@@ -36,14 +36,14 @@ class Holder:
     """The agents' own server and its end of the copies, with one shard of round 1 on its volume."""
 
     def __init__(self, volume, identity):
-        self.snapshots, self.volume = Snapshots(volume), volume
+        self.snapshots, self.volume = SnapshotFiles(volume), volume
         self.heard: list[e.Event] = []
         self.peers = Peers(
-            UID, "holder", Dialer(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
+            UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
         )
         self.watch = self.join = self.index = self.answer = None
         self.pull = self.peers.answer_pull
-        self.server = Server(UID, tls.server_context(identity), self, Nursery())
+        self.server = AgentServer(UID, tls.server_context(identity), self, Nursery())
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
@@ -100,9 +100,9 @@ def assign(*addresses: str, round: int = 2) -> p.Assign:
     return p.Assign(UID, round, "claim", tuple(members), "", p.Restore("Durable", 5, ID, holders))
 
 
-def mine(folder, identity) -> tuple[Peers, Snapshots, list[e.Event]]:
-    snapshots, heard = Snapshots(folder / "mine"), []
-    peers = Peers(UID, "me", Dialer(tls.client_context(identity), UID), snapshots, heard.append, Nursery())
+def mine(folder, identity) -> tuple[Peers, SnapshotFiles, list[e.Event]]:
+    snapshots, heard = SnapshotFiles(folder / "mine"), []
+    peers = Peers(UID, "me", Connector(tls.client_context(identity), UID), snapshots, heard.append, Nursery())
     return peers, snapshots, heard
 
 
@@ -169,8 +169,8 @@ def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(t
             holder.snapshots.committed(taken[-1].path)
         worker.complete = 0
         peers, copies, _ = mine(tmp_path, identity)
-        dialer = Dialer(tls.client_context(identity), UID)
-        with contextlib.closing(await dialer.for_shards(holder.address)) as slow:
+        connector = Connector(tls.client_context(identity), UID)
+        with contextlib.closing(await connector.for_shards(holder.address)) as slow:
             await slow.send(p.Pull(UID, 0, None, 1, 0))
             header = await slow.receive()
             assert header.id == taken[1].id

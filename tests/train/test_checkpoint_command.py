@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from concertina.cli.checkpoint import app
 from concertina_trainer.checkpoints import catalogue
-from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.latest import read_latest
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader

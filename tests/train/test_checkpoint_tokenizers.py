@@ -74,7 +74,7 @@ def test_it_encodes_as_the_data_were_built(make, tmp_path):
     make().save(str(tmp_path / "mine.json"))
     manifest, trainer = built(tmp_path, tmp_path / "mine.json")
     found = exported(TrainerConfig.model_validate(trainer), manifest.digest)
-    assert found.said == f"The tokenizer is mine.json of {tmp_path}/data."
+    assert found.message == f"The tokenizer is mine.json of {tmp_path}/data."
     loaded = AutoTokenizer.from_pretrained(saved(found.files, tmp_path / "hf"))
     # as in training, <s> in a text is text
     assert [loaded.encode(text, split_special_tokens=True) for text in TEXTS] == documents(manifest, tmp_path / "data")
@@ -101,14 +101,14 @@ def test_data_that_have_moved_or_changed(tmp_path):
 
     gone = exported(config, manifest.digest)
     assert not gone.files
-    assert f"The folder {tmp_path}/data does not exist" in gone.said
+    assert f"The folder {tmp_path}/data does not exist" in gone.message
     assert exported(config, manifest.digest, f"{tmp_path}/moved").files
-    assert "is not the data of this run" in exported(config, "another", f"{tmp_path}/moved").said
+    assert "is not the data of this run" in exported(config, "another", f"{tmp_path}/moved").message
 
     unigram().save(str(tmp_path / "moved/tokenizer.json"))
     other = exported(config, manifest.digest, f"{tmp_path}/moved")
     assert not other.files
-    assert "tokenizer.json is not the one that the data were built with" in other.said
+    assert "tokenizer.json is not the one that the data were built with" in other.message
 
 
 def test_tiktoken_is_named(tmp_path):
@@ -117,5 +117,5 @@ def test_tiktoken_is_named(tmp_path):
     manifest, trainer = built(tmp_path, tmp_path / "tiny.tiktoken", split_pattern=r"\w+|\W+")
     found = exported(TrainerConfig.model_validate(trainer), manifest.digest)
     assert not found.files
-    assert "encode with tiktoken, as config.json says; token 256 ends a document" in found.said
+    assert "encode with tiktoken, as config.json says; token 256 ends a document" in found.message
     assert found.config["trained_tokenizer"]["name"] == "tiny.tiktoken"

@@ -76,11 +76,11 @@ def of_all_ranks(reader, plan, at):
     assert total == pytest.approx(1, abs=1e-5)
     in_turn = zip(*ranks, strict=True) if plan.fixed else ranks
     rows = [row for some in in_turn for part in some for row, _ in consumed([part])]
-    return sorted(rows) if reader.documents == "bucketed" else rows
+    return sorted(rows) if reader.mode == "bucketed" else rows
 
 
 def in_its_order(reader, rows):
-    return sorted(rows) if reader.documents == "bucketed" else rows
+    return sorted(rows) if reader.mode == "bucketed" else rows
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,7 +89,7 @@ def in_its_order(reader, rows):
     fixed=st.booleans(),
 )  # fmt: skip
 def test_slices_of_the_ranks_in_order_are_the_batch_for_every_world(reader, size, micro, world, at, fixed):
-    plan = plan_batch(size, micro, world, fixed and reader.documents != "bucketed")
+    plan = plan_batch(size, micro, world, fixed and reader.mode != "bucketed")
     assert of_all_ranks(reader, plan, at) == in_its_order(reader, reference(reader, at, at + size))
 
 
@@ -103,7 +103,7 @@ made, where only an older checkpoint is left."""
 def test_any_schedule_of_kills_and_resizes_consumes_what_an_uninterrupted_run_does(reader, size, micro, fixed, rounds):
     step, history = 0, {}
     for world, made, lost in rounds:
-        plan = plan_batch(size, micro, world, fixed and reader.documents != "bucketed")
+        plan = plan_batch(size, micro, world, fixed and reader.mode != "bucketed")
         for at in range(step, step + made):
             found = of_all_ranks(reader, plan, at * size)
             assert history.setdefault(at, found) == found, "what is trained again is the same"
@@ -155,7 +155,7 @@ def test_grains_elastic_iterator_gives_every_step_the_same_sequences(uris):
 
 def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
     """Ten batches, other shares from the third one on that is taken: as each rank was ahead by now, or was not."""
-    if reader.documents == "bucketed":
+    if reader.mode == "bucketed":
         pytest.skip("it counts no sequences")
     plan, found = plan_batch(7, 2, 2), []
     for rank in range(2):
@@ -184,13 +184,13 @@ def test_buckets_waste_less(uris):
 
 
 def test_both_kinds_of_mask_say_the_same():
-    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]], dtype=torch.int32)
-    pairs = document_mask(documents)
+    document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]], dtype=torch.int32)
+    pairs = document_mask(document_ids)
     assert pairs[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0],
         [0, 0, 0, 0, 0, 1],
     ]  # fmt: skip
-    visible = _blocks(documents).mask_mod
+    visible = _blocks(document_ids).mask_mod
     place = torch.arange(6)
     for b in range(2):
         blocks = visible(torch.tensor(b), torch.tensor(0), place[:, None], place[None, :])

@@ -83,7 +83,7 @@ FORMS = {
 def test_what_datasets_writes_is_read_and_what_is_not_to_train_on_is_left_out(tmp_path, form):
     form(tmp_path / "in")
     told = []
-    list(build(find([str(tmp_path / "in")], told=told.append), str(tmp_path / "out"), 500))
+    list(build(find([str(tmp_path / "in")], warn=told.append), str(tmp_path / "out"), 500))
     assert documents(tmp_path / "out") == TEXTS
     assert ["train is taken" in said for said in told] == [True] * (form not in [*FORMS.values()][:3])
 

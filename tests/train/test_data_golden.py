@@ -47,7 +47,7 @@ def test_the_first_10_000_positions_never_change(mixture, documents):
     assert len(set(places[1])) > 16, "more than a window of shards"
     sequences = reader.sequences(np.arange(POSITIONS))
     consumed = [places, sequences.tokens]
-    if sequences.documents is not None:
-        consumed += [sequences.documents, sequences.predicted]
+    if sequences.document_ids is not None:
+        consumed += [sequences.document_ids, sequences.predicted]
     golden = hashlib.sha256(b"".join(np.ascontiguousarray(part).astype("<i8").tobytes() for part in consumed))
     assert (golden.hexdigest(), reader.digest) == GOLDEN[documents]

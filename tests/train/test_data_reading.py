@@ -274,7 +274,7 @@ def test_what_a_store_refuses_is_no_reason_to_wait(s3, monkeypatch, change, uri,
         monkeypatch.setenv(name, value)
     told = []
     with pytest.raises(BadInput, match=sentence):
-        Reader(DataConfig(uri=uri), LENGTH, seed=1, patience=86400, told=lambda *each: told.append(each))
+        Reader(DataConfig(uri=uri), LENGTH, seed=1, patience=86400, on_wait=lambda *each: told.append(each))
     assert len(told) <= 2
 
 
@@ -321,7 +321,7 @@ def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected
         if len(told) == 2:
             between.spoil = lambda name, nth: None
 
-    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, told=tell)
+    reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, on_wait=tell)
     assert (reader.read(0, 600) == expected).all()
     assert "can't be reached" in told[0][0]
     assert 0 < told[0][1] < told[1][1]
@@ -381,11 +381,11 @@ def test_a_mixture_reads_from_each_in_its_share(files, tmp_path):
         {"mixture": [{"uri": uri, "weight": weight} for uri, weight in zip(uris, (5, 3, 2), strict=True)]}
     )
     reader = Reader(config, LENGTH, seed=1)
-    tokens, (sets, shards, rows) = reader.read(0, 900), reader.places(np.arange(900))
+    tokens, (sets, shards, indexes) = reader.read(0, 900), reader.places(np.arange(900))
     assert np.bincount(sets).tolist() == [450, 270, 180]
-    for sequence, i, shard, row in zip(tokens, sets, shards, rows, strict=True):
+    for sequence, i, shard, index in zip(tokens, sets, shards, indexes, strict=True):
         content = (tmp_path / "abc"[i] / f"shard-{shard:06}.bin").read_bytes()
-        assert bytes(sequence.astype(np.uint8)) == content[row * LENGTH : row * LENGTH + LENGTH + 1]
+        assert bytes(sequence.astype(np.uint8)) == content[index * LENGTH : index * LENGTH + LENGTH + 1]
     turned = DataConfig.model_validate({"mixture": [{"uri": uri, "weight": 1} for uri in uris]})
     assert Reader(turned, LENGTH, seed=1).digest != reader.digest
     assert Reader(DataConfig(uri=uris[0]), LENGTH, seed=1).digest not in (reader.digest, turned)

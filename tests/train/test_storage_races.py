@@ -8,7 +8,7 @@ import threading
 
 from published import publish
 
-from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.latest import read_latest
 from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import lease, remove

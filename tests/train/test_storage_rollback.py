@@ -5,7 +5,8 @@ from published import publish
 
 from concertina_protocol import Undone
 from concertina_protocol.worker_channel import Probe, Undo
-from concertina_trainer.checkpoints import catalogue, checkpoint, rollback
+from concertina_trainer.checkpoints import catalogue, rollback
+from concertina_trainer.checkpoints.latest import read_all_of_latest
 from concertina_trainer.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_trainer.checkpoints.retention import found, lease
 from concertina_trainer.config import CheckpointConfig
@@ -94,4 +95,4 @@ def test_a_publication_that_is_under_way_meanwhile_is_refused(storage_uri, tmp_p
     monkeypatch.setattr(ObjectPrefix, "put_if", put_if)
     assert publish(storage_uri, tmp_path, 1, 55).refused
     assert named(storage_uri) == (1, 40)
-    assert checkpoint.read_all_of_latest(ObjectPrefix(storage_uri)).undone == (Undone(1, 50),)
+    assert read_all_of_latest(ObjectPrefix(storage_uri)).undone == (Undone(1, 50),)

@@ -15,7 +15,7 @@ from builders.strange import BATCH, STEPS
 from concertina.cli.checkpoint import app
 from concertina_protocol import Restore, Undone
 from concertina_protocol.worker_channel import Undo
-from concertina_trainer.checkpoints.checkpoint import read_all_of_latest, read_latest
+from concertina_trainer.checkpoints.latest import read_all_of_latest, read_latest
 from concertina_trainer.config import CheckpointConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.format.shardfile import header_length, parse_header

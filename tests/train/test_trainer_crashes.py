@@ -13,7 +13,7 @@ import torch
 from saver import ELEMENTS, RANKS, UID
 
 from builders.until import until
-from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.latest import read_latest
 from concertina_trainer.checkpoints.manifest import CheckpointKey
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import found

@@ -99,7 +99,7 @@ def test_documents_don_t_see_each_other(parent, trainer, packed_data, tmp_path, 
     found = reader.sequences(np.arange(100, 107))
     model = initialised(config)
     total, count = 0.0, 0
-    for tokens, owners, predicted in zip(found.tokens, found.documents, found.predicted, strict=True):
+    for tokens, owners, predicted in zip(found.tokens, found.document_ids, found.predicted, strict=True):
         for owner in np.unique(owners[predicted]):
             mine = np.flatnonzero((owners == owner) & predicted)
             alone = torch.from_numpy(tokens[mine[0] : mine[-1] + 2])[None]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from concertina_protocol import Durable, Restore, SnapshotId
 from concertina_protocol.worker_channel import Probe, Publish, Ship
-from concertina_trainer.checkpoints import checkpoint as checkpoints
+from concertina_trainer.checkpoints.latest import read_latest
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import found, lease
 from concertina_trainer.config import CheckpointConfig
@@ -34,7 +34,7 @@ def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer,
     assert steps[0] == 4, "and then from 8 on, when the parts of 4 have been shipped"
     for lost in range(3):
         job.lose(lost)
-    latest = checkpoints.read_latest(ObjectPrefix(storage_uri))
+    latest = read_latest(ObjectPrefix(storage_uri))
     assert latest == first.durable[-1]
 
     second = job.run(2, Restore("Storage", latest.step, durable=latest))
@@ -183,7 +183,7 @@ def test_a_missing_part_is_not_published(storage_uri, tmp_path):
     config = CheckpointConfig(uri=storage_uri)
     answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), config, "u1")
     assert "Part 1 of step 5 is not in storage yet" in answer(Publish(id), config, "u1").error
-    assert checkpoints.read_latest(ObjectPrefix(storage_uri)) is None
+    assert read_latest(ObjectPrefix(storage_uri)) is None
 
 
 def test_a_torn_shard_is_not_shipped(storage_uri, tmp_path):

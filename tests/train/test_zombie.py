@@ -7,7 +7,7 @@ import os
 from replicas import running, trained
 
 import concertina_protocol as p
-from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.latest import read_latest
 from concertina_trainer.objects.prefix import ObjectPrefix
 
 

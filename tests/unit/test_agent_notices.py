@@ -170,7 +170,7 @@ def test_a_worker_that_was_asked_in_time_ships_its_snapshot_once():
 
 
 def test_a_replica_that_is_prepared_stays_for_what_it_holds():
-    held = (p.Held(snapshot(0, 6, 2), (0, 1)),)
+    held = (p.HeldSnapshot(snapshot(0, 6, 2), (0, 1)),)
     driver = Driver("b")
     driver.prepared(1, held)
     assert exits(driver.tell(e.TerminationNotice(20))) == []
@@ -179,7 +179,7 @@ def test_a_replica_that_is_prepared_stays_for_what_it_holds():
 
 
 def test_a_replica_that_is_told_that_it_is_not_needed_goes():
-    held = (p.Held(snapshot(0, 6, 2), (0, 1)),)
+    held = (p.HeldSnapshot(snapshot(0, 6, 2), (0, 1)),)
     driver = Driver("b")
     driver.prepared(1, held)
     assert exits(driver.tell(e.TerminationNotice(20))) == []

@@ -10,7 +10,7 @@ from concertina_agent import main, settings
 from concertina_agent.core.round.failures import signal_name
 from concertina_agent.files import seen
 from concertina_agent.files.shards import commit, fill
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.workers import store
 from concertina_agent.workers.environment import worker_environment
 from concertina_protocol import addresses
@@ -104,14 +104,14 @@ def write(path, data: bytes, checksum: int):
 
 
 def test_a_copy_counts_once_it_is_whole_and_alternates_its_slot(tmp_path):
-    snapshots = Snapshots(tmp_path)
+    snapshots = SnapshotFiles(tmp_path)
     first = snapshots.copy_slot(ID, 1)
     with pytest.raises(Damaged, match="did not arrive whole"):
         write(first, b"abc", 1)
     assert snapshots.scan() == ()
     assert not first.exists(), "what can't be used takes memory"
     write(first, b"abc", 0x352441C2)
-    assert snapshots.scan() == (protocol.Held(ID, (1,)),)
+    assert snapshots.scan() == (protocol.HeldSnapshot(ID, (1,)),)
     assert snapshots.find(ID, 1).path == first
     assert snapshots.copy_slot(ID, 1) != first
     snapshots.drop([ID])
@@ -121,7 +121,7 @@ def test_a_copy_counts_once_it_is_whole_and_alternates_its_slot(tmp_path):
 
 @pytest.mark.parametrize("mark", ["{", "{}", '{"id": 3}', "[]"])
 def test_a_mark_that_cant_be_read_is_no_snapshot(tmp_path, mark):
-    snapshots = Snapshots(tmp_path)
+    snapshots = SnapshotFiles(tmp_path)
     path = snapshots.copy_slot(ID, 1)
     write(path, b"abc", 0x352441C2)
     path.with_suffix(".json").write_text(mark)

@@ -11,7 +11,7 @@ import pytest
 
 import concertina_protocol as p
 from concertina_agent.files.shards import Shard, commit, fill
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_protocol.sidecar import Damaged, remove_sidecar
 
 ID = p.SnapshotId(round=1, step=5, layout="digest", shards=1)
@@ -26,10 +26,10 @@ def held(volume: Path, id: p.SnapshotId = ID, data: bytes = DATA) -> Shard:
 
 
 def test_a_damaged_shard_is_found_when_it_is_read_and_not_offered_again(tmp_path: Path) -> None:
-    shard, snapshots = held(tmp_path), Snapshots(tmp_path)
+    shard, snapshots = held(tmp_path), SnapshotFiles(tmp_path)
     shard.verify()
     shard.path.write_bytes(DATA[:-1] + b"\0")
-    assert snapshots.scan() == (p.Held(ID, (0,)),), "nobody knows before it is read"
+    assert snapshots.scan() == (p.HeldSnapshot(ID, (0,)),), "nobody knows before it is read"
     with pytest.raises(Damaged, match="crc32"):
         shard.verify()
     snapshots.discard(shard)
@@ -38,7 +38,7 @@ def test_a_damaged_shard_is_found_when_it_is_read_and_not_offered_again(tmp_path
 
 
 def test_what_has_taken_the_place_of_a_shard_that_was_read_too_late_stays(tmp_path: Path) -> None:
-    before, snapshots = held(tmp_path), Snapshots(tmp_path)
+    before, snapshots = held(tmp_path), SnapshotFiles(tmp_path)
     after = held(tmp_path, dataclasses.replace(ID, step=7), DATA[::-1])
     snapshots.committed(after.path)
     with pytest.raises(Damaged, match="crc32"):

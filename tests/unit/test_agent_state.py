@@ -14,7 +14,7 @@ def drops(effects: list[e.Effect]) -> list[e.DropSnapshots]:
 
 @pytest.mark.parametrize("first", ["heartbeat", "snapshot"])
 def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_until_all_have_restored(first: str):
-    held = tuple(p.Held(snapshot(1, step), (0, 2)) for step in (8, 7, 6, 5))
+    held = tuple(p.HeldSnapshot(snapshot(1, step), (0, 2)) for step in (8, 7, 6, 5))
     driver = Driver(held=held)
     driver.prepared(2, held)
     effects = driver.ask(assignment("a", "b", "c", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7))))
@@ -30,14 +30,14 @@ def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_unt
     assert drops(effects) == [e.DropSnapshots((snapshot(1, 6),))]
     assert drops(driver.say(w.Committed(snapshot(2, 8), 0, "slot-0"), round=2)) == [], "once"
     driver.tell(e.CopyHeld(snapshot(2, 8), 2))
-    assert driver.core.held == (p.Held(snapshot(2, 8), (0, 2)), held[1])
+    assert driver.core.held == (p.HeldSnapshot(snapshot(2, 8), (0, 2)), held[1])
     assert drops(driver.say(p.Progress(8, 0, 0, 0, 0, 0, "training", 0), round=2)) == []
     safe = p.Progress(9, 0, 0, 0, 0, 0, "training", 0, snapshot_step=8)
     assert e.DropSnapshots((snapshot(1, 7),)) in driver.say(safe, round=2)
 
 
 def test_a_member_learns_from_the_leads_beats_that_older_rounds_may_go():
-    driver = Driver("b", held=(p.Held(snapshot(1, 7), (1,)),))
+    driver = Driver("b", held=(p.HeldSnapshot(snapshot(1, 7), (1,)),))
     driver.begun("a", "b", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7)))
     beat = p.MemberState("a", "a-1", 2, "claim-2", "running", snapshot_step=9)
     assert e.DropSnapshots((snapshot(1, 7),)) in driver.tell(e.LeadMessage(2, "claim-2", beat))
@@ -50,7 +50,7 @@ def test_only_slots_that_a_worker_leaves_alone_count_as_held():
         driver.say(w.Committed(snapshot(1, step), 0, "slot"))
         driver.tell(e.CopyHeld(snapshot(1, step), 1))
     assert [(h.id.step, h.shards) for h in driver.core.held] == [(5, (0, 1)), (4, (0, 1)), (3, (0,))]
-    disk = (p.Held(snapshot(1, 5), (0,)),)
+    disk = (p.HeldSnapshot(snapshot(1, 5), (0,)),)
     assert driver.prepared(2, disk).snapshots == disk
 
 

@@ -11,7 +11,7 @@ import concertina_protocol as p
 from builders.agent import UID, Driver, assignment, prepare, snapshot
 from concertina_agent.core import events as e
 from concertina_agent.core import machine, states
-from concertina_agent.core.states import TRANSITIONS, State
+from concertina_agent.core.states import TRANSITIONS, OwnState
 from concertina_protocol import worker_channel as w
 
 DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -125,7 +125,7 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
     yield 0.0, [e.TerminationNotice(30)]
 
 
-def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[State, State, type]]:
+def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[OwnState, OwnState, type]]:
     """All that can be seen of the machine."""
     for rank, name in enumerate((LEAD, MEMBER)):
         for bring in SITUATIONS.values():
@@ -142,7 +142,7 @@ def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[State, St
                     yield before, driver.core.state, states.trigger(events[-1])
 
 
-def late_lead(name: str, bring: Callable[[Driver, int], object]) -> tuple[State, State, type]:
+def late_lead(name: str, bring: Callable[[Driver, int], object]) -> tuple[OwnState, OwnState, type]:
     """A member's tick that finds its lead silent: one tick before, it is not yet."""
     driver = Driver(name)
     bring(driver, 1)
@@ -163,7 +163,7 @@ def test_every_arrow_of_the_table_is_taken_and_no_other():
 
 
 def test_a_step_says_what_the_table_lacks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(states, "TRANSITIONS", {**TRANSITIONS, State.IDLE: {}})
+    monkeypatch.setattr(states, "TRANSITIONS", {**TRANSITIONS, OwnState.IDLE: {}})
     with pytest.raises(AssertionError, match="Prepare has led from idle to preparing"):
         Driver().ask(prepare())
 
@@ -193,7 +193,7 @@ def test_states_are_the_words_of_the_wire():
     driver = Driver()
     driver.ask(prepare())
     assert (driver.core.state, driver.report.state, driver.core.member_state().state) == (
-        State.PREPARING,
+        OwnState.PREPARING,
         "prepared",
         "starting",
     )

@@ -52,7 +52,7 @@ class Play:
             self.now, self.steps = self.now + self.step, self.steps + 1
             self.busy = [known + more for known, more in zip(self.busy, busy, strict=True)]
             places = {r: (f"job-{r}", Heartbeat(r, self.steps, "computing", 0.0, b)) for r, b in enumerate(self.busy)}
-            news |= self.stragglers.look(places, self.now)
+            news |= self.stragglers.check(places, self.now)
         return news
 
 

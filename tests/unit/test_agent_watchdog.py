@@ -10,8 +10,8 @@ from concertina_agent.core.round.watchdog import (
     FIRST_STEP,
     LASTING,
     LEAST,
-    PHASES,
     STACKS_SECONDS,
+    STEP_PHASES,
     Heartbeats,
     Watchdog,
     limit,
@@ -70,7 +70,7 @@ def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(PHASES)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(STEP_PHASES)), min_size=1, max_size=8),
     st.permutations(range(8)),
 )
 def test_suspects_are_those_furthest_behind_whatever_the_order(places: list, order: list[int]) -> None:
@@ -107,51 +107,51 @@ def watchdog(seconds: float = 10.0) -> Watchdog:
 
 def test_a_round_hangs_when_no_rank_has_moved_and_is_named_when_the_stacks_are_there() -> None:
     dog = watchdog()
-    dog.heard("a", (heartbeat(0, still=9.0),), 100.0)
-    dog.heard("b", (heartbeat(1, "loading data", still=0.0),), 100.0)
-    assert not dog.look(109.9)
+    dog.on_heartbeats("a", (heartbeat(0, still=9.0),), 100.0)
+    dog.on_heartbeats("b", (heartbeat(1, "loading data", still=0.0),), 100.0)
+    assert not dog.check(109.9)
     assert not dog.hung, "rank 1 has moved"
-    assert not dog.look(110.0)
+    assert not dog.check(110.0)
     assert dog.hung
-    dog.heard("a", (heartbeat(0, still=20.0, stack=IN_COLLECTIVE),), 111.0)
-    assert not dog.look(111.0), "a stack is missing"
-    dog.heard("b", (heartbeat(1, "loading data", still=11.0, stack=IN_SCRIPT),), 111.0)
-    assert dog.look(111.0)
+    dog.on_heartbeats("a", (heartbeat(0, still=20.0, stack=IN_COLLECTIVE),), 111.0)
+    assert not dog.check(111.0), "a stack is missing"
+    dog.on_heartbeats("b", (heartbeat(1, "loading data", still=11.0, stack=IN_SCRIPT),), 111.0)
+    assert dog.check(111.0)
     hang = dog.hang
     assert hang is not None
     assert (hang.replica, hang.rank, hang.phase, hang.others) == ("b", 1, "loading data", "computing")
     assert (hang.seconds, hang.stack) == (11.0, IN_SCRIPT)
-    dog.heard("b", (heartbeat(1, "loading data", still=13.0, stack=IN_SCRIPT),), 113.0)
-    assert not dog.look(113.0), "what was found stays the same"
-    dog.heard("b", (heartbeat(1, step=6),), 114.0)
-    assert dog.look(114.0)
+    dog.on_heartbeats("b", (heartbeat(1, "loading data", still=13.0, stack=IN_SCRIPT),), 113.0)
+    assert not dog.check(113.0), "what was found stays the same"
+    dog.on_heartbeats("b", (heartbeat(1, step=6),), 114.0)
+    assert dog.check(114.0)
     assert (dog.hung, dog.hang) == (False, None)
 
 
 def test_stacks_that_do_not_come_are_not_waited_for() -> None:
     dog = watchdog()
-    dog.heard("a", (heartbeat(0, still=10.0),), 100.0)
-    dog.look(100.0)
-    assert not dog.look(100.0 + STACKS_SECONDS - 0.1)
-    assert dog.look(100.0 + STACKS_SECONDS)
+    dog.on_heartbeats("a", (heartbeat(0, still=10.0),), 100.0)
+    dog.check(100.0)
+    assert not dog.check(100.0 + STACKS_SECONDS - 0.1)
+    assert dog.check(100.0 + STACKS_SECONDS)
     assert dog.hang is not None
     assert dog.hang.rank == 0
 
 
 def test_where_all_wait_alike_nobody_is_blamed() -> None:
     dog = watchdog()
-    dog.heard("a", (heartbeat(0, still=10.0, stack=IN_COLLECTIVE),), 100.0)
-    dog.heard("b", (heartbeat(1, still=10.0, stack=IN_COLLECTIVE),), 100.0)
-    dog.look(100.0)
-    assert dog.look(100.25)
+    dog.on_heartbeats("a", (heartbeat(0, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.on_heartbeats("b", (heartbeat(1, still=10.0, stack=IN_COLLECTIVE),), 100.0)
+    dog.check(100.0)
+    assert dog.check(100.25)
     assert dog.hang is not None
     assert (dog.hang.replica, dog.hang.rank, dog.hang.suspects) == ("", -1, 2)
 
 
 def test_workers_that_tell_nothing_never_hang() -> None:
     dog = watchdog()
-    dog.heard("a", (Heartbeat(0, -1, "", 0.0),), 100.0)
-    dog.look(1e6)
+    dog.on_heartbeats("a", (Heartbeat(0, -1, "", 0.0),), 100.0)
+    dog.check(1e6)
     assert not dog.hung
 
 
@@ -159,11 +159,11 @@ def test_workers_that_tell_nothing_never_hang() -> None:
 def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> None:
     """A member whose clock is off by any amount says the same ages."""
     hearts = Heartbeats()
-    hearts.told(0, 5, "training", offset)
-    hearts.look((), [0], offset + still)
+    hearts.on_beat(0, 5, "training", offset)
+    hearts.update((), [0], offset + still)
     dog = watchdog(25.0)
-    dog.heard("a", hearts.pulses, 100.0)
-    dog.look(100.0)
+    dog.on_heartbeats("a", hearts.pulses, 100.0)
+    dog.check(100.0)
     assert dog.hung == (hearts.pulses[0].still >= 25.0)
     assert hearts.pulses[0].still == pytest.approx(still, abs=1e-3)
 
@@ -179,7 +179,7 @@ def test_a_worker_is_stopped_when_it_is_so_twice() -> None:
 def test_a_worker_that_is_stopped_for_moments_is_slow_and_not_stopped() -> None:
     hearts = Heartbeats()
     for still, found in ((0.1, set()), (0.3, set()), (0.45, set()), (0.6, {1})):
-        hearts.look([Heartbeat(1, 7, "computing", still)], [1], now=0.0)
+        hearts.update([Heartbeat(1, 7, "computing", still)], [1], now=0.0)
         assert hearts.stopped([(1, 50)]) == found
 
 
@@ -187,5 +187,5 @@ def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> N
     """However long its step takes."""
     hearts = Heartbeats()
     for used, found in ((50, set()), (58, set()), (66, set()), (66, {1})):
-        hearts.look([Heartbeat(1, 7, "computing", 2.0)], [1], now=0.0)
+        hearts.update([Heartbeat(1, 7, "computing", 2.0)], [1], now=0.0)
         assert hearts.stopped([(1, used)]) == found

@@ -107,7 +107,7 @@ def test_steps_that_are_trained_again_are_counted_and_not_productive() -> None:
     seen = with_lead(seen, progress=progress(60, T0 + 30), failures=(failure,))
     made = plan(seen, T0 + 30)
     prepares = jobs.sends(made, protocol.Prepare)
-    held = protocol.Held(protocol.SnapshotId(1, 58, "layout", 1), (0,))
+    held = protocol.HeldSnapshot(protocol.SnapshotId(1, 58, "layout", 1), (0,))
     agents = {
         name: jobs.called(
             seen.agents[name], message, T0 + 30, done_at=T0 + 30, reply=jobs.prepared(name, message, snapshots=(held,))

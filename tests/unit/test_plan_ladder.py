@@ -237,7 +237,7 @@ def test_a_whole_restart_passes_over_what_is_in_memory() -> None:
     assert made.status.world.claim is not None
     assert made.status.world.claim.from_storage
     assert made.status.restarts.recent[-1].rung == "WholeRestart"
-    held = (protocol.Held(protocol.SnapshotId(1, 40, "layout", 1), (0,)),)
+    held = (protocol.HeldSnapshot(protocol.SnapshotId(1, 40, "layout", 1), (0,)),)
     agents = {
         name: jobs.called(
             seen.agents[name],

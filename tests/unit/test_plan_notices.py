@@ -235,7 +235,7 @@ def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[
     assert {"demo-0-0", "demo-1-0", "demo-2-0", "demo-3-0"} <= prepares.keys()
     id = protocol.SnapshotId(1, 40, "layout", 4)
     order = [member.replica for member in seen.job.status.world.members]
-    holds = {name: (protocol.Held(id, tuple(sorted((i, (i - 1) % 4)))),) for i, name in enumerate(order)}
+    holds = {name: (protocol.HeldSnapshot(id, tuple(sorted((i, (i - 1) % 4)))),) for i, name in enumerate(order)}
 
     def answered(*names: str) -> Plan:
         agents = dict(seen.agents)

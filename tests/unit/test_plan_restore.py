@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from builders import jobs
 from concertina.api.status import Base, CheckpointMark, JobStatus, World, rfc3339
 from concertina.plan.state import restore
-from concertina_protocol import Durable, Held, Prepared, SnapshotId, Storage
+from concertina_protocol import Durable, HeldSnapshot, Prepared, SnapshotId, Storage
 
 UID = jobs.UID
 READY = Storage("Ready", None)
@@ -24,7 +24,7 @@ def id_of(round: int, step: int, shards: int = 2) -> SnapshotId:
 
 def holding(*held: tuple[int, int, tuple[int, ...]]) -> Prepared:
     """(round, step, shards) each."""
-    snapshots = tuple(Held(id_of(round, step), shards) for round, step, shards in held)
+    snapshots = tuple(HeldSnapshot(id_of(round, step), shards) for round, step, shards in held)
     return Prepared("", "i", 9, "c", 1, "s", (), snapshots)
 
 
@@ -82,7 +82,9 @@ def test_a_round_goes_on_from_the_newest_whole_state_and_never_mixes_two(
     named = durable(*latest, "another" if foreign else UID) if latest else None
     status = base(*start) if start else JobStatus()
     prepared = {
-        name: Prepared("", "i", 9, "c", 1, "s", (), tuple(Held(id_of(*at, 3), shards) for at, shards in held.items()))
+        name: Prepared(
+            "", "i", 9, "c", 1, "s", (), tuple(HeldSnapshot(id_of(*at, 3), shards) for at, shards in held.items())
+        )
         for name, held in replies.items()
     }
     found = restore.choose(prepared, [Storage("Ready", named)], status, UID, WITH_STORAGE)

@@ -7,7 +7,7 @@ from builders import jobs
 from concertina.api.status import CheckpointMark, Internal, JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
 from concertina.plan.plan import plan
 from concertina.plan.state import restore
-from concertina_protocol import Durable, Held, Prepared, SnapshotId, Storage, Undone
+from concertina_protocol import Durable, HeldSnapshot, Prepared, SnapshotId, Storage, Undone
 
 WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
 NOW = jobs.T0 + 20
@@ -16,7 +16,7 @@ SKIPPED = (SampleRange(begin=8, end=16),)
 
 
 def holding(round, step):
-    return {"a": Prepared("", "i", 9, "c", 1, "s", (), (Held(SnapshotId(round, step, "layout", 1), (0,)),))}
+    return {"a": Prepared("", "i", 9, "c", 1, "s", (), (HeldSnapshot(SnapshotId(round, step, "layout", 1), (0,)),))}
 
 
 def latest(round, step):

@@ -23,9 +23,9 @@ def test_permute_is_a_permutation(size, key):
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5))
 def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
     order = Order(counts, seed)
-    shards, rows = order.locate(epoch * order.epoch_size, (epoch + 1) * order.epoch_size)
-    visited = sorted(zip(shards.tolist(), rows.tolist(), strict=True))
-    assert visited == [(shard, row) for shard, count in enumerate(counts) for row in range(count)]
+    shards, indexes = order.locate(epoch * order.epoch_size, (epoch + 1) * order.epoch_size)
+    visited = sorted(zip(shards.tolist(), indexes.tolist(), strict=True))
+    assert visited == [(shard, index) for shard, count in enumerate(counts) for index in range(count)]
 
 
 @settings(deadline=None)
@@ -33,9 +33,9 @@ def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
 def test_any_position_is_found_by_itself(counts, seed, data):
     order = Order(counts, seed)
     start = data.draw(st.integers(0, 2 * order.epoch_size))
-    shards, rows = order.locate(start, start + 50)
+    shards, indexes = order.locate(start, start + 50)
     alone = [Order(counts, seed).locate(position, position + 1) for position in range(start, start + 50)]
-    assert list(zip(shards.tolist(), rows.tolist(), strict=True)) == [(s.item(), r.item()) for s, r in alone]
+    assert list(zip(shards.tolist(), indexes.tolist(), strict=True)) == [(s.item(), i.item()) for s, i in alone]
 
 
 @settings(deadline=None)
@@ -60,14 +60,14 @@ def test_epochs_and_seeds_differ():
 
 def test_neighbours_are_spread():
     """No run of the source survives: of 10,000 neighbours in a good shuffle about one keeps its successor."""
-    _, rows = Order([10_000], seed=3).locate(0, 10_000)
-    assert np.count_nonzero(np.diff(rows) == 1) < 10
+    _, indexes = Order([10_000], seed=3).locate(0, 10_000)
+    assert np.count_nonzero(np.diff(indexes) == 1) < 10
 
 
 def test_the_order_never_changes():
     """A run that is resumed by a newer version goes on in the same order: this hash may never change."""
-    shards, rows = Order([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
-    golden = hashlib.sha256(np.stack([shards, rows]).astype("<i8").tobytes()).hexdigest()
+    shards, indexes = Order([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
+    golden = hashlib.sha256(np.stack([shards, indexes]).astype("<i8").tobytes()).hexdigest()
     assert golden == "8df34e72ec5d7c88ff079a5ae8ae81aaa950187676003d817e7bbca54468486d"
 
 
@@ -75,11 +75,11 @@ def test_the_order_never_changes():
 @given(size=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 64), fixed=st.booleans())
 def test_the_parts_of_all_ranks_are_the_batch_in_equal_shapes(size, micro, world, fixed):
     plan = plan_batch(size, micro, world, fixed)
-    parts = [plan.parts(rank) for rank in range(world)]
-    assert {len(mine) for mine in parts} == {plan.microbatches}
-    in_order = zip(*parts, strict=True) if fixed else parts
-    assert [row for some in in_order for part in some for row in part] == list(range(size))
-    assert all(len(part) <= plan.rows <= micro for mine in parts for part in mine)
+    slices = [plan.slices(rank) for rank in range(world)]
+    assert {len(mine) for mine in slices} == {plan.microbatches}
+    in_order = zip(*slices, strict=True) if fixed else slices
+    assert [sequence for some in in_order for cut in some for sequence in cut] == list(range(size))
+    assert all(len(cut) <= plan.rows <= micro for mine in slices for cut in mine)
     if not fixed:
         assert plan.microbatches * plan.rows < -(-size // world) + plan.microbatches, "no more filling than must be"
 
@@ -89,7 +89,7 @@ def test_a_fixed_plan_cuts_the_batch_alike_in_every_world(size, micro, worlds):
     cuts = []
     for world in worlds:
         plan = plan_batch(size, micro, world, fixed=True)
-        dealt = [part for turn in zip(*map(plan.parts, range(world)), strict=True) for part in turn]
+        dealt = [cut for turn in zip(*map(plan.slices, range(world)), strict=True) for cut in turn]
         assert not any(dealt[plan.cuts :]), "what is beyond the cuts is filling"
         cuts.append(dealt[: plan.cuts])
     assert all(some == cuts[0] for some in cuts)

@@ -86,9 +86,9 @@ def test_a_rank_of_half_the_speed_has_half_as_much():
 @given(seconds=SECONDS, total=TOTAL, micro=st.integers(1, 64))
 def test_the_parts_of_all_ranks_are_the_batch_in_as_many_microbatches(seconds, total, micro):
     plan = plan_batch(total, micro, len(seconds)).shared_out(soonest(total, seconds), micro)
-    parts = [plan.parts(rank) for rank in range(len(seconds))]
-    assert {len(mine) for mine in parts} == {plan.microbatches}
-    assert [row for mine in parts for part in mine for row in part] == list(range(total))
-    assert tuple(sum(map(len, mine)) for mine in parts) == plan.shares
-    assert all(len(part) <= plan.rows_for(len(part)) <= max(1, plan.rows) <= micro for mine in parts for part in mine)
-    assert all(max(map(len, mine)) - min(map(len, mine)) <= 1 for mine in parts)
+    slices = [plan.slices(rank) for rank in range(len(seconds))]
+    assert {len(mine) for mine in slices} == {plan.microbatches}
+    assert [sequence for mine in slices for cut in mine for sequence in cut] == list(range(total))
+    assert tuple(sum(map(len, mine)) for mine in slices) == plan.shares
+    assert all(len(cut) <= plan.rows_for(len(cut)) <= max(1, plan.rows) <= micro for mine in slices for cut in mine)
+    assert all(max(map(len, mine)) - min(map(len, mine)) <= 1 for mine in slices)

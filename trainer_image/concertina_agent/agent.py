@@ -17,7 +17,7 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.files.driver import FilesDriver
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
-from concertina_agent.net.wire import Dialer
+from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
@@ -54,11 +54,14 @@ class Agent:
             seen=files.seen,
             held=files.snapshots.scan(),
         )
-        dialer, channel = Dialer(tls.client_context(settings.identity), settings.uid), socket_path(settings.volume)
+        connector, channel = (
+            Connector(tls.client_context(settings.identity), settings.uid),
+            socket_path(settings.volume),
+        )
         self._workers = workers = WorkersDriver(settings, files, channel, emit, tasks)
         self._uploads = uploads = UploadDriver(files.snapshots, emit)
-        copies = Peers(settings.uid, settings.replica, dialer, files.snapshots, emit, tasks)
-        self._network = network = NetworkDriver(settings, self._core, dialer, copies, emit, tasks)
+        copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks)
+        self._network = network = NetworkDriver(settings, self._core, connector, copies, emit, tasks)
         parts = (workers.local, copies, uploads, files.snapshots)
         self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest)
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {
@@ -78,7 +81,7 @@ class Agent:
             e.Ship: (uploads.ship,),
             e.Publish: (uploads.publish,),
             e.Undo: (uploads.undo,),
-            e.ProbeStorage: (uploads.look,),
+            e.ProbeStorage: (uploads.probe,),
             e.Exit: (self._leave,),
             e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
         }

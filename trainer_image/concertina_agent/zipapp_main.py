@@ -10,12 +10,14 @@ def refuse():
     # type: () -> int
     need = "%d.%d" % OLDEST
     have = "%d.%d.%d" % tuple(sys.version_info[:3])
-    said = "the agent needs Python %s or newer, and %s is Python %s" % (need, sys.executable, have)
-    said += ": set the variable CONCERTINA_PYTHON of the container trainer to a newer one's path, or use another image"
-    sys.stderr.write(said + "\n")
+    problem = "the agent needs Python %s or newer, and %s is Python %s" % (need, sys.executable, have)
+    problem += (
+        ": set the variable CONCERTINA_PYTHON of the container trainer to a newer one's path, or use another image"
+    )
+    sys.stderr.write(problem + "\n")
     try:
         with open("/dev/termination-log", "w") as log:
-            log.write(said)
+            log.write(problem)
     except (IOError, OSError):
         pass
     return EXIT

@@ -15,10 +15,27 @@ from collections.abc import Mapping
 from typing import Optional
 
 from concertina_protocol import Heartbeat
+from concertina_protocol.typed_json import OpenEnum
 
 VARIABLE = "CONCERTINA_PULSE"
 _LAYOUT = struct.Struct("<16sqdd")
 """Phase, step, CLOCK_MONOTONIC when it was entered, seconds of own work."""
+
+
+class WorkerPhase(OpenEnum):
+    """Where a worker is; what it goes through in a step stands in that order."""
+
+    STARTING = "starting"
+    RESTORING = "restoring"
+    CHECKPOINTING = "checkpointing"
+    EVALUATING = "evaluating"
+    LOADING_DATA = "loading data"
+    COMPUTING = "computing"
+    REDUCING = "reducing"
+    TRAINING = "training"
+    """In messages: within a step, or between two."""
+    COMPILING = "compiling"
+    """Of a script, within a step."""
 
 
 class HeartbeatWriter:
@@ -34,8 +51,8 @@ class HeartbeatWriter:
         except (KeyError, OSError):
             return
 
-    def enter(self, phase: str, step: int) -> None:
-        """From now on it is in `phase` (a word of `watchdog.PHASES`), `step` steps being finished."""
+    def enter(self, phase: WorkerPhase, step: int) -> None:
+        """From now on it is in `phase`, `step` steps being finished."""
         if self._file is not None:
             os.pwrite(self._file, _LAYOUT.pack(phase.encode()[:16], step, time.monotonic(), self.busy), 0)
 

@@ -13,7 +13,7 @@ from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_trainer.data.build import build as building
 from concertina_trainer.data.build.sources import find
 from concertina_trainer.data.build.write import Recipe
-from concertina_trainer.data.manifest import NAME, VALIDATION, Manifest, parse
+from concertina_trainer.data.manifest import NAME, VALIDATION, DataManifest, parse
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
@@ -105,7 +105,7 @@ def _build(options: argparse.Namespace) -> None:
         tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
     recipe.load_tokenizer()  # what is wrong with it is said here, not by every process
-    sources = find(options.sources, options.pattern, lambda said: print(said, file=sys.stderr))
+    sources = find(options.sources, options.pattern, lambda message: print(message, file=sys.stderr))
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
     last = None
@@ -115,8 +115,8 @@ def _build(options: argparse.Namespace) -> None:
     if last is None or last.manifest is None:
         print(f"{options.out}: share {options.share[0]} of {options.share[1]} is done; others are still at work")
         return
-    for part, manifest in _manifests(options.out):
-        print(f"{part}: {_summary(manifest)}")
+    for uri, manifest in _manifests(options.out):
+        print(f"{uri}: {_summary(manifest)}")
     for line in _overlap_lines(last.overlap):
         print(line)
 
@@ -159,7 +159,7 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
     ]
 
 
-def _manifests(uri: str) -> Iterator[tuple[str, Manifest]]:
+def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
     """Of the data and, where documents were set aside, of those. Raises BadInput or StorageError."""
     yield uri, _manifest(uri)
     aside = ObjectPrefix(uri).get(f"{VALIDATION}/{NAME}")
@@ -167,7 +167,7 @@ def _manifests(uri: str) -> Iterator[tuple[str, Manifest]]:
         yield (where := f"{uri.rstrip('/')}/{VALIDATION}"), parse(aside, where)
 
 
-def _manifest(uri: str) -> Manifest:
+def _manifest(uri: str) -> DataManifest:
     text = ObjectPrefix(uri).get(NAME)
     if text is None:
         raise BadInput(f"{uri} has no {NAME}: build the data there first.")
@@ -220,7 +220,7 @@ def _pack(options: argparse.Namespace) -> None:
             )
 
 
-def _summary(manifest: Manifest) -> str:
+def _summary(manifest: DataManifest) -> str:
     return (
         f"{manifest.tokens:,} tokens of {manifest.vocab_size} values ({manifest.tokenizer.name}) in "
         f"{manifest.documents:,} documents and {len(manifest.shards)} shards, digest {manifest.digest}"

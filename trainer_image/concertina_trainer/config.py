@@ -141,7 +141,7 @@ DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Where data can be: a regular expression of RE2 and of Python."""
 
 
-class Documents(enum.StrEnum):
+class DocumentMode(enum.StrEnum):
     joined = "joined"
     masked = "masked"
     packed = "packed"
@@ -180,8 +180,8 @@ class DataConfig(_Section):
         description="Several data sets that are trained on together, in exact proportions. One that is used up "
         "begins anew, in another order.",
     )
-    documents: Documents = Field(
-        default=Documents.joined,
+    documents: DocumentMode = Field(
+        default=DocumentMode.joined,
         description="How documents become sequences: joined cuts through them, masked too but keeps them from seeing "
         "each other, packed puts whole ones together, bucketed gives each a sequence of its own. The "
         "last two need `concertina data pack`.",
@@ -307,7 +307,7 @@ class EvaluationConfig(_Section):
     )
 
 
-class Answer(enum.StrEnum):
+class AnomalyResponse(enum.StrEnum):
     ignore = "Ignore"
     skip = "Skip"
     roll_back = "RollBack"
@@ -318,14 +318,14 @@ class AnomalyConfig(_Section):
     """What follows from a step that looks wrong. Skip leaves its batch out; RollBack goes back to a durable checkpoint
     and leaves out all batches since; both record which samples."""
 
-    non_finite: Literal[Answer.skip, Answer.roll_back, Answer.stop] = Field(
-        default=Answer.stop,
+    non_finite: Literal[AnomalyResponse.skip, AnomalyResponse.roll_back, AnomalyResponse.stop] = Field(
+        default=AnomalyResponse.stop,
         description="What follows when loss or gradient are not finite: Skip leaves the batch out, RollBack goes "
         "back to a checkpoint and leaves out all since, Stop tries the step once more and then fails the "
         "job.",
     )
-    spike: Answer = Field(
-        default=Answer.ignore,
+    spike: AnomalyResponse = Field(
+        default=AnomalyResponse.ignore,
         description="What follows when the loss jumps: Ignore, Skip and RollBack as in nonFinite, or Stop, which "
         "fails the job.",
     )
@@ -354,7 +354,7 @@ class AnomalyConfig(_Section):
     @property
     def reaches(self) -> tuple[int, ...]:
         """Steps that going back may undo, whatever the reason: one checkpoint is kept for each."""
-        rolls_back = Answer.roll_back in (self.non_finite, self.spike)
+        rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))
 
 
@@ -416,7 +416,7 @@ class TrainerConfig(_Section):
         Rule(
             "data.documents",
             "self.determinism != 'bitwise' || self.data.documents != 'bucketed'",
-            lambda trainer: not trainer.bitwise or trainer.data.documents is not Documents.bucketed,
+            lambda trainer: not trainer.bitwise or trainer.data.documents is not DocumentMode.bucketed,
             "determinism bitwise has microbatches of one shape: choose another data.documents",
         ),
         Rule(
@@ -430,7 +430,7 @@ class TrainerConfig(_Section):
             "data.balance",
             "self.data.balance != 'speed' || self.data.documents != 'bucketed'",
             lambda trainer: (
-                trainer.data.balance is not Balancing.speed or trainer.data.documents is not Documents.bucketed
+                trainer.data.balance is not Balancing.speed or trainer.data.documents is not DocumentMode.bucketed
             ),
             "data.balance speed counts sequences, and with data.documents bucketed they differ in length: set balance "
             "to even, or choose another documents",
@@ -459,9 +459,9 @@ RETIRED: dict[tuple[str, ...], object] = {
 """Fields that older versions had, with the defaults that they had: nobody sets them any more."""
 
 
-def of_any_version(said: Mapping[str, Any]) -> TrainerConfig:
+def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
     """A configuration as this or an older version wrote it, into a pod or a checkpoint. Raises ValidationError."""
-    config = copy.deepcopy(dict(said))
+    config = copy.deepcopy(dict(values))
     for *sections, field in RETIRED:
         section = config
         for name in sections:

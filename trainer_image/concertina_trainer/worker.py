@@ -16,6 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from concertina_protocol import Restore, RestoreSource, Rollback, SnapshotId
+from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
@@ -38,7 +39,7 @@ from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
 from concertina_trainer.training.interval import Interval
 from concertina_trainer.training.loop import Run, train
-from concertina_trainer.training.report import Phase, Reporter, RoundInfo
+from concertina_trainer.training.report import Reporter, RoundInfo
 from concertina_trainer.training.saving import SavePolicy, Saving
 
 AFTER_THE_CULPRIT = 0.5
@@ -113,12 +114,12 @@ def run(channel: WorkerEnd) -> Done:
         parallel.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
-    reporter.starting(Phase.starting, start.restore.step)
+    reporter.starting(WorkerPhase.STARTING, start.restore.step)
     with reporter.timed("group"):
         world = parallel.join(os.environ)
     with reporter.timed("build"):
         built = build(config, checkpoint, world, start.restore.step, reporter)
-    reporter.starting(Phase.restoring, start.restore.step)
+    reporter.starting(WorkerPhase.RESTORING, start.restore.step)
     with reporter.timed("restore"):
         digest = built.reader.digest
         restored = restore(start.restore, start.uid, built.state, config, checkpoint, digest, world, channel)
@@ -135,7 +136,7 @@ def build(
 ) -> Built:
     """Data, model and optimizer; nothing is in them yet. Raises BadInput."""
     begun = step > 0
-    reader = Reader(config.data, config.model.sequence_length, config.seed, told=reporter.stalled, begun=begun)
+    reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
     if reader.vocab_size > config.model.vocab_size:
         raise BadInput(
             f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "

@@ -12,7 +12,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.membership import Membership, Notice, Preparation
 from concertina_agent.core.snapshot_index import SnapshotIndex
-from concertina_agent.core.states import OVER, State
+from concertina_agent.core.states import OVER, OwnState
 from concertina_agent.core.upload_state import UploadState
 
 
@@ -29,7 +29,7 @@ class AgentState:
         bundled: bool,
         storage: Optional[p.Storage] = None,
         seen: tuple[int, str] = (0, ""),
-        held: Iterable[p.Held] = (),
+        held: Iterable[p.HeldSnapshot] = (),
     ) -> None:
         """`instance`: random, per start of the agent. `storage`: None without durable storage (or not `bundled`)."""
         self.replica, self.uid, self.instance = replica, uid, instance
@@ -47,43 +47,43 @@ class AgentState:
     # --- its state --------------------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> OwnState:
         """Of this agent by itself; see `states`."""
         r = self.round
         if r is None:
             if self.preparation is None:
-                return State.IDLE
-            return State.PREPARED if self.preparation.quiet else State.PREPARING
+                return OwnState.IDLE
+            return OwnState.PREPARED if self.preparation.quiet else OwnState.PREPARING
         if r.failure is not None:
-            return State.FAILED
+            return OwnState.FAILED
         if r.workers.all_over():
             if r.workers.all_complete():
-                return State.SUCCEEDED
+                return OwnState.SUCCEEDED
             if r.peer_has_all(self.snapshots) or (r.drain is not None and r.drain.grace_over):
-                return State.DRAINED
+                return OwnState.DRAINED
         if r.drain is not None or self.notice is not None:
-            return State.DRAINING
-        return State.RUNNING if r.workers.all_started() else State.STARTING
+            return OwnState.DRAINING
+        return OwnState.RUNNING if r.workers.all_started() else OwnState.STARTING
 
     @property
-    def reported(self) -> State:
+    def reported(self) -> OwnState:
         """As in Report: starting is running, and a lead's end is the end of the whole round: every member's, with the
         checkpoint that this end asks for in storage; and a failure is one once its cause is known."""
         own, r = self.state, self.round
         if r is None or r.lead is None or own not in OVER:
-            return State.RUNNING if own is State.STARTING else own
-        if own is State.FAILED:
-            return own if r.lead.settled else State.RUNNING
+            return OwnState.RUNNING if own is OwnState.STARTING else own
+        if own is OwnState.FAILED:
+            return own if r.lead.settled else OwnState.RUNNING
         if r.lead.all_are(own.on_wire) and self.is_durable(r, r.lead, own):
             return own
-        return State.DRAINING if r.drain is not None else State.RUNNING
+        return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
-    def is_durable(self, r: Membership, lead: Lead, own: State) -> bool:
+    def is_durable(self, r: Membership, lead: Lead, own: OwnState) -> bool:
         """What the end of this round asks of durable storage is there; or, after a drain, can't get there any more."""
         durable_drain = r.drain is not None and r.drain.order.durable
-        if own is State.DRAINED and (not durable_drain or lead.gone_unshipped(r.workers.step)):
+        if own is OwnState.DRAINED and (not durable_drain or lead.gone_unshipped(r.workers.step)):
             return True
-        return self.uploads.has(self.uid, r.workers.step, complete=own is State.SUCCEEDED)
+        return self.uploads.has(self.uid, r.workers.step, complete=own is OwnState.SUCCEEDED)
 
     # --- what it says -----------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class AgentState:
         )
 
     @property
-    def held(self) -> tuple[p.Held, ...]:
+    def held(self) -> tuple[p.HeldSnapshot, ...]:
         """Newest first."""
         return self.snapshots.all()
 
@@ -187,7 +187,7 @@ class AgentState:
         """Whether the round has, as a whole: exit code 0 says that to the operator. Of a member, that its lead has."""
         r = self.round
         known = r is not None and (r.lead is not None or r.succeeded_at is not None)
-        return known and self.reported is State.SUCCEEDED
+        return known and self.reported is OwnState.SUCCEEDED
 
     # --- whose word counts ------------------------------------------------------------------------------------------
 

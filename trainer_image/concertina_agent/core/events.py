@@ -37,7 +37,7 @@ class WorkersGone:
     """Answer to KillWorkers: no process of a lower round is left, and the volume has been read since."""
 
     round: int
-    held: Optional[tuple[p.Held, ...]] = None
+    held: Optional[tuple[p.HeldSnapshot, ...]] = None
     """What the volume holds. None: as this core believes (a worker leaves its newest three whole)."""
 
 

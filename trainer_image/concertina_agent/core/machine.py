@@ -56,12 +56,12 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
     t, last, before = e.Moment(now, at), agent.last_event, agent.state
     agent.last_event = t
     if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
-        agent.round.not_heard_for(now - last.now)
+        agent.round.discount_pause(now - last.now)
     effects = HANDLERS[type(event)](agent, event, t)
     effects = [*effects, *_leave(agent, t)]
     effects += states.illegal(before, event, agent.state)
-    said: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
-    return said if len(said) == len(effects) else [*said, e.ReportChanged()]
+    others: list[e.Effect] = [effect for effect in effects if not isinstance(effect, e.ReportChanged)]
+    return others if len(others) == len(effects) else [*others, e.ReportChanged()]
 
 
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
@@ -70,7 +70,7 @@ def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     r, notice = agent.round, agent.notice
     if r is not None:
         if r.lead is not None and r.succeeded_at is None and r.workers.all_complete():
-            r.succeeded_at = t.now if agent.reported is states.State.SUCCEEDED else None
+            r.succeeded_at = t.now if agent.reported is states.OwnState.SUCCEEDED else None
         if r.succeeded_at is not None and t.now >= r.succeeded_at + LINGER_SECONDS:
             return [e.Exit(0)]
     if notice is not None and (agent.at_rest() or t.now >= notice.until):
@@ -89,9 +89,9 @@ def on_tick(agent: AgentState, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     r = agent.round
     if r is None:
         return []
-    effects = [*workers.look(agent, r, event, t), *drains.drain_alone(agent, r, t)]
+    effects = [*workers.update_heartbeats(agent, r, event, t), *drains.drain_alone(agent, r, t)]
     if r.lead is not None:
-        effects += members.look_after(agent, r, r.lead, t)
+        effects += members.check_members(agent, r, r.lead, t)
     elif t.now >= r.silent_at:
         effects += members.lead_lost(agent, "has been silent or out of reach for too long", t)
     return [*effects, *drains.end_of_grace(agent, r, t)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
-from concertina_protocol import Held, Restore, SnapshotId
+from concertina_protocol import HeldSnapshot, Restore, SnapshotId
 
 OWN_SLOTS = 3
 COPY_SLOTS = 2
@@ -14,11 +14,11 @@ COPY_SLOTS = 2
 class SnapshotIndex:
     """Shards by snapshot id, with the same slots as on the volume."""
 
-    def __init__(self, held: Iterable[Held] = ()) -> None:
+    def __init__(self, held: Iterable[HeldSnapshot] = ()) -> None:
         self._shards: dict[SnapshotId, set[int]] = {}
         self.replace(held)
 
-    def replace(self, held: Iterable[Held]) -> None:
+    def replace(self, held: Iterable[HeldSnapshot]) -> None:
         """Believe what has been read from the volume."""
         self._shards = {h.id: set(h.shards) for h in held}
 
@@ -47,10 +47,10 @@ class SnapshotIndex:
             del self._shards[id]
         return dropped
 
-    def all(self) -> tuple[Held, ...]:
+    def all(self) -> tuple[HeldSnapshot, ...]:
         """Newest first."""
         order = sorted(self._shards, key=lambda id: (id.round, id.step, id.layout), reverse=True)
-        return tuple(Held(id, tuple(sorted(self._shards[id]))) for id in order)
+        return tuple(HeldSnapshot(id, tuple(sorted(self._shards[id]))) for id in order)
 
     def _lower(self, round: int) -> list[SnapshotId]:
         return [id for id in self._shards if id.round < round]

@@ -23,76 +23,76 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 
 
-class State(str, enum.Enum):
-    """As the wire's State, and `preparing`."""
+class OwnState(str, enum.Enum):
+    """The wire's State, and `preparing`."""
 
-    IDLE = "idle"
+    IDLE = p.State.IDLE.value
     """No Prepare since this agent has started."""
     PREPARING = "preparing"
     """Workers of older rounds may live, or the store is not bound: no Assign is accepted yet."""
-    PREPARED = "prepared"
-    STARTING = "starting"
+    PREPARED = p.State.PREPARED.value
+    STARTING = p.State.STARTING.value
     """Assigned; not all own workers have said something."""
-    RUNNING = "running"
-    DRAINING = "draining"
+    RUNNING = p.State.RUNNING.value
+    DRAINING = p.State.DRAINING.value
     """Workers stop after the same step, or have stopped, and the peer lacks a copy of their last snapshots."""
-    DRAINED = "drained"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
+    DRAINED = p.State.DRAINED.value
+    SUCCEEDED = p.State.SUCCEEDED.value
+    FAILED = p.State.FAILED.value
 
     @property
     def on_wire(self) -> p.State:
         """As Report and MemberState say it; what is being prepared is not told apart there."""
-        return p.State.PREPARED if self is State.PREPARING else p.State(self.value)
+        return p.State.PREPARED if self is OwnState.PREPARING else p.State(self.value)
 
 
-OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
+OVER = (OwnState.SUCCEEDED, OwnState.DRAINED, OwnState.FAILED)
 """The ends of a round for one agent."""
 
 
 DRAIN_BEGINS = (p.Drain, e.LeadMessage, e.MemberMessage, e.TerminationNotice)
 ROUND_FAILS = (e.WorkerExited, e.StartFailed, e.LeadGone, e.Tick)
-TRANSITIONS: Mapping[State, Mapping[State, tuple[type, ...]]] = {
-    State.IDLE: {
-        State.PREPARING: (p.Prepare,),
+TRANSITIONS: Mapping[OwnState, Mapping[OwnState, tuple[type, ...]]] = {
+    OwnState.IDLE: {
+        OwnState.PREPARING: (p.Prepare,),
     },
-    State.PREPARING: {
-        State.PREPARED: (e.WorkersGone, e.StoreBound),
+    OwnState.PREPARING: {
+        OwnState.PREPARED: (e.WorkersGone, e.StoreBound),
     },
-    State.PREPARED: {
-        State.PREPARING: (p.Prepare,),
-        State.STARTING: (p.Assign,),
-        State.DRAINING: (p.Assign,),
+    OwnState.PREPARED: {
+        OwnState.PREPARING: (p.Prepare,),
+        OwnState.STARTING: (p.Assign,),
+        OwnState.DRAINING: (p.Assign,),
     },
-    State.STARTING: {
-        State.PREPARING: (p.Prepare,),
-        State.RUNNING: (e.WorkerMessage,),
-        State.DRAINING: DRAIN_BEGINS,
-        State.FAILED: ROUND_FAILS,
+    OwnState.STARTING: {
+        OwnState.PREPARING: (p.Prepare,),
+        OwnState.RUNNING: (e.WorkerMessage,),
+        OwnState.DRAINING: DRAIN_BEGINS,
+        OwnState.FAILED: ROUND_FAILS,
     },
-    State.RUNNING: {
-        State.PREPARING: (p.Prepare,),
-        State.DRAINING: DRAIN_BEGINS,
-        State.DRAINED: (e.WorkerExited, e.PeerCopied),
-        State.SUCCEEDED: (e.WorkerExited,),
-        State.FAILED: ROUND_FAILS,
+    OwnState.RUNNING: {
+        OwnState.PREPARING: (p.Prepare,),
+        OwnState.DRAINING: DRAIN_BEGINS,
+        OwnState.DRAINED: (e.WorkerExited, e.PeerCopied),
+        OwnState.SUCCEEDED: (e.WorkerExited,),
+        OwnState.FAILED: ROUND_FAILS,
     },
-    State.DRAINING: {
-        State.PREPARING: (p.Prepare,),
-        State.DRAINED: (e.WorkerExited, e.PeerCopied, e.Tick),
-        State.SUCCEEDED: (e.WorkerExited,),
-        State.FAILED: ROUND_FAILS,
+    OwnState.DRAINING: {
+        OwnState.PREPARING: (p.Prepare,),
+        OwnState.DRAINED: (e.WorkerExited, e.PeerCopied, e.Tick),
+        OwnState.SUCCEEDED: (e.WorkerExited,),
+        OwnState.FAILED: ROUND_FAILS,
     },
-    State.DRAINED: {
-        State.PREPARING: (p.Prepare,),
-        State.DRAINING: (e.WorkerMessage,),
-        State.RUNNING: (e.WorkerMessage,),
+    OwnState.DRAINED: {
+        OwnState.PREPARING: (p.Prepare,),
+        OwnState.DRAINING: (e.WorkerMessage,),
+        OwnState.RUNNING: (e.WorkerMessage,),
     },
-    State.SUCCEEDED: {
-        State.PREPARING: (p.Prepare,),
+    OwnState.SUCCEEDED: {
+        OwnState.PREPARING: (p.Prepare,),
     },
-    State.FAILED: {
-        State.PREPARING: (p.Prepare,),
+    OwnState.FAILED: {
+        OwnState.PREPARING: (p.Prepare,),
     },
 }
 """State -> what it may become -> by which event (of a request: its message)."""
@@ -103,7 +103,7 @@ def trigger(event: e.Event) -> type:
     return type(event.message) if isinstance(event, e.RequestReceived) else type(event)
 
 
-def illegal(before: State, event: e.Event, after: State) -> list[e.Effect]:
+def illegal(before: OwnState, event: e.Event, after: OwnState) -> list[e.Effect]:
     """Empty where TRANSITIONS has this arrow."""
     if after is before or trigger(event) in TRANSITIONS[before].get(after, ()):
         return []

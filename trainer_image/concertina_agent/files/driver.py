@@ -8,7 +8,7 @@ from pathlib import Path
 
 from concertina_agent.core import events as e
 from concertina_agent.files import seen
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 
 
 class FilesDriver:
@@ -16,7 +16,7 @@ class FilesDriver:
         """Raises OSError."""
         volume.mkdir(parents=True, exist_ok=True)
         self._volume = volume
-        self.snapshots = Snapshots(volume)
+        self.snapshots = SnapshotFiles(volume)
         self.seen = seen.read(volume)
         """By the agent before this one."""
         self._disk = concurrent.futures.ThreadPoolExecutor(1, "seen")

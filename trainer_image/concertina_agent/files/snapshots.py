@@ -21,7 +21,7 @@ from concertina_protocol.log import log_event
 from concertina_protocol.sidecar import COPY_SLOTS, remove_sidecar
 
 
-class Snapshots:
+class SnapshotFiles:
     def __init__(self, volume: Path) -> None:
         self._own, self._copies, self._fetched = (volume / name for name in ("snapshots", "copies", "fetched"))
         self._freed = volume / "freed"
@@ -37,13 +37,13 @@ class Snapshots:
         """Where the workers of a round put their shards."""
         return self._own / f"round-{round}"
 
-    def scan(self) -> tuple[p.Held, ...]:
+    def scan(self) -> tuple[p.HeldSnapshot, ...]:
         """What the volume holds; what no round can use any more is swept away. Only while no worker lives."""
         self._sweep()
         held: dict[p.SnapshotId, set[int]] = {}
         for shard in self._all():
             held.setdefault(shard.id, set()).add(shard.number)
-        return tuple(p.Held(id, tuple(sorted(numbers))) for id, numbers in held.items())
+        return tuple(p.HeldSnapshot(id, tuple(sorted(numbers))) for id, numbers in held.items())
 
     def find(self, id: p.SnapshotId, number: int) -> Optional[Shard]:
         return next((shard for shard in self._all() if (shard.id, shard.number) == (id, number)), None)

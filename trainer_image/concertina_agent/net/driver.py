@@ -10,10 +10,10 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.net import tls
-from concertina_agent.net.link import MemberStreams, follow_lead, tell
-from concertina_agent.net.server import Answered, Server
+from concertina_agent.net.link import MemberStreams, follow_lead, stream_state
+from concertina_agent.net.server import AgentServer, Answered
 from concertina_agent.net.shard_wire import ShardWire
-from concertina_agent.net.wire import Dialer, Pinger
+from concertina_agent.net.wire import Connector, Prober
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
@@ -38,17 +38,17 @@ class NetworkDriver:
         self,
         settings: Settings,
         agent: AgentState,
-        dialer: Dialer,
+        connector: Connector,
         shards: Shards,
         emit: Callable[[e.Event], None],
         tasks: Nursery,
     ) -> None:
         """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
-        self._settings, self._agent, self._dialer, self._emit, self._tasks = settings, agent, dialer, emit, tasks
-        self._pinger = Pinger(dialer, settings.uid)
+        self._settings, self._agent, self._connector, self._emit, self._tasks = settings, agent, connector, emit, tasks
+        self._prober = Prober(connector, settings.uid)
         self._members = MemberStreams(agent.beat, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
-        self._server = Server(settings.uid, tls.server_context(settings.identity), self, tasks)
+        self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
         self._link: Optional[asyncio.Task[None]] = None
         """To the lead."""
         self._changes = Notifier()
@@ -63,7 +63,7 @@ class NetworkDriver:
     async def stop(self) -> None:
         await self._server.close()
         self._members.close()
-        self._pinger.close()
+        self._prober.close()
 
     # --- effects ----------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class NetworkDriver:
         lead = assign.members[0].address
         self._link = self._tasks.start(
             "follow lead",
-            follow_lead(self._dialer, join, lead, self._agent.member_state, self._changes, self._emit, self._tasks),
+            follow_lead(self._connector, join, lead, self._agent.member_state, self._changes, self._emit, self._tasks),
         )
 
     def ping_peers(self, effect: e.PingPeers) -> None:
@@ -103,7 +103,7 @@ class NetworkDriver:
             if candidate.replica == self._settings.replica:
                 return True
             async with some:
-                return await self._pinger.reachable(candidate.address, timeout)
+                return await self._prober.reachable(candidate.address, timeout)
 
         answers = await asyncio.gather(*map(reachable, prepare.candidates))
         reached = tuple(c.replica for c, there in zip(prepare.candidates, answers) if there)
@@ -117,7 +117,7 @@ class NetworkDriver:
         return await future
 
     async def watch(self, wire: Connection) -> None:
-        await tell(wire, self._agent.report, self._changes)
+        await stream_state(wire, self._agent.report, self._changes)
 
     async def join(self, message: p.Join, wire: Connection) -> None:
         joined = False

@@ -9,7 +9,7 @@ from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.net.wire import Dialer
+from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.connection import Connection
@@ -25,7 +25,7 @@ Emit = Callable[[e.Event], None]
 
 
 async def follow_lead(
-    dialer: Dialer,
+    connector: Connector,
     join: p.Join,
     address: str,
     state: Callable[[], p.MemberState],
@@ -38,16 +38,16 @@ async def follow_lead(
     try:
         while wire is None:
             try:
-                wire = await _try_to_join(dialer, join, address)
+                wire = await _try_to_join(connector, join, address)
             except PermissionError as refusal:
                 return emit(e.LeadGone(*key, str(refusal)))
             if wire is None:
                 await asyncio.sleep(RETRY_SECONDS)
         emit(e.LeadJoined(*key))
-        said = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
-        with tasks.alongside("tell lead", tell(wire, state, changes)):
+        kinds = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
+        with tasks.alongside("stream to lead", stream_state(wire, state, changes)):
             try:
-                await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), said)
+                await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), kinds)
             except ProtocolError as error:
                 log_event("protocol_error", error=str(error))
         return emit(e.LeadGone(*key))
@@ -56,10 +56,10 @@ async def follow_lead(
             wire.close()
 
 
-async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[Connection]:
+async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
     """None: try again. Raises PermissionError where the lead has moved on."""
     try:
-        wire = await dialer.connect(address)
+        wire = await connector.connect(address)
     except (OSError, asyncio.TimeoutError):
         return None
     try:
@@ -75,7 +75,7 @@ async def _try_to_join(dialer: Dialer, join: p.Join, address: str) -> Optional[C
     return None
 
 
-async def tell(wire: Connection, state: Callable[[], p.Message], changes: Notifier) -> None:
+async def stream_state(wire: Connection, state: Callable[[], p.Message], changes: Notifier) -> None:
     """Send what `state` returns now, whenever it changes, and at least every BEAT_SECONDS."""
     count = changes.count
     with contextlib.suppress(OSError):
@@ -85,12 +85,12 @@ async def tell(wire: Connection, state: Callable[[], p.Message], changes: Notifi
             count = await changes.wait(count, p.BEAT_SECONDS)
 
 
-async def _listen(wire: Connection, heard: Callable[..., None], kinds: tuple[type, ...]) -> None:
+async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
     """Until the stream breaks. Raises ProtocolError where it says what it may not."""
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
             raise ProtocolError(f"a {type(message).__name__} is not expected here")
-        heard(message)
+        on_message(message)
 
 
 class MemberStreams:
@@ -111,7 +111,7 @@ class MemberStreams:
         """Until the stream breaks. Beats are on time alone: a state a change to each of N members would be N² lines.
         Raises ProtocolError."""
 
-        def heard(state: p.MemberState) -> None:
+        def on_message(state: p.MemberState) -> None:
             """All agents of a job have the same certificate: a line speaks for the member that joined, and no other
             (decision "A member speaks for itself")."""
             if (state.replica, state.instance) != (join.replica, join.instance):
@@ -122,8 +122,8 @@ class MemberStreams:
 
         detail = ""
         try:
-            with self._tasks.alongside("tell member", tell(wire, self._state, self._never)):
-                await _listen(wire, heard, (p.MemberState,))
+            with self._tasks.alongside("stream to member", stream_state(wire, self._state, self._never)):
+                await _listen(wire, on_message, (p.MemberState,))
         except ProtocolError as error:
             detail = f"said what it may not: {error}"
             raise

@@ -51,7 +51,7 @@ class Handler(Protocol):
     async def pull(self, message: p.Pull, wire: ShardWire) -> None: ...
 
 
-class Server:
+class AgentServer:
     def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: Nursery) -> None:
         self._uid, self._context, self._handler, self._tasks = uid, context, handler, tasks
         self._strangers: dict[asyncio.Task[None], str] = {}

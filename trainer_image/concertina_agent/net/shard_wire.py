@@ -81,9 +81,9 @@ class ShardWire:
 
     def gone(self) -> bool:
         """Whether the other end, which has nothing to say now, has left."""
-        look = select.poll()
-        look.register(self._socket, select.POLLIN)
-        return bool(look.poll(0))
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """At once; whatever a thread is at ends with an error, and nobody hears of it."""
@@ -155,11 +155,11 @@ async def dial(address: str, context: ssl.SSLContext, name: str, threads: concur
 async def accept(connection: socket.socket, context: ssl.SSLContext, threads: concurrent.futures.Executor) -> ShardWire:
     """The other end of `dial`. Raises OSError."""
     with contextlib.closing(connection):
-        said = b""
-        while len(said) < len(PREFACE) and PREFACE.startswith(said):
-            data = await asyncio.get_running_loop().sock_recv(connection, len(PREFACE) - len(said))
-            said = said + data if data else b"?"
-        if said != PREFACE:
+        received = b""
+        while len(received) < len(PREFACE) and PREFACE.startswith(received):
+            data = await asyncio.get_running_loop().sock_recv(connection, len(PREFACE) - len(received))
+            received = received + data if data else b"?"
+        if received != PREFACE:
             raise ConnectionError("neither TLS nor a connection for shards")
         return await _secure(connection, threads, context, server_side=True)
 

@@ -14,7 +14,7 @@ from concertina_protocol.typed_json import ProtocolError
 CONNECT_SECONDS = 3.0
 
 
-class Dialer:
+class Connector:
     """Opens connections to the job's agents."""
 
     def __init__(self, context: ssl.SSLContext, uid: str) -> None:
@@ -42,11 +42,11 @@ class Dialer:
         return answer
 
 
-class Pinger:
+class Prober:
     """Asks agents whether they are there, over connections that are kept open: a handshake costs milliseconds."""
 
-    def __init__(self, dialer: Dialer, uid: str) -> None:
-        self._dialer, self._ping = dialer, p.Ping(uid)
+    def __init__(self, connector: Connector, uid: str) -> None:
+        self._connector, self._ping = connector, p.Ping(uid)
         self._open: dict[str, Connection] = {}
 
     async def reachable(self, address: str, timeout: float) -> bool:
@@ -62,7 +62,7 @@ class Pinger:
                 return await self._exchange(address, kept)
             except (OSError, ProtocolError):
                 pass  # it may have been restarted: look again
-        return await self._exchange(address, await self._dialer.connect(address))
+        return await self._exchange(address, await self._connector.connect(address))
 
     async def _exchange(self, address: str, wire: Connection) -> bool:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.uploads import UploadDriver
@@ -41,7 +41,7 @@ class ChannelServer:
         local: LocalWorkers,
         peers: Peers,
         uploads: UploadDriver,
-        snapshots: Snapshots,
+        snapshots: SnapshotFiles,
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
     ) -> None:

@@ -11,9 +11,9 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import Shard
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
-from concertina_agent.net.wire import Dialer
+from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
@@ -30,12 +30,12 @@ class Peers:
         self,
         uid: str,
         replica: str,
-        dialer: Dialer,
-        snapshots: Snapshots,
+        connector: Connector,
+        snapshots: SnapshotFiles,
         emit: Callable[[e.Event], None],
         tasks: Nursery,
     ) -> None:
-        self._uid, self._replica, self._dialer, self._snapshots = uid, replica, dialer, snapshots
+        self._uid, self._replica, self._connector, self._snapshots = uid, replica, connector, snapshots
         self._emit, self._tasks = emit, tasks
         self._assign: Optional[p.Assign] = None
         self._copying: list[asyncio.Task[None]] = []
@@ -70,7 +70,7 @@ class Peers:
     async def _copy(self, round: int, address: str, number: int) -> None:
         after = -1
         while True:
-            with contextlib.suppress(*GONE), contextlib.closing(await self._dialer.for_shards(address)) as wire:
+            with contextlib.suppress(*GONE), contextlib.closing(await self._connector.for_shards(address)) as wire:
                 await wire.send(p.Pull(self._uid, number, None, round, after))
                 while True:
                     header = _header(await wire.receive())
@@ -127,7 +127,7 @@ class Peers:
                 reasons.append(str(error))
         for address in (member.address for member in self._holders(number)):
             try:
-                answer = await self._dialer.ask(address, p.Index(self._uid, id, number))
+                answer = await self._connector.ask(address, p.Index(self._uid, id, number))
                 if isinstance(answer, p.ShardHeader):
                     return answer.header
                 reasons.append(f"{address}: {answer.reason if isinstance(answer, p.Refused) else answer}")
@@ -136,7 +136,7 @@ class Peers:
         raise Damaged(_nowhere(id, number, reasons))
 
     async def _fetch_from(self, address: str, id: p.SnapshotId, number: int) -> Path:
-        with contextlib.closing(await self._dialer.for_shards(address)) as wire:
+        with contextlib.closing(await self._connector.for_shards(address)) as wire:
             await wire.send(p.Pull(self._uid, number, id))
             header = _header(await asyncio.wait_for(wire.receive(), STALL_SECONDS))
             return (await wire.take(self._snapshots.fetched_path(id, number), header)).path

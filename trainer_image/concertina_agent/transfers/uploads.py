@@ -13,10 +13,10 @@ from typing import Optional, TypeVar
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
-from concertina_agent.files.snapshots import Snapshots
+from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.settings import Settings
-from concertina_agent.workers.workers import ForkParent, StartError, Target
+from concertina_agent.workers.workers import ForkParent, ForkTarget, StartError
 from concertina_protocol import worker_channel as w
 from concertina_protocol.log import log_event
 from concertina_protocol.worker_channel.agent_end import AgentEnd
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 
 class UploadDriver:
-    def __init__(self, snapshots: Snapshots, emit: Callable[[e.Event], None]) -> None:
+    def __init__(self, snapshots: SnapshotFiles, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
         """By shard: the newest that is not in storage."""
         self._publish: Optional[e.Publish] = None
         self._undo: list[p.Undone] = []
         self._news = Notifier()
-        self._failures, self._look_at = 0, 0.0
+        self._failures, self._probe_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
-        self._well = self._asked_to_look = False
+        self._well = self._asked_to_probe = False
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
@@ -59,9 +59,9 @@ class UploadDriver:
             self._undo.append(effect.undone)
         self._news.notify()
 
-    def look(self, effect: e.ProbeStorage) -> None:
+    def probe(self, effect: e.ProbeStorage) -> None:
         """At LATEST, before anything else."""
-        self._well, self._asked_to_look, self._look_at = False, True, 0.0
+        self._well, self._asked_to_probe, self._probe_at = False, True, 0.0
         self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
@@ -81,7 +81,7 @@ class UploadDriver:
         deaths = 0
         while True:
             try:
-                process = await parent.run(Target(f"{settings.package}.uploader:main"), environment, "[uploader] ")
+                process = await parent.run(ForkTarget(f"{settings.package}.uploader:main"), environment, "[uploader] ")
                 log_event("uploader_ended", code=await process.ended)
             except StartError as error:
                 log_event("uploader_not_started", error=str(error))
@@ -95,9 +95,9 @@ class UploadDriver:
             while True:
                 count = self._news.count
                 if not self._well:
-                    await self._news.wait(count, self._look_at - time.monotonic())
-                    if time.monotonic() >= self._look_at:
-                        await self._look(end)
+                    await self._news.wait(count, self._probe_at - time.monotonic())
+                    if time.monotonic() >= self._probe_at:
+                        await self._probe(end)
                 elif self._undo:
                     await self._undo_one(end, self._undo[0])
                 elif self._publish is not None:
@@ -107,11 +107,11 @@ class UploadDriver:
                 else:
                     await self._news.wait(count, 60.0)
 
-    async def _look(self, end: AgentEnd) -> None:
-        self._asked_to_look = False
+    async def _probe(self, end: AgentEnd) -> None:
+        self._asked_to_probe = False
         storage = (await _ask(end, w.Probe(), w.StorageState)).storage
         self._emit(e.StorageSeen(storage))
-        self._well = storage.state == p.StorageHealth.READY and not self._asked_to_look
+        self._well = storage.state == p.StorageHealth.READY and not self._asked_to_probe
         self._trouble("" if self._well else storage.message)
 
     async def _undo_one(self, end: AgentEnd, undone: p.Undone) -> None:
@@ -152,7 +152,7 @@ class UploadDriver:
             return
         wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
         log_event("storage_trouble", error=message, again_in=wait)
-        self._failures, self._look_at = self._failures + 1, time.monotonic() + wait
+        self._failures, self._probe_at = self._failures + 1, time.monotonic() + wait
 
 
 async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:

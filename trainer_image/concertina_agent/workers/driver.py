@@ -49,7 +49,7 @@ class WorkersDriver:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._emit(self.local.look())
+            self._emit(self.local.poll())
 
     async def _warm_up(self) -> None:
         if self.parent is None:

@@ -46,7 +46,7 @@ def worker_environment(
         "SLURM_NTASKS_PER_NODE": member.workers,
         "CONCERTINA_ROUND": assign.round,
     }
-    words = {
+    strings = {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "ROLE_NAME": "default",
@@ -54,4 +54,4 @@ def worker_environment(
     }
     # As torchrun has it; and what a worker has printed should not die with it.
     defaults = {"PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if member.workers > 1 else {})}
-    return {**defaults, **base, **words, **{name: str(value) for name, value in numbers.items()}}
+    return {**defaults, **base, **strings, **{name: str(value) for name, value in numbers.items()}}

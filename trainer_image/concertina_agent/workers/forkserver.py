@@ -109,7 +109,7 @@ class Forkserver:
                     return
             self._reap()
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         self._control.send(json.dumps(message).encode())
 
     def _take_request(self, selector: selectors.BaseSelector) -> bool:
@@ -119,9 +119,9 @@ class Forkserver:
         request = json.loads(data)
         why = unfit()
         if why:
-            self.say({"unfit": why})
+            self.send({"unfit": why})
         else:
-            self.say({"pid": self._fork(request, fds, selector)})
+            self.send({"pid": self._fork(request, fds, selector)})
         for fd in fds:
             os.close(fd)
         return True
@@ -148,7 +148,7 @@ class Forkserver:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                self.say({"pid": pid, "code": exit_code(status)})
+                self.send({"pid": pid, "code": exit_code(status)})
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -172,11 +172,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             importlib.import_module(module)
     except Exception as error:
         traceback.print_exc()
-        server.say({"error": f"importing {module} failed: {type(error).__name__}: {error}"})
+        server.send({"error": f"importing {module} failed: {type(error).__name__}: {error}"})
         return 1
     gc.collect()
     gc.freeze()
-    server.say({"warm": True})
+    server.send({"warm": True})
     server.serve()
     return 0
 

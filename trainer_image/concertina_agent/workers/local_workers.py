@@ -21,7 +21,7 @@ from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
 from concertina_agent.workers.memory import oom_kills
 from concertina_agent.workers.processes import Reaper, kill_group
-from concertina_agent.workers.workers import ForkParent, Process, StartError, Target, start_command
+from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
@@ -68,7 +68,7 @@ class LocalWorkers:
         self._others: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
         self._over = asyncio.Event()
-        self._tasks, self._looking = tasks, Nursery()
+        self._tasks, self._collecting = tasks, Nursery()
         self._started = asyncio.Event()
 
     # --- start ------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class LocalWorkers:
 
     async def _serve_store(self, listening: socket.socket) -> None:
         assert self._parent is not None
-        target = Target(f"{self._settings.package}.store:serve", ("fd:0",), (listening.fileno(),))
+        target = ForkTarget(f"{self._settings.package}.store:serve", ("fd:0",), (listening.fileno(),))
         self._others.append(await self._parent.run(target, self._settings.environment, "[store] "))
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> None:
@@ -118,7 +118,7 @@ class LocalWorkers:
         prefix = f"[rank {rank}] " if member.workers > 1 else ""
         killed = oom_kills()
         if self._parent is not None:
-            process = await self._parent.run(Target(f"{self._settings.package}.worker:main"), environment, prefix)
+            process = await self._parent.run(ForkTarget(f"{self._settings.package}.worker:main"), environment, prefix)
         else:
             process = start_command(self._settings.command, environment, self._reaper, prefix)
         log_event("worker_started", round=assign.round, rank=rank, pid=process.pid)
@@ -168,7 +168,7 @@ class LocalWorkers:
 
     # --- how they are -----------------------------------------------------------------------------------------------
 
-    def look(self) -> e.Tick:
+    def poll(self) -> e.Tick:
         """Where each is, and who is stopped."""
         now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
         pulses = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
@@ -178,7 +178,7 @@ class LocalWorkers:
     def collect_stacks(self, round: int) -> None:
         """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""
         running = [worker for worker in self._workers.values() if worker.running]
-        self._looking.start("collect stacks", self._collect_stacks(round, running))
+        self._collecting.start("collect stacks", self._collect_stacks(round, running))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
         found = await asyncio.gather(*(stacks.collect(w.process.pid, w.heartbeat.path, self._reaper) for w in workers))

@@ -104,8 +104,8 @@ class Tail:
 
     def _take(self, fd: int, lines: list[bytes]) -> None:
         self._lines.extend(lines)
-        if self._streams[fd] == 2 and (said := [line for line in lines if line.strip()]):
-            self.last_error = said[-1][:MAX_KEPT].decode(errors="replace")
+        if self._streams[fd] == 2 and (not_blank := [line for line in lines if line.strip()]):
+            self.last_error = not_blank[-1][:MAX_KEPT].decode(errors="replace")
         if lines:
             _sink(self._streams[fd]).write(b"".join(self._prefix + line + b"\n" for line in lines), self)
 

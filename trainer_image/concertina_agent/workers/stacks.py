@@ -58,7 +58,7 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
         if line.strip() and len(threads[-1]) <= FRAMES:
             threads[-1].append(line[:KEEP_CHARACTERS])
     head, *rest = threads
-    rest = [thread for thread in rest if not (len(thread) > 1 and any(word in thread[1] for word in IDLE))]
+    rest = [thread for thread in rest if not (len(thread) > 1 and any(name in thread[1] for name in IDLE))]
     rest.sort(key=lambda thread: not (thread[0].startswith("Current thread") or "MainThread" in thread[0]))
     return tuple(line for thread in (head, *rest) for line in thread)[:KEEP_LINES]
 
@@ -81,8 +81,8 @@ def _kernel(pid: int) -> str:
     fields = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":" in line)
     waits = _read(f"/proc/{pid}/wchan").strip("0")
     name, state, threads = (fields.get(field, "?").strip() for field in ("Name", "State", "Threads"))
-    said = f"process {pid} ({name}): state {state}, {threads} threads" if fields else f"process {pid}: gone"
-    return f"{said}, waits in the kernel's {waits}" if waits else said
+    state_line = f"process {pid} ({name}): state {state}, {threads} threads" if fields else f"process {pid}: gone"
+    return f"{state_line}, waits in the kernel's {waits}" if waits else state_line
 
 
 async def _by_signal(pid: int, path: str) -> list[str]:

@@ -56,7 +56,7 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class ForkTarget:
     """What to run in a fork: "module:function" with arguments; `fds` are handed over ("fd:0" names the first)."""
 
     run: str
@@ -128,7 +128,7 @@ class ForkParent:
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._read, ours)
 
-    async def run(self, target: Target, environment: Mapping[str, str], prefix: str = "") -> Process:
+    async def run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str = "") -> Process:
         """Fork (or, where the parent is unfit for it, spawn) a process. Raises StartError."""
         error = await asyncio.shield(self.warm)
         if error or self._control is None:
@@ -148,7 +148,7 @@ class ForkParent:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
 
-    async def _ask(self, target: Target, environment: Mapping[str, str], fds: Sequence[int]) -> Mapping[str, Any]:
+    async def _ask(self, target: ForkTarget, environment: Mapping[str, str], fds: Sequence[int]) -> Mapping[str, Any]:
         request = {"run": target.run, "arguments": target.arguments, "environment": dict(environment)}
         data = json.dumps(request).encode()
         control = self._control
@@ -179,9 +179,9 @@ class ForkParent:
                     data = b""
                 if not data:
                     return self._lost(control)
-                self._heard(json.loads(data))
+                self._on_message(json.loads(data))
 
-    def _heard(self, message: Mapping[str, Any]) -> None:
+    def _on_message(self, message: Mapping[str, Any]) -> None:
         if "code" in message:
             child = self._children.pop(message["pid"], None)
             if child is not None:

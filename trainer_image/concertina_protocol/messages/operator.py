@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from concertina_protocol.messages.records import Candidate, Held, Member, Restore, Storage
+from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member, Restore, Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Prepared:
     """host:port at which this agent would serve the c10d store of this round (already bound)."""
     reachable: tuple[str, ...]
     """Candidates, itself included, that answered this agent's Ping."""
-    snapshots: tuple[Held, ...] = ()
+    snapshots: tuple[HeldSnapshot, ...] = ()
     storage: Optional[Storage] = None
 
 
@@ -44,7 +44,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class History:
+class JobHistory:
     """Of the job, when a round begins."""
 
     seconds: float = 0.0
@@ -65,7 +65,7 @@ class Assign:
     store: str
     restore: Restore
     limits: Limits = Limits()
-    history: History = History()
+    history: JobHistory = JobHistory()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,7 +48,7 @@ class SnapshotId:
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class HeldSnapshot:
     """Shards of one snapshot that an agent holds complete and checked, its own or as a peer's copy."""
 
     id: SnapshotId

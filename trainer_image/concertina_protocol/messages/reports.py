@@ -71,7 +71,7 @@ class Progress:
     position: int
     """Samples consumed."""
     phase: str
-    """starting, restoring, training, checkpointing, evaluating."""
+    """A `heartbeat.WorkerPhase` of those for messages: starting, restoring, training, checkpointing or evaluating."""
     at: float
     first_step_at: float = 0.0
     """Unix seconds at which this round's first step finished; 0 until then."""
@@ -118,7 +118,7 @@ class Heartbeat:
     step: int
     """Steps finished."""
     phase: str
-    """A word of `watchdog.PHASES`; empty where the worker tells nothing of itself."""
+    """A `heartbeat.WorkerPhase`; empty where the worker tells nothing of itself."""
     still: float
     """Seconds since it last moved."""
     busy: float = 0.0

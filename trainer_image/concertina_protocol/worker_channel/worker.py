@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional, Type, Union
 
-from concertina_protocol import Durable, History, Progress, Restore, Rollback, SnapshotId
+from concertina_protocol import Durable, JobHistory, Progress, Restore, Rollback, SnapshotId
 from concertina_protocol.typed_json import OpenEnum
 
 BAD_INPUT_EXIT = 78
@@ -53,7 +53,7 @@ class Beat:
     rank: int
     step: int
     phase: str
-    """starting, restoring, training, checkpointing, evaluating."""
+    """A `heartbeat.WorkerPhase` of those for messages: starting, restoring, training, checkpointing or evaluating."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Start:
     durable: Optional[Durable] = None
     """What LATEST names, as this agent knows it: a checkpoint that a failure has kept from being finished is then due
     at once. None: nothing that is known of."""
-    history: History = dataclasses.field(default_factory=History)
+    history: JobHistory = dataclasses.field(default_factory=JobHistory)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from concertina_protocol import Durable
 from concertina_trainer.checkpoints import manifest as manifests
-from concertina_trainer.checkpoints.checkpoint import LATEST, Latest, read_all_of_latest, read_latest
+from concertina_trainer.checkpoints.latest import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
 from concertina_trainer.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
 from concertina_trainer.checkpoints.retention import Keeping, doomed, found, lease, remove

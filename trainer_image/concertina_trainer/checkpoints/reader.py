@@ -14,7 +14,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import manifest as manifests
-from concertina_trainer.checkpoints.checkpoint import read_latest
+from concertina_trainer.checkpoints.latest import read_latest
 from concertina_trainer.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format.shardfile import Header, parse_header

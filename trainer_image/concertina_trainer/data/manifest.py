@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 from concertina_protocol.typed_json import ProtocolError, from_json
-from concertina_trainer.config import Documents
+from concertina_trainer.config import DocumentMode
 from concertina_trainer.errors import BadInput
 
 NAME = "manifest.json"
@@ -18,7 +18,7 @@ VALIDATION = "validation"
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class TokenShard:
     file: str
     tokens: int
     size: int
@@ -41,13 +41,13 @@ class TokenizerFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class DataManifest:
     format: int
     token_bytes: int
     """Bytes of a token: 1, 2 or 4, little-endian."""
     vocab_size: int
     tokenizer: TokenizerFacts
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
 
     @property
     def tokens(self) -> int:
@@ -76,14 +76,14 @@ def short_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def digest_of(documents: Documents, digests: Sequence[str], weights: Sequence[int]) -> str:
+def digest_of(mode: DocumentMode, digests: Sequence[str], weights: Sequence[int]) -> str:
     """Names data sets, given by their manifests' digests, and how sequences are made of them."""
-    if len(digests) == 1 and documents is Documents.joined:
+    if len(digests) == 1 and mode is DocumentMode.joined:
         return digests[0]
-    return short_digest(json.dumps([documents, list(zip(digests, weights, strict=True))]).encode())
+    return short_digest(json.dumps([mode, list(zip(digests, weights, strict=True))]).encode())
 
 
-def parse(text: bytes, uri: str) -> Manifest:
+def parse(text: bytes, uri: str) -> DataManifest:
     """Raises BadInput with a sentence."""
     try:
         value = json.loads(text)
@@ -91,7 +91,7 @@ def parse(text: bytes, uri: str) -> Manifest:
             raise BadInput(
                 f"{uri}/{NAME} has format {value['format']} and this trainer reads {FORMAT}: build it again."
             )
-        manifest = from_json(Manifest, value)
+        manifest = from_json(DataManifest, value)
     except (ProtocolError, ValueError) as error:
         raise BadInput(
             f"{uri}/{NAME} is not a data manifest ({error}): build the data again with `concertina data build`."

@@ -65,10 +65,10 @@ def _mixed(x: int) -> int:
     return int(mix(np.array([(x + 0x9E3779B97F4A7C15) % 2**64], dtype=np.uint64))[0])
 
 
-def _key(*parts: int) -> int:
+def _key(*numbers: int) -> int:
     key = 0
-    for part in parts:
-        key = _mixed(key ^ part)
+    for number in numbers:
+        key = _mixed(key ^ number)
     return key
 
 
@@ -95,16 +95,16 @@ class Order:
         return shards, begins
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard and row of each position."""
+        """Shard of each position, and which of its sequences, from 0 on."""
         epochs, places = np.divmod(positions, self.epoch_size)
-        shards, rows = np.empty_like(positions), np.empty_like(positions)
+        shards, indexes = np.empty_like(positions), np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             inside = epochs == epoch
-            shards[inside], rows[inside] = self._within(epoch, places[inside])
-        return shards, rows
+            shards[inside], indexes[inside] = self._within(epoch, places[inside])
+        return shards, indexes
 
     def locate(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard and row of each of the positions [start, stop), which may run over the end of an epoch."""
+        """As `at`, for the positions [start, stop), which may run over the end of an epoch."""
         return self.at(np.arange(start, stop, dtype=np.int64))
 
     def nearby(self, position: int) -> list[int]:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from concertina_protocol.typed_json import ProtocolError, from_json
-from concertina_trainer.data.manifest import Manifest, Shard
-from concertina_trainer.data.rows import packed, singles
+from concertina_trainer.data.manifest import DataManifest, TokenShard
+from concertina_trainer.data.sequence_plan import bucketed, packed
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import ObjectPrefix
 
@@ -31,37 +31,39 @@ class Packing:
     bucketed: tuple[int, ...]
     """Sequences of each shard, in the manifest's order."""
     fill: float
-    """Part of the packed sequences' tokens that are not filling."""
+    """Of the packed sequences' tokens the fraction that is not filling."""
 
 
 def name(length: int) -> str:
     return f"packing-{length}.json"
 
 
-def pack(folder: ObjectPrefix, manifest: Manifest, length: int, threads: int) -> Iterator[tuple[int, Packing | None]]:
+def pack(
+    folder: ObjectPrefix, manifest: DataManifest, length: int, threads: int
+) -> Iterator[tuple[int, Packing | None]]:
     """Plans every shard. Yields how many are done and, with the last, what was written."""
 
-    def counted(shard: Shard) -> tuple[int, int, int]:
+    def counted(shard: TokenShard) -> tuple[int, int, int]:
         begins = folder.get(shard.documents_file)
         if begins is None or hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
             raise BadInput(f"{folder.uri}/{shard.documents_file} is missing or damaged: copy it again, or build again.")
-        documents = np.frombuffer(begins, "<u8").astype(np.int64)
-        rows = packed(documents, shard.tokens, length)
-        return len(rows), len(singles(documents, shard.tokens, length)), int(rows.lengths.sum())
+        starts = np.frombuffer(begins, "<u8").astype(np.int64)
+        plan = packed(starts, shard.tokens, length)
+        return len(plan), len(bucketed(starts, shard.tokens, length)), int(plan.lengths.sum())
 
     counts: list[tuple[int, int, int]] = []
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for found in pool.map(counted, manifest.shards):
             counts.append(found)
             yield len(counts), None
-    rows, single, tokens = (tuple(column) for column in zip(*counts, strict=True))
-    fill = sum(tokens) / max(1, sum(rows) * (length + 1))
-    result = Packing(FORMAT, manifest.digest, length, rows, single, round(fill, 6))
+    in_packed, in_bucketed, tokens = (tuple(column) for column in zip(*counts, strict=True))
+    fill = sum(tokens) / max(1, sum(in_packed) * (length + 1))
+    result = Packing(FORMAT, manifest.digest, length, in_packed, in_bucketed, round(fill, 6))
     folder.put(name(length), json.dumps(dataclasses.asdict(result)).encode())
     yield len(counts), result
 
 
-def read(text: bytes | None, uri: str, manifest: Manifest, length: int) -> Packing:
+def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> Packing:
     """What lies beside the data at this URI. Raises BadInput where there is none, or of other data."""
     advice = f"run `concertina data pack {uri} --length {length}`."
     if text is None:

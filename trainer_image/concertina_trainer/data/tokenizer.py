@@ -64,7 +64,7 @@ def _encode_bytes(documents: Sequence[bytes]) -> list[bytes]:
 
 
 def _hugging_face(location: str, separator: str) -> Tokenizer:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parts are the parallel unit
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # shards are the parallel unit
     from tokenizers import Tokenizer as Loaded
 
     file = read_whole(location)

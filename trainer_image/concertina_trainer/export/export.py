@@ -77,7 +77,7 @@ def export(
         extra["model.safetensors.index.json"] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     for name, value in extra.items():
         target.put(name, json.dumps(value, indent=2).encode())
-    return Exported([*files, *extra], tokenizer.said)
+    return Exported([*files, *extra], tokenizer.message)
 
 
 def size(checkpoint: StoredCheckpoint) -> int:

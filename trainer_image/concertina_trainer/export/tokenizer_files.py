@@ -27,7 +27,7 @@ CLASS = "PreTrainedTokenizerFast"
 class ExportedTokenizer:
     files: Mapping[str, object]
     """Content, for JSON, by name."""
-    said: str
+    message: str
     """What was written, or why nothing was and what to do: a sentence."""
     facts: TokenizerFacts | None = None
 
@@ -52,11 +52,11 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
         if trainer.model.vocab_size != 256:
             return ExportedTokenizer({}, f"No tokenizer is written: {error}")
         return ExportedTokenizer(_bytes(), f"The tokenizer is taken for that of bytes, as vocabSize is 256: {error}")
-    said = (
+    message = (
         f"No tokenizer is written, for transformers has none for {facts.name}: encode with tiktoken, as config.json "
         f"says; token {facts.separator} ends a document."
     )
-    return ExportedTokenizer({}, said, facts)
+    return ExportedTokenizer({}, message, facts)
 
 
 def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, TokenizerFacts]:
@@ -73,7 +73,7 @@ def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[O
     return folders[0], found[0].tokenizer
 
 
-def _manifest(folder: ObjectPrefix) -> data_manifests.Manifest:
+def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
     text = folder.get(data_manifests.NAME)
     if text is None:
         raise BadInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")

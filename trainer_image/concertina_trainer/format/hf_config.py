@@ -54,8 +54,8 @@ def check_fields(config: Mapping[str, Any], where: str, model: ModelConfig) -> N
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
     kind = config.get("model_type")
     if kind not in KINDS:
-        said = f"model_type is {json.dumps(kind)}" if kind else "model_type is missing"
-        yield f"{said}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
+        what = f"model_type is {json.dumps(kind)}" if kind else "model_type is missing"
+        yield f"{what}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
         return
     theirs, mine = _with_defaults(config), config_json(model)
     for name, field in OURS.items():
@@ -63,8 +63,8 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]
         if value is None:
             yield f"{name} is missing: add what the model has"
         elif not _equal(value, mine[name]):
-            said, now = json.dumps(value), json.dumps(mine[name])
-            yield f"{name} is {said}, and spec.trainer.model.{field} is {now}: set it to {said}"
+            theirs_is, ours_is = json.dumps(value), json.dumps(mine[name])
+            yield f"{name} is {theirs_is}, and spec.trainer.model.{field} is {ours_is}: set it to {theirs_is}"
     for name in FIXED:
         # Where the width itself differs, that has been said.
         derived = name == "head_dim" and theirs["head_dim"] == _head_dim(theirs)
@@ -86,12 +86,12 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a file that is older than a field means by its absence, as transformers reads it (null is absence too, but
     for sliding_window); with what is said of positions, which has lain in three places."""
-    said = {name: value for name, value in config.items() if value is not None}
-    rope = {**said.get("rope_scaling", {}), **said.get("rope_parameters", {})}
+    given = {name: value for name, value in config.items() if value is not None}
+    rope = {**given.get("rope_scaling", {}), **given.get("rope_parameters", {})}
     mistral = config["model_type"] == "mistral"
     defaults = {
-        "num_key_value_heads": 8 if mistral else said.get("num_attention_heads"),
-        "head_dim": _head_dim(said),
+        "num_key_value_heads": 8 if mistral else given.get("num_attention_heads"),
+        "head_dim": _head_dim(given),
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
         "hidden_act": "silu",
@@ -101,7 +101,7 @@ def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         "partial_rotary_factor": 1,
         **({"sliding_window": 4096} if mistral and "sliding_window" not in config else {}),
     }
-    return {**defaults, **said, **rope, "rope_type": rope.get("rope_type") or rope.get("type") or "default"}
+    return {**defaults, **given, **rope, "rope_type": rope.get("rope_type") or rope.get("type") or "default"}
 
 
 def _head_dim(config: Mapping[str, Any]) -> int | None:

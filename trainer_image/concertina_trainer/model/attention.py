@@ -14,27 +14,27 @@ Mask: TypeAlias = Any
 """A bool Tensor [batch, 1, length, length], or FlexAttention's BlockMask."""
 
 
-def document_mask(documents: Tensor) -> Mask:
-    """For documents [batch, length], the document that each token is of. On CUDA in blocks, which takes memory for
+def document_mask(document_ids: Tensor) -> Mask:
+    """For document_ids [batch, length], the document that each token is of. On CUDA in blocks, which takes memory for
     blocks and not for pairs; FlexAttention has no backward on CPU."""
-    if documents.device.type == "cuda":
-        return _blocks(documents)
-    return _pairs(documents)
+    if document_ids.device.type == "cuda":
+        return _blocks(document_ids)
+    return _pairs(document_ids)
 
 
-def _pairs(documents: Tensor) -> Tensor:
-    same = documents[:, None, :, None] == documents[:, None, None, :]
+def _pairs(document_ids: Tensor) -> Tensor:
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     return same.tril_()
 
 
-def _blocks(documents: Tensor) -> Mask:
+def _blocks(document_ids: Tensor) -> Mask:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (documents[batch, query] == documents[batch, key])
+        return (query >= key) & (document_ids[batch, query] == document_ids[batch, key])
 
-    batch, length = documents.shape
-    return create_block_mask(visible, batch, None, length, length, device=documents.device)
+    batch, length = document_ids.shape
+    return create_block_mask(visible, batch, None, length, length, device=document_ids.device)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, gqa: bool) -> Tensor:

@@ -94,10 +94,10 @@ class Decoder(nn.Module):
         # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `documents` of the same shape, a token
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `document_ids` of the same shape, a token
         attends to its own document only (positions are relative, so they need not begin anew)."""
-        mask = None if documents is None else document_mask(documents)
+        mask = None if document_ids is None else document_mask(document_ids)
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, mask)

@@ -37,7 +37,7 @@ class StoreMessage(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class RefusalRule:
     """Of a refusal: a message, and what the text of an error must hold one of; the first rule that fits counts."""
 
     signs: tuple[str, ...]
@@ -45,27 +45,31 @@ class Rule:
 
 
 CLOUD = (
-    Rule(NO_HOLDER, "The {kind.holder} {holder} does not exist at {where}: create it, or correct the URI {uri}."),
-    Rule(
+    RefusalRule(
+        NO_HOLDER, "The {kind.holder} {holder} does not exist at {where}: create it, or correct the URI {uri}."
+    ),
+    RefusalRule(
         ("Received redirect without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed"),
         "{where} has the {kind.holder} {holder} in another region: set {kind.region} to it ({doing}, {uri}).",
     ),
-    Rule(
+    RefusalRule(
         ("InvalidCertificate", "invalid peer certificate"),
         "{where} shows a certificate that nothing here vouches for ({doing}, {uri}): name the PEM file of its CA by "
         "AWS_CA_BUNDLE or SSL_CERT_FILE.",
     ),
-    Rule(
+    RefusalRule(
         NO_CREDENTIALS,
         "No credentials for {uri} were found ({doing}): set {kind.keys} (for a job: in the Secret that "
         "checkpoint.secretName names), or give the pod's service account an identity of the cloud.",
     ),
 )
-TOKEN = "The identity of this process was refused for {uri} ({doing}): {said}. Check {identity}."
+TOKEN = "The identity of this process was refused for {uri} ({doing}): {reason}. Check {identity}."
 REFUSED = "{where} refused the credentials for {uri} ({doing}{code}): {remedy}."
-SETTINGS = "The settings for {uri} can't be used: {said}. Correct {kind.keys}, or the variables of the endpoint or CA."
+SETTINGS = (
+    "The settings for {uri} can't be used: {reason}. Correct {kind.keys}, or the variables of the endpoint or CA."
+)
 AWAY = "{where} can't be reached for {uri} ({doing}): check the endpoint and the network."
-ELSE = "Could not {doing} below {uri}: {said}."
+ELSE = "Could not {doing} below {uri}: {reason}."
 
 
 def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) -> StoreMessage:
@@ -76,7 +80,7 @@ def of_cloud(uri: str, kind: Kind, holder: str, doing: str, error: Exception) ->
     code = re.search(r"<Code>(\w+)</Code>", text)
     away = "the token service" if "performing POST REDACTED" in text and identity.who else kind.endpoint()
     facts = {
-        "uri": uri, "kind": kind, "holder": holder, "doing": doing.strip(), "said": _said(text), "where": away,
+        "uri": uri, "kind": kind, "holder": holder, "doing": doing.strip(), "reason": _reason(text), "where": away,
         "identity": identity.check, "code": f"; {code[1]}" if code else "",
     }  # fmt: skip
     for rule in CLOUD:
@@ -100,11 +104,11 @@ def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
     if "No space left" in text:
         return StoreMessage(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
     if isinstance(error, PermissionError) or _any(NOT_ALLOWED, text):
-        said = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
-        return StoreMessage(said, True)
+        message = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+        return StoreMessage(message, True)
     if isinstance(error, FileNotFoundError):
-        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said="it is not there"), False)
-    return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, said=_said(text)), False)
+        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, reason="it is not there"), False)
+    return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, reason=_reason(text)), False)
 
 
 def is_missing(error: Exception) -> bool:
@@ -122,7 +126,7 @@ def _any(signs: tuple[str, ...], text: str) -> bool:
     return any(sign in text for sign in signs)
 
 
-def _said(text: str) -> str:
+def _reason(text: str) -> str:
     """What the store itself says of it, else the first line."""
     message = re.search(r"<Message>([^<]*)</Message>", text)
     line = message[1] if message else (text.splitlines() or [""])[0]

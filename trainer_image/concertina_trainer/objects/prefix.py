@@ -50,15 +50,15 @@ class StorageError(Exception):
     """A message for a person: what happened and what to do."""
 
 
-class Refused(StorageError):
+class StoreRefused(StorageError):
     """The store has answered, and will hardly answer otherwise in a while: a person must do something."""
 
 
-class Missing(Refused):
+class Missing(StoreRefused):
     """An object that must be there is not, or is shorter than what was asked of it."""
 
 
-class NoFolder(Refused):
+class NoFolder(StoreRefused):
     """A folder of files that is not there."""
 
 
@@ -103,13 +103,13 @@ class ObjectPrefix:
         elif scheme in ("file", ""):
             self._directory = Path(path)
             if self._directory.exists() and not self._directory.is_dir():
-                raise Refused(f"{self._directory} is a file where a folder is needed: correct the URI.")
+                raise StoreRefused(f"{self._directory} is a file where a folder is needed: correct the URI.")
             if not create and not self._directory.is_dir():
                 raise NoFolder(f"The folder {self._directory} does not exist: make it, or correct the URI.")
             with self._as_messages(messages.OPEN):
                 self._store = LocalStore(self._directory, mkdir=create, automatic_cleanup=True)
         else:
-            raise Refused(f"{uri} can't be used: its scheme must be {SCHEMES}.")
+            raise StoreRefused(f"{uri} can't be used: its scheme must be {SCHEMES}.")
 
     def get(self, key: str) -> bytes | None:
         """None where there is no such object."""
@@ -243,11 +243,11 @@ class ObjectPrefix:
         except (BaseError, OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not missing_is_error and messages.is_missing(error):
                 raise
-            message, refused = self._said(doing, error)
-            kind = Missing if messages.is_missing(error) else Refused if refused else StorageError
+            message, refused = self._message(doing, error)
+            kind = Missing if messages.is_missing(error) else StoreRefused if refused else StorageError
             raise kind(message) from error
 
-    def _said(self, doing: str, error: Exception) -> messages.StoreMessage:
+    def _message(self, doing: str, error: Exception) -> messages.StoreMessage:
         if self._kind is None:
             return messages.of_files(self.uri, doing, error)
         return messages.of_cloud(self.uri, self._kind, self._holder, doing, error)

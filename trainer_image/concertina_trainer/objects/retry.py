@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import Refused
+from concertina_trainer.objects.prefix import StoreRefused
 
 GRACE = (0.5, 2.0)
 """Seconds from one try to the next; what is still refused after the last one is refused for good."""
@@ -25,10 +25,10 @@ def tries() -> Iterator[None]:
 
 def final(ask: Callable[[], T]) -> T:
     """What it returns. Raises BadInput where it is refused for good."""
-    refused: Refused | None = None
+    refused: StoreRefused | None = None
     for _ in tries():
         try:
             return ask()
-        except Refused as error:
+        except StoreRefused as error:
             refused = error
     raise BadInput(str(refused)) from refused

@@ -32,7 +32,7 @@ REQUEST = timedelta(minutes=15)
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
+class WorkloadIdentity:
     """A workload's identity in a cloud, which a token stands for; empty where there is none."""
 
     who: str = ""
@@ -54,7 +54,7 @@ class Kind:
     keys: str
     """Variables that give access."""
     region: str = "the region's variable"
-    identity: Callable[[], Identity] = Identity
+    identity: Callable[[], WorkloadIdentity] = WorkloadIdentity
 
 
 def client_options() -> ClientConfig:
@@ -96,20 +96,20 @@ def _azure(container: str, prefix: str | None, client: ClientConfig, retry: Retr
     return AzureStore(container, prefix=prefix, client_options=client, retry_config=retry)
 
 
-def _aws_identity() -> Identity:
+def _aws_identity() -> WorkloadIdentity:
     token, role = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"), os.environ.get("AWS_ROLE_ARN")
     if not token or not role or os.environ.get("AWS_ACCESS_KEY_ID"):
-        return Identity()
+        return WorkloadIdentity()
     check = f"that the role exists and trusts the service account, and that the token in {token} is a fresh one"
-    return Identity(f"the role {role}", check)
+    return WorkloadIdentity(f"the role {role}", check)
 
 
-def _azure_identity() -> Identity:
+def _azure_identity() -> WorkloadIdentity:
     token, client = os.environ.get("AZURE_FEDERATED_TOKEN_FILE"), os.environ.get("AZURE_CLIENT_ID")
     if not token or not client or os.environ.get("AZURE_STORAGE_ACCOUNT_KEY"):
-        return Identity()
+        return WorkloadIdentity()
     check = f"that the client trusts the service account, and that the token in {token} is a fresh one"
-    return Identity(f"the client {client}", check)
+    return WorkloadIdentity(f"the client {client}", check)
 
 
 KINDS: Mapping[str, Kind] = {

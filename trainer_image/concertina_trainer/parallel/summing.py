@@ -44,7 +44,7 @@ class Sums(Protocol):
         """After the last one."""
         ...
 
-    def losses(self, parts: Sequence[Tensor]) -> Tensor: ...
+    def losses(self, microbatches: Sequence[Tensor]) -> Tensor: ...
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor: ...
 
@@ -62,8 +62,8 @@ class PlainSums:
 
     def finish(self, gradients: Sequence[Tensor]) -> None: ...
 
-    def losses(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(parts)).double().sum().view(1)
+    def losses(self, microbatches: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(microbatches)).double().sum().view(1)
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
         return torch.stack(torch._foreach_norm(list(gradients))).double().square().sum().view(1)
@@ -99,10 +99,10 @@ class OrderedSums:
         """A sum that began with -0.0 is told from one that began with 0.0."""
         torch._foreach_add_(list(gradients), 0.0)
 
-    def losses(self, parts: Sequence[Tensor]) -> Tensor:
-        payload = torch.zeros(self._plan.cuts, dtype=torch.float64, device=parts[0].device)
-        for part, index in zip(parts, range(self._rank, self._plan.cuts, self._plan.world), strict=False):
-            payload[index] = part
+    def losses(self, microbatches: Sequence[Tensor]) -> Tensor:
+        payload = torch.zeros(self._plan.cuts, dtype=torch.float64, device=microbatches[0].device)
+        for loss, index in zip(microbatches, range(self._rank, self._plan.cuts, self._plan.world), strict=False):
+            payload[index] = loss
         return payload
 
     def loss(self, payload: Sequence[float]) -> float:

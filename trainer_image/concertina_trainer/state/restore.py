@@ -186,16 +186,16 @@ def _begin_with(
     else:
         with _reading(uri, world) as folder:
             stored = StoredCheckpoint(folder)
-            if said := stored.manifest.trainer.get("model"):
-                hf_config.check_fields(hf_names.config_json(_model(said, stored.uri)), stored.uri, model)
+            if fields := stored.manifest.trainer.get("model"):
+                hf_config.check_fields(hf_names.config_json(_model(fields, stored.uri)), stored.uri, model)
             state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)
 
 
-def _model(said: object, whence: str) -> ModelConfig:
+def _model(fields: object, whence: str) -> ModelConfig:
     try:
-        return ModelConfig.model_validate(said)
+        return ModelConfig.model_validate(fields)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise BadInput(f"{whence} is of a model that this version does not know ({problem}).") from error

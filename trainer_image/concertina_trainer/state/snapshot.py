@@ -182,13 +182,15 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
 def _no_room(path: Path, size: int, error: OSError) -> Exception:
     """`path` is <volume>/snapshots/round-<r>/shard-<k>/slot-<n>. Where those of the round before take room too,
     going on from durable storage, which makes them void, is a way out; else there is none."""
-    said = f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror})"
+    problem = f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror})"
     advice = "Raise its size and the pod's memory, or use more replicas."
     snapshots, mine = path.parents[2], path.parents[1].name
     rounds = {other.name for kind in ("snapshots", "copies") for other in (snapshots.parent / kind).glob("round-*")}
     if rounds - {mine}:
-        return RestoreFailed(f"{said} beside those of the round before, which are still needed. {advice}")
-    return BadInput(f"{said}: the replica's memory volume is too small for three of them and a peer's copy. {advice}")
+        return RestoreFailed(f"{problem} beside those of the round before, which are still needed. {advice}")
+    return BadInput(
+        f"{problem}: the replica's memory volume is too small for three of them and a peer's copy. {advice}"
+    )
 
 
 def _allocate(descriptor: int, size: int) -> None:

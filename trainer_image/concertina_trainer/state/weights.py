@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
-from concertina_trainer.checkpoints.checkpoint import LATEST
+from concertina_trainer.checkpoints.latest import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
 from concertina_trainer.checkpoints.reader import StoredShard, copy_ranges
 from concertina_trainer.config import ModelConfig

@@ -11,7 +11,7 @@ import math
 from typing import Protocol
 
 from concertina_protocol.ranges import MOST_RANGES, Ranges, united, words
-from concertina_trainer.config import Answer, TrainerConfig
+from concertina_trainer.config import AnomalyResponse, TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import BadInput, RollBack
 from concertina_trainer.format.shardfile import Trend
@@ -49,8 +49,8 @@ def spikes(trend: Trend, loss: float, deviations: float) -> bool:
 @dataclasses.dataclass(frozen=True)
 class _Anomaly:
     reason: str
-    says: str
-    answer: Answer
+    description: str
+    answer: AnomalyResponse
 
 
 class Anomalies:
@@ -68,32 +68,32 @@ class Anomalies:
             self.trend, self._in_a_row = with_loss(self.trend, result.loss), 0
             return ""
         batch = positions(position, position + self._batch, self.skipped)
-        said = f"step {step + 1} ({words(batch)}): {found.says}"
-        if found.answer is Answer.roll_back:
+        event = f"step {step + 1} ({words(batch)}): {found.description}"
+        if found.answer is AnomalyResponse.roll_back:
             back = max(0, step - self._policy.rollback_steps)
             first = position - (step - back) * self._batch
             skip = positions(max(0, first), position + self._batch, self.skipped)
-            raise RollBack(found.reason, f"{said}; rolled back to step {back} or before, {words(skip)} left out",
+            raise RollBack(found.reason, f"{event}; rolled back to step {back} or before, {words(skip)} left out",
                            back, self._with(skip))  # fmt: skip
-        if found.answer is Answer.skip and self._in_a_row < IN_A_ROW:
+        if found.answer is AnomalyResponse.skip and self._in_a_row < IN_A_ROW:
             self.skipped, self._in_a_row = self._with(batch), self._in_a_row + 1
-            return f"{said}; left out"
+            return f"{event}; left out"
         also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
         if found.reason == "LossNotFinite":
-            raise FloatingPointError(f"{said}{also}; nothing of that step is kept")
-        raise BadInput(f"{said}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
+            raise FloatingPointError(f"{event}{also}; nothing of that step is kept")
+        raise BadInput(f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
                        "again: the run goes on from its checkpoint.")  # fmt: skip
 
     def _find(self, result: Measured) -> _Anomaly | None:
         policy = self._policy
         if not math.isfinite(result.loss + result.squared_norm):
             norm = math.sqrt(result.squared_norm) if result.squared_norm >= 0 else result.squared_norm
-            says = f"the loss is {result.loss} and the gradient's norm {norm}"
-            return _Anomaly("LossNotFinite", says, policy.non_finite)
-        if policy.spike is Answer.ignore or not spikes(self.trend, result.loss, policy.spike_deviations):
+            description = f"the loss is {result.loss} and the gradient's norm {norm}"
+            return _Anomaly("LossNotFinite", description, policy.non_finite)
+        if policy.spike is AnomalyResponse.ignore or not spikes(self.trend, result.loss, policy.spike_deviations):
             return None
-        says = f"the loss is {result.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
-        return _Anomaly("LossSpike", says + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
+        description = f"the loss is {result.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
+        return _Anomaly("LossSpike", description + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
 
     def _with(self, more: Ranges) -> Ranges:
         return _few(united(self.skipped, more))

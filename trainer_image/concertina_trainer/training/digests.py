@@ -89,8 +89,8 @@ class Digests:
         if len(counts) > 1:
             sure = counts[0][1] > self._size - counts[0][1]
             odd = [rank for rank in range(self._size) if not sure or gathered[rank] != counts[0][0]]
-            says = "has other weights than most" if sure else "is one of those that have different weights"
-            bad |= dict.fromkeys(odd, says)
+            verdict = "has other weights than most" if sure else "is one of those that have different weights"
+            bad |= dict.fromkeys(odd, verdict)
         if not bad:
             self._agreed = step
             return
@@ -98,8 +98,10 @@ class Digests:
         reason = "SilentCorruption" if self._rank in bad else "RolledBack"
         node = os.environ.get("CONCERTINA_NODE", "")
         here = f" (this is rank {self._rank} on node {node})" if self._rank in bad and node else ""
-        said = f"silent corruption seen after step {step}: {named}{here}; all go back to step {self._agreed} or before"
-        raise RollBack(reason, said, self._agreed, skipped)
+        message = (
+            f"silent corruption seen after step {step}: {named}{here}; all go back to step {self._agreed} or before"
+        )
+        raise RollBack(reason, message, self._agreed, skipped)
 
 
 def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:

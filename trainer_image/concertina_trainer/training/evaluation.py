@@ -79,7 +79,7 @@ class Evaluation:
             # while the device computed the one before.
             if sums and sums[-1][-1].item():
                 break
-            losses = self._sums.losses(self._parts(batch))
+            losses = self._sums.losses(self._microbatch_losses(batch))
             payload = torch.cat([losses, losses.new_tensor([self._saving.local_flags().drain])])
             with self._world.waits.measured():
                 dist.all_reduce(payload)
@@ -90,11 +90,12 @@ class Evaluation:
                 module.reshard()  # no backward comes that would
         return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
 
-    def _parts(self, batch: Sequence[Microbatch]) -> list[Tensor]:
+    def _microbatch_losses(self, batch: Sequence[Microbatch]) -> list[Tensor]:
         found = []
-        for part in (part.to(self._world.device) for part in batch):
-            losses = token_losses(self._model(part.tokens[:, :-1], part.documents), part.tokens[:, 1:])
-            found.append((losses * part.weights).sum())
+        for microbatch in (each.to(self._world.device) for each in batch):
+            tokens = microbatch.tokens
+            losses = token_losses(self._model(tokens[:, :-1], microbatch.document_ids), tokens[:, 1:])
+            found.append((losses * microbatch.weights).sum())
         return found
 
 

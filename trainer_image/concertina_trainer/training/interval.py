@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 
-from concertina_protocol import CheckpointInterval, History
+from concertina_protocol import CheckpointInterval, JobHistory
 
 SHORTEST, UNKNOWN_COST = 10.0, 1.0
 """Seconds: between checkpoints at least; and what a save is taken to cost before one was made."""
@@ -24,7 +24,7 @@ def best(cost: float, between_failures: float) -> float:
 class Interval:
     """Of one round: `seconds` as spec.checkpoint says; with `auto` the best one, by what was measured so far."""
 
-    def __init__(self, setting: int | str | None, history: History) -> None:
+    def __init__(self, setting: int | str | None, history: JobHistory) -> None:
         self._setting, self._history = setting, history
         self._began = time.monotonic()
         self._cost = self._shipping = 0.0

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.worker_channel import Done, Outcome
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batches import Batches, Microbatch
@@ -20,7 +21,7 @@ from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.evaluation import Evaluation
-from concertina_trainer.training.report import Phase, Reporter, StepInfo
+from concertina_trainer.training.report import Reporter, StepInfo
 from concertina_trainer.training.saving import Saving
 
 
@@ -43,7 +44,7 @@ class Run:
         """Done where a drain has come meanwhile: the round ends with `step`, and who goes on from it evaluates it."""
         if self.evaluation is None or self.evaluation.after(step, last):
             return None
-        self.reporter.enter(Phase.checkpointing, step)
+        self.reporter.enter(WorkerPhase.CHECKPOINTING, step)
         self.saving.stop_at(step, position, self.anomalies.skipped, self.anomalies.trend)
         return Done(Outcome.DRAINED, step)
 
@@ -61,15 +62,15 @@ def train(run: Run, step: int, position: int) -> Done:
         if done := run.evaluate(step, position):
             return done
 
-        reporter.enter(Phase.loading_data, step)
+        reporter.enter(WorkerPhase.LOADING_DATA, step)
         microbatches = run.batches.next(reporter.stalled)
 
-        reporter.enter(Phase.computing, step)
+        reporter.enter(WorkerPhase.COMPUTING, step)
         run.digests.begin(step)
         losses = forward_backward(run.model, optimizer, run.sums, microbatches)
 
         # All ranks come to the same result, before the weights are touched.
-        reporter.enter(Phase.reducing, step)
+        reporter.enter(WorkerPhase.REDUCING, step)
         result = agree(
             run.world, run.sums, losses, optimizer.gradients(), saving.local_flags(),
             run.digests.payload(step, run.world.device), run.balance.payload(run.world.device),
@@ -96,7 +97,7 @@ def train(run: Run, step: int, position: int) -> Done:
 
         if step == config.steps and (done := run.evaluate(step, position, last=True)):
             return done
-        reporter.enter(Phase.checkpointing, step)
+        reporter.enter(WorkerPhase.CHECKPOINTING, step)
         saving.save(decision, position, anomalies.skipped, anomalies.trend)
         if decision.outcome is not None:
             return Done(decision.outcome, step)
@@ -107,15 +108,15 @@ def forward_backward(
     model: Decoder, optimizer: ShardedAdamW, sums: Sums, microbatches: list[Microbatch]
 ) -> list[Tensor]:
     """Gradients of the global mean, reduced; returns what each microbatch adds to the loss."""
-    parts = []
-    for i, batch in enumerate(microbatches):
+    added = []
+    for i, microbatch in enumerate(microbatches):
         sums.begin(model, i, len(microbatches))
-        losses = token_losses(model(batch.tokens[:, :-1], batch.documents), batch.tokens[:, 1:])
-        loss = (losses * batch.weights).sum()
+        losses = token_losses(model(microbatch.tokens[:, :-1], microbatch.document_ids), microbatch.tokens[:, 1:])
+        loss = (losses * microbatch.weights).sum()
         torch.autograd.backward(loss)
-        parts.append(loss.detach())
+        added.append(loss.detach())
     sums.finish(optimizer.gradients())
-    return parts
+    return added
 
 
 def clip_scale(squared_norm: float, limit: float) -> float:

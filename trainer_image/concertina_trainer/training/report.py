@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource
-from concertina_protocol.heartbeat import HeartbeatWriter
+from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.log_lines import RoundStarted, StepDone
 from concertina_protocol.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
@@ -19,20 +18,6 @@ from concertina_trainer.config import TrainerConfig
 from concertina_trainer.parallel.waits import Waits
 
 _SMOOTHING = 0.9
-
-
-class Phase(enum.StrEnum):
-    """Where a worker is. The agent's watchdog knows these words."""
-
-    starting = enum.auto()
-    restoring = enum.auto()
-    training = enum.auto()
-    """In messages: within a step, or between two."""
-    loading_data = "loading data"
-    computing = enum.auto()
-    reducing = enum.auto()
-    checkpointing = enum.auto()
-    evaluating = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +83,11 @@ class Reporter:
         self._timeline[part] = round(time.perf_counter() - started, 4)
         self._step_began = time.perf_counter()
 
-    def enter(self, phase: Phase, step: int) -> None:
+    def enter(self, phase: WorkerPhase, step: int) -> None:
         """For the agent's watchdog; no message."""
         self.heartbeat.enter(phase, step)
 
-    def starting(self, phase: Phase, step: int) -> None:
+    def starting(self, phase: WorkerPhase, step: int) -> None:
         """Before the first step."""
         self.enter(phase, step)
         self._send(
@@ -138,7 +123,7 @@ class Reporter:
                 tokens_per_second=speed,
                 step_seconds=seconds,
                 position=info.position,
-                phase=Phase.training,
+                phase=WorkerPhase.TRAINING,
                 at=time.time(),
                 first_step_at=self._first_step_at or 0.0,
                 snapshot_step=-1 if info.snapshot_step is None else info.snapshot_step,
@@ -165,13 +150,13 @@ class Reporter:
 
     def evaluating(self, step: int) -> None:
         """From now on, as long as it takes; that is neither a hang nor part of a step."""
-        self.enter(Phase.evaluating, step)
-        self._send_again(phase=Phase.evaluating, step=step)
+        self.enter(WorkerPhase.EVALUATING, step)
+        self._send_again(phase=WorkerPhase.EVALUATING, step=step)
 
     def evaluated(self, result: Evaluated, sentence: str) -> None:
         self._evaluated = result
         self.note(sentence)
-        self._send_again({"evaluated": result}, phase=Phase.evaluating)
+        self._send_again({"evaluated": result}, phase=WorkerPhase.EVALUATING)
         self._step_began = time.perf_counter()
         self._waited = self._round.waits.seconds if self._round else 0.0
 
@@ -181,8 +166,8 @@ class Reporter:
             print(f"waiting for data: {reason}", flush=True)
             self._stalled_by = reason
         if self._sent is not None:
-            self.enter(Phase.loading_data, self._sent.step)
-            self._send_again({"stalled_seconds": seconds, "waits_for": reason[:500]}, phase=Phase.loading_data)
+            self.enter(WorkerPhase.LOADING_DATA, self._sent.step)
+            self._send_again({"stalled_seconds": seconds, "waits_for": reason[:500]}, phase=WorkerPhase.LOADING_DATA)
 
     def _send(self, progress: Progress) -> None:
         self._sent = progress if self._rank == 0 else Beat(self._rank, progress.step, progress.phase)

@@ -144,9 +144,9 @@ def _assigns(
     return tuple(Send(name, ctx.replicas.address(name), message) for name in told)
 
 
-def _history(ctx: JobContext) -> protocol.History:
+def _history(ctx: JobContext) -> protocol.JobHistory:
     since = ctx.status.start_time
-    return protocol.History(ctx.now - unix_seconds(since) if since else 0.0, ctx.status.restarts.total)
+    return protocol.JobHistory(ctx.now - unix_seconds(since) if since else 0.0, ctx.status.restarts.total)
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:

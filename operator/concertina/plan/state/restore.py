@@ -19,7 +19,7 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RestoreCandidate:
     """A state that a round could go on from."""
 
     restore: Restore
@@ -44,7 +44,7 @@ def choose(
 
 def candidates(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
-) -> list[Candidate]:
+) -> list[RestoreCandidate]:
     """In memory, in storage, and the beginning; of equals the first is nearer. `replies` of the members to be;
     `storages` as the agents last saw durable storage."""
     found = []
@@ -52,7 +52,7 @@ def candidates(
     if held:
         id = max(held, key=lambda id: (id.round, id.step, id.layout))
         whole = Restore(source=RestoreSource.MEMORY, step=id.step, id=id, holders=held[id])
-        found.append(Candidate(whole, (True, id.round, id.step)))
+        found.append(RestoreCandidate(whole, (True, id.round, id.step)))
     unread = None
     if uses_storage(spec):
         told = [storage for storage in storages if storage is not None]
@@ -62,10 +62,12 @@ def candidates(
             unread = Unknown(next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), ""))
         if durable := newest((storage.latest for storage in ready), status, uid):
             rank = (not _is_void(durable, status, uid), *_age(durable, uid))
-            found.append(Candidate(_stored(durable, status, uid), rank, unread))
+            found.append(RestoreCandidate(_stored(durable, status, uid), rank, unread))
         if told and not looks:  # the last round may have written one that nobody here has seen
-            found.append(Candidate(Restore(source=RestoreSource.STORAGE), (True, status.world.round, -1), unread))
-    return [*found, Candidate(Restore(source=RestoreSource.FRESH), (False, -1, -1), unread)]
+            found.append(
+                RestoreCandidate(Restore(source=RestoreSource.STORAGE), (True, status.world.round, -1), unread)
+            )
+    return [*found, RestoreCandidate(Restore(source=RestoreSource.FRESH), (False, -1, -1), unread)]
 
 
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:

@@ -88,7 +88,7 @@ def looks_provoked(failure: Failure) -> bool:
         return -failure.exit_code == signal.SIGABRT
     if failure.reason in UNPROVOKED:
         return False
-    return any(words in line for line in failure.last_lines for words in LOST_PEER)
+    return any(sign in line for line in failure.last_lines for sign in LOST_PEER)
 
 
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:

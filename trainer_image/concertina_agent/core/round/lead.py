@@ -43,7 +43,7 @@ class Lead:
         self._give_up_at[message.replica] = now + SILENCE_SECONDS
         return None
 
-    def said(self, state: MemberState, now: float) -> bool:
+    def on_member_state(self, state: MemberState, now: float) -> bool:
         """Take a member's line; false where it brings nothing new."""
         known = self.members.get(state.replica)
         if known is None or (known.instance, known.round, known.claim) != (state.instance, state.round, state.claim):
@@ -52,7 +52,7 @@ class Lead:
             self._give_up_at[state.replica] = now + SILENCE_SECONDS
         if known.failure is not None and state.failure is None:
             return False  # a lost member stays lost: its round is over
-        self.watchdog.heard(state.replica, () if state.state in OVER else state.pulses, now)
+        self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.pulses, now)
         # What goes on to the operator is what it needs.
         state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False, leaving=())
         self.members[state.replica] = state
@@ -92,20 +92,20 @@ class Lead:
         self.members[replica] = dataclasses.replace(known, state=State.FAILED, failure=failure)
         self.settled = True
 
-    def not_heard_for(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         self._give_up_at = {replica: at + seconds for replica, at in self._give_up_at.items()}
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """(replica, what it did not do) of members whose time is up."""
-        words = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}
+        reasons = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}
         late = [replica for replica, at in self._give_up_at.items() if now >= at]
         for replica in late:
             del self._give_up_at[replica]
-        return [(replica, words[replica in self._joined]) for replica in late]
+        return [(replica, reasons[replica in self._joined]) for replica in late]
 
-    def look(self, now: float) -> bool:
+    def check(self, now: float) -> bool:
         """Whether there is news of a hang. A round that has failed is over; who waits in it does so for that reason."""
-        return not self._failures and self.watchdog.look(now)
+        return not self._failures and self.watchdog.check(now)
 
     def all_are(self, state: State) -> bool:
         return all(member.state == state for member in self.members.values())

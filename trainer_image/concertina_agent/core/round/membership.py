@@ -93,11 +93,11 @@ class Membership:
     def lonely(self) -> bool:
         return len(self.assign.members) == 1
 
-    def not_heard_for(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """This agent did not run for so long: silence is not counted by what it could not hear."""
         self.silent_at += seconds
         if self.lead is not None:
-            self.lead.not_heard_for(seconds)
+            self.lead.discount_pause(seconds)
 
     def fail(self, failure: p.Failure) -> None:
         self.failure = better(self.failure, failure)

@@ -43,7 +43,7 @@ class Stragglers:
         self._rows: dict[int, int] = {}
         self.found: tuple[Straggler, ...] = ()
 
-    def look(self, places: Mapping[int, tuple[str, Heartbeat]], now: float) -> bool:
+    def check(self, places: Mapping[int, tuple[str, Heartbeat]], now: float) -> bool:
         """`places`: rank to replica and heartbeat. Whether `found` has changed."""
         pulses = {rank: heartbeat for rank, (_, heartbeat) in places.items() if heartbeat.busy > 0}
         if not self._factor or len(pulses) < 2 or len(pulses) < len(places):

@@ -14,10 +14,17 @@ from typing import Deque, Optional
 
 from concertina_agent.core.round.stragglers import Stragglers
 from concertina_protocol import Hang, Heartbeat, Limits
+from concertina_protocol.heartbeat import WorkerPhase
 
-PHASES = ("starting", "restoring", "checkpointing", "evaluating", "loading data", "computing", "reducing")
-"""Parts of a step, in the order in which a worker goes through them. A phase of another name counts as computing."""
-LASTING = {"starting": 900.0, "restoring": 1800.0, "compiling": 1800.0, "checkpointing": 1800.0, "evaluating": 7200.0}
+STEP_PHASES = tuple(phase for phase in WorkerPhase if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING))
+"""In the order in which a worker goes through them. Any other, also one that is not known here, counts as computing."""
+LASTING: Mapping[str, float] = {
+    WorkerPhase.STARTING: 900.0,
+    WorkerPhase.RESTORING: 1800.0,
+    WorkerPhase.COMPILING: 1800.0,
+    WorkerPhase.CHECKPOINTING: 1800.0,
+    WorkerPhase.EVALUATING: 7200.0,
+}
 """Seconds that these may take, where the limit of a step is less."""
 FIRST_STEP = 900.0
 """The same for a round's first step, which may compile and warm up."""
@@ -38,20 +45,20 @@ class Heartbeats:
     def __init__(self) -> None:
         self.pulses: tuple[Heartbeat, ...] = ()
         """Of the workers that run, as of the last look; phase "" where a worker tells nothing of itself."""
-        self._told: dict[int, tuple[int, str, float]] = {}
+        self._beats: dict[int, tuple[int, str, float]] = {}
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
         self.collecting = False
         """Stacks were asked for, or are there, since the round was last said to hang."""
 
-    def told(self, rank: int, step: int, phase: str, now: float) -> None:
+    def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
         """A line on the worker channel; where there is a heartbeat as well, that knows more."""
-        if self._told.get(rank, (None, ""))[:2] != (step, phase):
-            self._told[rank] = (step, phase, now)
+        if self._beats.get(rank, (None, ""))[:2] != (step, phase):
+            self._beats[rank] = (step, phase, now)
 
-    def look(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:
+    def update(self, read: Iterable[Heartbeat], running: Iterable[int], now: float) -> None:
         known = {heartbeat.rank: heartbeat for heartbeat in read}
-        for rank, (step, phase, since) in self._told.items():
+        for rank, (step, phase, since) in self._beats.items():
             known.setdefault(rank, Heartbeat(rank, step, phase, now - since))
         unknown = (Heartbeat(rank, -1, "", 0.0) for rank in running if rank not in known)
         pulses = [*(known[rank] for rank in running if rank in known), *unknown]
@@ -79,7 +86,7 @@ class Heartbeats:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RankHeartbeat:
     """One rank as the lead knows it."""
 
     replica: str
@@ -93,7 +100,7 @@ class Watchdog:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, RankHeartbeat] = {}
         self._steps: Deque[float] = collections.deque(maxlen=32)
         self._hung_at: Optional[float] = None
         self.hang: Optional[Hang] = None
@@ -104,20 +111,20 @@ class Watchdog:
         """No rank has moved for too long; `hang` follows when the stacks are there."""
         return self._hung_at is not None
 
-    def heard(self, replica: str, pulses: tuple[Heartbeat, ...], now: float) -> None:
+    def on_heartbeats(self, replica: str, pulses: tuple[Heartbeat, ...], now: float) -> None:
         for rank in [rank for rank, place in self._places.items() if place.replica == replica]:
             del self._places[rank]
         for heartbeat in pulses:
-            self._places[heartbeat.rank] = Place(replica, heartbeat, now - heartbeat.still)
+            self._places[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still)
 
     def step_took(self, seconds: float) -> None:
         if seconds > 0:
             self._steps.append(seconds)
 
-    def look(self, now: float) -> bool:
+    def check(self, now: float) -> bool:
         """Whether there is news of a hang or a straggler."""
         places = {rank: (place.replica, place.heartbeat) for rank, place in self._places.items()}
-        return self._hangs(now) | self.stragglers.look(places, now)
+        return self._hangs(now) | self.stragglers.check(places, now)
 
     def _hangs(self, now: float) -> bool:
         before = self.hang
@@ -139,12 +146,19 @@ class Watchdog:
         found = suspects([place.heartbeat for place in self._places.values()])
         others = [place.heartbeat for place in self._places.values() if place.heartbeat not in found]
         if not others and len(found) > 1:
-            return Hang("", -1, found[0].step, _word(found), "", round(still, 1), len(found), _stack(found[0]))
+            return Hang("", -1, found[0].step, _usual_phase(found), "", round(still, 1), len(found), _stack(found[0]))
         first = found[0]
         replica = self._places[first.rank].replica
         return Hang(
-            replica, first.rank, first.step, first.phase, _word(others), round(still, 1), len(found), _stack(first)
-        )  # fmt: skip
+            replica,
+            first.rank,
+            first.step,
+            first.phase,
+            _usual_phase(others),
+            round(still, 1),
+            len(found),
+            _stack(first),
+        )
 
 
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
@@ -157,7 +171,8 @@ def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
 
 def position(heartbeat: Heartbeat) -> tuple[int, int]:
     """How far a rank is: steps finished, and the part of the next."""
-    return heartbeat.step, PHASES.index(heartbeat.phase if heartbeat.phase in PHASES else "computing")
+    phase = heartbeat.phase if heartbeat.phase in STEP_PHASES else WorkerPhase.COMPUTING
+    return heartbeat.step, STEP_PHASES.index(phase)
 
 
 def suspects(pulses: Iterable[Heartbeat]) -> list[Heartbeat]:
@@ -181,7 +196,7 @@ def waits(stack: Iterable[str]) -> bool:
     return any(part in line for line in lines[current + 1 : current + 1 + INNERMOST] for part in COLLECTIVE)
 
 
-def _word(pulses: list[Heartbeat]) -> str:
+def _usual_phase(pulses: list[Heartbeat]) -> str:
     """What most of them do."""
     counted = collections.Counter(heartbeat.phase for heartbeat in pulses if heartbeat.phase)
     return counted.most_common(1)[0][0] if counted else ""

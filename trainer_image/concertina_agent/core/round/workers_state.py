@@ -11,7 +11,7 @@ from concertina_protocol import Progress
 from concertina_protocol import worker_channel as w
 
 
-class Outcome(str, enum.Enum):
+class WorkerOutcome(str, enum.Enum):
     """How a worker has ended; the first two are Done's words."""
 
     COMPLETE = "complete"
@@ -24,7 +24,7 @@ class Worker:
     started: bool = False
     done: Optional[w.Done] = None
     fault: Optional[w.Fault] = None
-    outcome: Optional[Outcome] = None
+    outcome: Optional[WorkerOutcome] = None
     """Once it has exited."""
 
 
@@ -40,7 +40,7 @@ class Workers:
     def ranks(self) -> tuple[int, ...]:
         return tuple(self._workers)
 
-    def said(self, rank: int, message: w.Message) -> None:
+    def on_message(self, rank: int, message: w.Message) -> None:
         worker = self._workers[rank]
         worker.started = True
         if isinstance(message, Progress):
@@ -56,20 +56,22 @@ class Workers:
         """`stopping`: it was told to stop; a command of one's own may then end as it likes."""
         worker = self._workers[rank]
         if self._bundled:
-            worker.outcome = Outcome.FAILED
+            worker.outcome = WorkerOutcome.FAILED
             if worker.done is not None and code == 0:
-                worker.outcome = Outcome.COMPLETE if worker.done.outcome == w.Outcome.COMPLETE else Outcome.DRAINED
+                worker.outcome = (
+                    WorkerOutcome.COMPLETE if worker.done.outcome == w.Outcome.COMPLETE else WorkerOutcome.DRAINED
+                )
         elif stopping:
-            worker.outcome = Outcome.DRAINED
+            worker.outcome = WorkerOutcome.DRAINED
         else:
-            worker.outcome = Outcome.COMPLETE if code == 0 else Outcome.FAILED
+            worker.outcome = WorkerOutcome.COMPLETE if code == 0 else WorkerOutcome.FAILED
         return worker
 
     def alive(self, rank: int) -> bool:
         return rank in self._workers and self._workers[rank].outcome is None
 
     def drained(self, rank: int) -> bool:
-        return rank in self._workers and self._workers[rank].outcome is Outcome.DRAINED
+        return rank in self._workers and self._workers[rank].outcome is WorkerOutcome.DRAINED
 
     @property
     def save_seconds(self) -> float:
@@ -83,4 +85,4 @@ class Workers:
         return all(worker.outcome is not None for worker in self._workers.values())
 
     def all_complete(self) -> bool:
-        return all(worker.outcome is Outcome.COMPLETE for worker in self._workers.values())
+        return all(worker.outcome is WorkerOutcome.COMPLETE for worker in self._workers.values())

@@ -7,7 +7,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round.lead import Lead
 from concertina_agent.core.round.membership import Membership
-from concertina_agent.core.states import OVER, State
+from concertina_agent.core.states import OVER, OwnState
 from concertina_agent.core.steps import drains, own_state, storage, workers
 from concertina_protocol import worker_channel as w
 
@@ -45,7 +45,7 @@ def on_ping(agent: AgentState, request: int, message: p.Ping, t: e.Moment) -> li
 
 def on_member_message(agent: AgentState, event: e.MemberMessage, t: e.Moment) -> list[e.Effect]:
     r = agent.round
-    if r is None or r.lead is None or not r.lead.said(drains.forgiven(agent, event.state), t.now):
+    if r is None or r.lead is None or not r.lead.on_member_state(drains.forgiven(agent, event.state), t.now):
         return []
     return [
         e.ReportChanged(),
@@ -63,17 +63,17 @@ def on_member_gone(agent: AgentState, event: e.MemberGone, t: e.Moment) -> list[
     return [e.ReportChanged()] if lost else []
 
 
-def look_after(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
+def check_members(agent: AgentState, r: Membership, lead: Lead, t: e.Moment) -> list[e.Effect]:
     """On each tick: who is lost, what has failed, and whether the round hangs."""
     overdue = lead.overdue(t.now)
     for replica, detail in overdue:
         lead.lost(replica, detail, t.at)
-    if agent.state is State.SUCCEEDED and not agent.is_durable(r, lead, State.SUCCEEDED):
+    if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, lead, OwnState.SUCCEEDED):
         for replica in lead.gone_unshipped(r.workers.step):  # of the last checkpoint: it will never come
             lead.lost_part(replica, t.at)
     settled = lead.settle(t.now)
-    lead.said(agent.member_state(), t.now)
-    news = lead.look(t.now) or settled or bool(overdue)
+    lead.on_member_state(agent.member_state(), t.now)
+    news = lead.check(t.now) or settled or bool(overdue)
     return [
         *([e.ReportChanged()] if news else []),
         *workers.collect_stacks(r, lead.watchdog.hung),

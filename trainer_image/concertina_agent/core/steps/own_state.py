@@ -13,7 +13,7 @@ def changed(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     r = agent.round
     if r is None or r.lead is None:
         return [e.ReportChanged()]
-    r.lead.said(agent.member_state(), t.now)
+    r.lead.on_member_state(agent.member_state(), t.now)
     return [e.ReportChanged(), *publish(r.lead), *agree_where_to_stop(r, r.lead, t)]
 
 

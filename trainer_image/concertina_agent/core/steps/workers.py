@@ -7,7 +7,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round.failures import worker_failure, worker_stopped
 from concertina_agent.core.round.membership import Membership
-from concertina_agent.core.round.workers_state import Outcome
+from concertina_agent.core.round.workers_state import WorkerOutcome
 from concertina_agent.core.steps import drains, own_state, storage
 from concertina_protocol import worker_channel as w
 
@@ -16,10 +16,10 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
     r, message = agent.current(event.round), event.message
     if r is None or event.rank not in r.workers.ranks:
         return []
-    r.workers.said(event.rank, message)
+    r.workers.on_message(event.rank, message)
     effects: list[e.Effect] = []
     if isinstance(message, (w.Beat, p.Progress)):
-        r.hearts.told(event.rank, message.step, message.phase, t.now)
+        r.hearts.on_beat(event.rank, message.step, message.phase, t.now)
     if isinstance(message, w.Committed):
         agent.snapshots.committed(message.id, message.shard)
         r.last[message.shard] = message
@@ -53,7 +53,7 @@ def on_worker_exited(agent: AgentState, event: e.WorkerExited, t: e.Moment) -> l
         stopping = False  # nobody has sent it a signal
     worker = r.workers.exited(event.rank, event.code, stopping)
     effects: list[e.Effect] = []
-    if worker.outcome is Outcome.FAILED:
+    if worker.outcome is WorkerOutcome.FAILED:
         effects += own_state.fail(agent, worker_failure(agent.replica, event, worker.fault, r.workers.step, t.at), t)
     return [*effects, *drains.ship_last(agent, r), *own_state.changed(agent, t)]
 
@@ -65,10 +65,10 @@ def on_start_failed(agent: AgentState, event: e.StartFailed, t: e.Moment) -> lis
     return own_state.fail(agent, p.Failure(agent.replica, "StartFailed", event.message, at=t.at), t)
 
 
-def look(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
+def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     """Where each worker is by its heartbeat, and who is stopped."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
-    r.hearts.look(event.pulses, running, t.now)
+    r.hearts.update(event.pulses, running, t.now)
     effects = storage.restored(agent, r, max((heartbeat.step for heartbeat in r.hearts.pulses), default=-1))
     for rank in sorted(r.hearts.stopped(event.stopped)):
         if r.failure is None and r.workers.alive(rank):

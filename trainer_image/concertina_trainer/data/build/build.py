@@ -1,8 +1,8 @@
 """Token shards from text: in parallel, resumable, and the same bytes for any number of processes or machines.
 
-The sources' sizes alone decide the parts; a part becomes one shard (and one of validation), whoever writes it (decision
-"A part of the sources is a shard"). What is done is remembered beside the shards, until the last one who finds all
-parts done writes the manifest.
+The sources' sizes alone decide each shard's input, which becomes one shard (and one of validation), whoever writes it
+(decision "A part of the sources is a shard"). What is done is remembered beside the shards, until the last one who
+finds all done writes the manifest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.data.build.sources import Piece, Source, cut, find
-from concertina_trainer.data.build.write import Part, Recipe, Written, write
-from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, Manifest, TokenizerFacts
+from concertina_trainer.data.build.write import Recipe, ShardInput, Written, write
+from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, DataManifest, TokenizerFacts
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import ObjectPrefix
 
@@ -33,11 +33,11 @@ MADE_BY = "made-by"
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class BuildProgress:
     done: int
     """Bytes of text, about."""
     total: int
-    manifest: Manifest | None = None
+    manifest: DataManifest | None = None
     """With the last one, and only for who finished the whole."""
     overlap: dict[str, object] | None = None
     """Counts of the contamination check, where one was asked for."""
@@ -50,42 +50,44 @@ def build(
     recipe: Recipe = Recipe(),  # noqa: B008 - it is immutable
     processes: int = 1,
     share: tuple[int, int] = (0, 1),
-) -> Iterator[Progress]:
+) -> Iterator[BuildProgress]:
     """Write shards and manifest below the URI or path `out`; what an interrupted run has done is not done again.
     `share`: (i, n): of n machines that build together, this is the i-th. A document never crosses shards. Raises
     BadInput or StorageError."""
     uri = out if "://" in out else str(Path(out).resolve())
-    parts = plan([source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe)
+    inputs = plan(
+        [source if isinstance(source, Source) else _source(source) for source in sources], shard_bytes, recipe
+    )
     folder = ObjectPrefix(uri, create=True)
-    key = _key(parts, recipe)
+    key = _key(inputs, recipe)
     _claim(folder, key)
     records = f"building/{key}"
     held = folder.list(records)
-    mine = parts[share[0] :: share[1]]
-    missing = [part for part in mine if _record(records, part.index) not in held]
-    total = sum(part.size for part in mine)
-    done = total - sum(part.size for part in missing)
-    yield Progress(done, total)
-    for part in _written(missing, functools.partial(_write, uri=uri, records=records, recipe=recipe), processes):
-        done += part.size
-        yield Progress(done, total)
-    finished = _finish(folder, records, len(parts), recipe)
+    mine = inputs[share[0] :: share[1]]
+    missing = [shard for shard in mine if _record(records, shard.index) not in held]
+    total = sum(shard.size for shard in mine)
+    done = total - sum(shard.size for shard in missing)
+    yield BuildProgress(done, total)
+    for shard in _written(missing, functools.partial(_write, uri=uri, records=records, recipe=recipe), processes):
+        done += shard.size
+        yield BuildProgress(done, total)
+    finished = _finish(folder, records, len(inputs), recipe)
     if finished is not None:
-        yield Progress(total, total, *finished)
+        yield BuildProgress(total, total, *finished)
 
 
-def plan(sources: Sequence[Source], shard_bytes: int, recipe: Recipe) -> list[Part]:
-    """Consecutive pieces to parts of about `shard_bytes` of text, by size alone."""
-    parts: list[Part] = []
+def plan(sources: Sequence[Source], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
+    """Consecutive pieces, grouped to about `shard_bytes` of text, by size alone."""
+    inputs: list[ShardInput] = []
     group: list[Piece] = []
     size = 0
     for piece in (piece for source in sources for piece in cut(source, shard_bytes, recipe.column)):
         if group and size + piece.size > shard_bytes:
-            parts.append(Part(len(parts), tuple(group), size))
+            inputs.append(ShardInput(len(inputs), tuple(group), size))
             group, size = [], 0
         group.append(piece)
         size += piece.size
-    return [*parts, Part(len(parts), tuple(group), size)] if group else parts
+    return [*inputs, ShardInput(len(inputs), tuple(group), size)] if group else inputs
 
 
 def _source(path: Path) -> Source:
@@ -93,7 +95,7 @@ def _source(path: Path) -> Source:
     return Source(str(path), status.st_size, status.st_mtime_ns)
 
 
-def _key(parts: Sequence[Part], recipe: Recipe) -> str:
+def _key(inputs: Sequence[ShardInput], recipe: Recipe) -> str:
     """Of what an interrupted run must have had in common with this one."""
     against = find(recipe.against) if recipe.against else []
     options = dataclasses.asdict(recipe)
@@ -101,7 +103,7 @@ def _key(parts: Sequence[Part], recipe: Recipe) -> str:
         del options["against_column"]
     content = [
         options, recipe.load_tokenizer().digest,
-        [dataclasses.asdict(source) for source in against], [dataclasses.asdict(part) for part in parts],
+        [dataclasses.asdict(source) for source in against], [dataclasses.asdict(shard) for shard in inputs],
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
@@ -125,22 +127,24 @@ def _record(records: str, index: int) -> str:
     return f"{records}/part-{index:06}.json"
 
 
-def _write(part: Part, uri: str, records: str, recipe: Recipe) -> Part:
-    """In whatever process: a part's shards, and then the record that says so."""
-    written = write(part, uri, VALIDATION, recipe)
-    ObjectPrefix(uri).put(_record(records, part.index), json.dumps(dataclasses.asdict(written)).encode())
-    return part
+def _write(shard: ShardInput, uri: str, records: str, recipe: Recipe) -> ShardInput:
+    """In whatever process: what becomes of a shard's input, and then the record that says so."""
+    written = write(shard, uri, VALIDATION, recipe)
+    ObjectPrefix(uri).put(_record(records, shard.index), json.dumps(dataclasses.asdict(written)).encode())
+    return shard
 
 
-def _written(parts: Sequence[Part], writing: functools.partial[Part], processes: int) -> Iterator[Part]:
-    """Each part when it is done. Processes are spawned: the store's client has threads, which no fork survives."""
-    if processes <= 1 or len(parts) <= 1:
-        yield from map(writing, parts)
+def _written(
+    inputs: Sequence[ShardInput], writing: functools.partial[ShardInput], processes: int
+) -> Iterator[ShardInput]:
+    """Each when it is done. Processes are spawned: the store's client has threads, which no fork survives."""
+    if processes <= 1 or len(inputs) <= 1:
+        yield from map(writing, inputs)
         return
     context = multiprocessing.get_context("spawn")
-    count = min(processes, len(parts))
+    count = min(processes, len(inputs))
     with concurrent.futures.ProcessPoolExecutor(count, context, initializer=_end_with_parent) as pool:
-        futures = [pool.submit(writing, part) for part in parts]
+        futures = [pool.submit(writing, shard) for shard in inputs]
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield future.result()
@@ -166,26 +170,26 @@ def _end_with_parent() -> None:
 
 def _finish(
     folder: ObjectPrefix, records: str, count: int, recipe: Recipe
-) -> tuple[Manifest, dict[str, object] | None] | None:
-    """Write the manifests if all parts are done; several who find so write the same."""
+) -> tuple[DataManifest, dict[str, object] | None] | None:
+    """Write the manifests if all shards are done; several who find so write the same."""
     if len(folder.list(records)) < count:
         return None
     texts = [folder.get(_record(records, index)) for index in range(count)]
     if None in texts:
         return None  # who finished before us clears up
-    parts = [from_json(Written, json.loads(text)) for text in texts if text is not None]
+    written = [from_json(Written, json.loads(text)) for text in texts if text is not None]
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
     shape = (FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
-    manifest = Manifest(*shape, tuple(shard for part in parts for shard in part.training))
-    aside = Manifest(*shape, tuple(shard for part in parts for shard in part.validation))
+    manifest = DataManifest(*shape, tuple(shard for each in written for shard in each.training))
+    aside = DataManifest(*shape, tuple(shard for each in written for shard in each.validation))
     if not manifest.tokens:
         raise BadInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
     overlap = None
     if recipe.against:
         from concertina_trainer.data.build.overlap import report
 
-        overlap = report(recipe, [part.overlap for part in parts])
+        overlap = report(recipe, [each.overlap for each in written])
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.data.build.sources import cut, documents, find
+from concertina_trainer.data.build.sources import cut, find, read_documents
 from concertina_trainer.data.build.write import Overlap, Recipe
 from concertina_trainer.data.order import mix
 from concertina_trainer.errors import BadInput
@@ -73,7 +73,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
                 [
                     ngrams(text, recipe.ngram)
                     for piece in cut(source, 2**30, column)
-                    for text in documents(piece, column)
+                    for text in read_documents(piece, column)
                 ],
             )
             for source in find(recipe.against)
@@ -104,7 +104,7 @@ class Search:
         self._seen: set[int] = set()
         self._documents = 0
 
-    def look(self, text: bytes) -> None:
+    def search(self, text: bytes) -> None:
         places = _places(ngrams(text, self._length), self._table)
         self._documents += len(places) > 0
         self._seen.update(places.tolist())
@@ -113,12 +113,12 @@ class Search:
         return Overlap(self._documents, tuple(sorted(self._seen)))
 
 
-def report(recipe: Recipe, parts: Sequence[Overlap]) -> dict[str, object]:
+def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
     """Counts: of training documents with an n-gram of the evaluation, and, a file of it, of what was found."""
     table = _table(recipe)
     seen = np.zeros(len(table), bool)
-    for part in parts:
-        seen[list(part.ngrams)] = True
+    for overlap in overlaps:
+        seen[list(overlap.ngrams)] = True
     files = []
     for location, texts in _evaluation(recipe):
         places = [_places(grams, table) for grams in texts]
@@ -133,4 +133,4 @@ def report(recipe: Recipe, parts: Sequence[Overlap]) -> dict[str, object]:
                 "ngramsFound": int(seen[every].sum()),
             }
         )
-    return {"ngram": recipe.ngram, "trainingDocuments": sum(part.documents for part in parts), "files": files}
+    return {"ngram": recipe.ngram, "trainingDocuments": sum(overlap.documents for overlap in overlaps), "files": files}

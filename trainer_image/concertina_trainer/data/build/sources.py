@@ -27,7 +27,8 @@ SUFFIXES = {
     ".arrow": "arrow",
 }
 """Format by the end of a file's name; any other file is one document of text."""
-_ROWS = 1024
+_BATCH = 1024
+"""Rows of a Parquet file that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,17 @@ class Piece:
     """Bytes, about, of its text."""
 
 
-def find(places: Sequence[str], pattern: str = "", told: Callable[[str], None] = lambda said: None) -> list[Source]:
+def find(places: Sequence[str], pattern: str = "", warn: Callable[[str], None] = lambda message: None) -> list[Source]:
     """Files in a fixed order. A folder gives those that match `pattern`; without one, those of the formats above that
-    it holds (where they are splits: the split `train`), else all. `told`: what was left out. Raises BadInput where
+    it holds (where they are splits: the split `train`), else all. `warn`: of what was left out. Raises BadInput where
     there is none, or no telling which of several splits is meant."""
-    found = [source for place in places for source in _below(place, pattern, told)]
+    found = [source for place in places for source in _below(place, pattern, warn)]
     if not found:
         raise BadInput(f"no file matches {pattern or '**/*'} in {', '.join(places)}.")
     return found
 
 
-def _below(place: str, pattern: str, told: Callable[[str], None]) -> list[Source]:
+def _below(place: str, pattern: str, warn: Callable[[str], None]) -> list[Source]:
     place = place.removeprefix("file://").rstrip("/") or "/"
     if "://" in place:
         sources = _stored(place, pattern)
@@ -78,7 +79,7 @@ def _below(place: str, pattern: str, told: Callable[[str], None]) -> list[Source
         place = str(root.absolute())
         files = sorted(file for file in root.glob(pattern or "**/*") if file.is_file() and not _hidden(file, root))
         sources = [_local(file) for file in files]
-    return sources if pattern else _training(place, sources, told)
+    return sources if pattern else _training(place, sources, warn)
 
 
 def _hidden(file: Path, root: Path) -> bool:
@@ -103,7 +104,7 @@ def _object(uri: str, entry: Entry) -> Source:
     return Source(uri, entry.size, int(entry.at.timestamp()) * 10**9)
 
 
-def _training(place: str, sources: list[Source], told: Callable[[str], None]) -> list[Source]:
+def _training(place: str, sources: list[Source], warn: Callable[[str], None]) -> list[Source]:
     """Of a folder's files those to train on: beside data, a folder of Hugging Face holds files that describe it (some
     of them JSON), and what is to be kept from training."""
     data = [source for source in sources if source.format != "text" and not source.location.endswith(".json")]
@@ -115,7 +116,7 @@ def _training(place: str, sources: list[Source], told: Callable[[str], None]) ->
         return data or sources
     if TRAINING not in kinds:
         raise BadInput(f"{place} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern.")
-    told(f"{place}: of its splits {', '.join(kinds)}, {TRAINING} is taken; --pattern chooses others")
+    warn(f"{place}: of its splits {', '.join(kinds)}, {TRAINING} is taken; --pattern chooses others")
     return [source for source, split in zip(data, splits, strict=True) if split == TRAINING]
 
 
@@ -193,7 +194,7 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
         yield reader.get_batch(index)
 
 
-def documents(piece: Piece, column: str) -> Iterator[bytes]:
+def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
     """The text of each document (UTF-8, or as it is in a text file); empty ones are left out."""
     with open_range(piece.source.location, piece.source.size) as file:
         yield from (text for text in _FORMATS[piece.source.format](piece, file, column) if text)
@@ -230,14 +231,14 @@ def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
         return b""
     where = f"{source.location}, the line at byte {at}"
     try:
-        row = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
         raise BadInput(f"{where} can't be read as JSON ({error}): correct it; each line holds one object.") from error
-    if not isinstance(row, dict):
-        raise BadInput(f"{where} holds a {_kind(row)}, not an object: write each document as an object a line.")
-    if column not in row:
-        raise BadInput(f"{where} has no {column}, but {', '.join([*row][:20]) or 'nothing'}: name one by --column.")
-    text = row[column]
+    if not isinstance(record, dict):
+        raise BadInput(f"{where} holds a {_kind(record)}, not an object: write each document as an object a line.")
+    if column not in record:
+        raise BadInput(f"{where} has no {column}, but {', '.join([*record][:20]) or 'nothing'}: name one by --column.")
+    text = record[column]
     if not isinstance(text, str | None):
         raise BadInput(f"{where}: its {column} is a {_kind(text)}, not text: name another by --column.")
     return (text or "").encode(errors="replace")
@@ -254,7 +255,7 @@ def _parquet(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
 
     with _as_input(piece.source):
         groups = list(range(piece.begin, piece.end))
-        for batch in parquet.ParquetFile(file).iter_batches(_ROWS, row_groups=groups, columns=[column]):
+        for batch in parquet.ParquetFile(file).iter_batches(_BATCH, row_groups=groups, columns=[column]):
             yield from _texts(batch.column(0), piece.source, column)
 
 

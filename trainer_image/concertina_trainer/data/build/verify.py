@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_trainer.data.manifest import Manifest, Shard
+from concertina_trainer.data.manifest import DataManifest, TokenShard
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 
-def verify(folder: ObjectPrefix, manifest: Manifest, threads: int) -> Iterator[tuple[Shard, str]]:
+def verify(folder: ObjectPrefix, manifest: DataManifest, threads: int) -> Iterator[tuple[TokenShard, str]]:
     """Each shard, in order, and what is wrong with it: a sentence, or nothing."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         problems = pool.map(lambda shard: _problem(folder, shard, manifest), manifest.shards)
         yield from zip(manifest.shards, problems, strict=True)
 
 
-def _problem(folder: ObjectPrefix, shard: Shard, manifest: Manifest) -> str:
+def _problem(folder: ObjectPrefix, shard: TokenShard, manifest: DataManifest) -> str:
     place = f"{folder.uri}/{shard.file}"
     try:
         content, begins = folder.get(shard.file), folder.get(shard.documents_file)

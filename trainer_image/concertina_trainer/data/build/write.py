@@ -1,4 +1,4 @@
-"""One part of a build: its documents, tokenized, into one shard, and those set aside into another."""
+"""One shard of a build: the documents of its input, tokenized, and those set aside into another shard."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from concertina_trainer.data import tokenizer as tokenizers
-from concertina_trainer.data.build.sources import Piece, documents
-from concertina_trainer.data.manifest import Shard
+from concertina_trainer.data.build.sources import Piece, read_documents
+from concertina_trainer.data.manifest import TokenShard
 from concertina_trainer.objects.prefix import ObjectPrefix
 
 _BATCH = 256
@@ -41,7 +41,9 @@ class Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ShardInput:
+    """What becomes one shard. (Its fields are part of the key that names a build.)"""
+
     index: int
     pieces: tuple[Piece, ...]
     size: int
@@ -50,7 +52,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Of one part: which of the evaluation's n-grams it has, and in how many documents."""
+    """Of one shard: which of the evaluation's n-grams it has, and in how many documents."""
 
     documents: int = 0
     ngrams: tuple[int, ...] = ()
@@ -59,10 +61,10 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What became of a part: at most one shard of each kind."""
+    """What became of a ShardInput: at most one shard of each kind."""
 
-    training: tuple[Shard, ...]
-    validation: tuple[Shard, ...]
+    training: tuple[TokenShard, ...]
+    validation: tuple[TokenShard, ...]
     overlap: Overlap
 
 
@@ -72,7 +74,7 @@ class Draft:
     def __init__(self) -> None:
         self.documents: list[bytes] = []
 
-    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[Shard, ...]:
+    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[TokenShard, ...]:
         if not self.documents:
             return ()
         content = b"".join(self.documents)
@@ -80,7 +82,7 @@ class Draft:
         begins = np.cumsum([0, *lengths[:-1]], dtype="<u8").tobytes()
         folder.put(f"{name}.bin", content)
         folder.put(f"{name}.documents", begins)
-        shard = Shard(
+        shard = TokenShard(
             file=f"{name}.bin",
             tokens=len(content) // token_bytes,
             size=len(content),
@@ -93,12 +95,12 @@ class Draft:
         return (shard,)
 
 
-def write(part: Part, uri: str, aside: str, recipe: Recipe) -> Written:
-    """Write the shards of a part below `uri` and, of what is set aside, below its folder `aside`."""
+def write(source: ShardInput, uri: str, aside: str, recipe: Recipe) -> Written:
+    """Write a shard below `uri` and, of what is set aside, below its folder `aside`."""
     tokenizer = recipe.load_tokenizer()
-    seen = _looking_for(recipe)
+    seen = _search(recipe)
     training, validation = Draft(), Draft()
-    texts = (text for piece in part.pieces for text in documents(piece, recipe.column))
+    texts = (text for piece in source.pieces for text in read_documents(piece, recipe.column))
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
             if set_aside(text, recipe.validation):
@@ -106,8 +108,8 @@ def write(part: Part, uri: str, aside: str, recipe: Recipe) -> Written:
             else:
                 training.documents.append(tokens)
                 if seen is not None:
-                    seen.look(text)
-    name = f"shard-{part.index:06}"
+                    seen.search(text)
+    name = f"shard-{source.index:06}"
     found = seen.found() if seen is not None else Overlap()
     kept = training.put(ObjectPrefix(uri, create=True), name, tokenizer.token_bytes)
     if not validation.documents:
@@ -126,7 +128,7 @@ def _batches(texts: Iterator[bytes]) -> Iterator[Sequence[bytes]]:
         yield batch
 
 
-def _looking_for(recipe: Recipe):  # type: ignore[no-untyped-def]
+def _search(recipe: Recipe):  # type: ignore[no-untyped-def]
     if not recipe.against:
         return None
     from concertina_trainer.data.build.overlap import Search

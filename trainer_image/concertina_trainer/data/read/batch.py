@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Every rank runs `microbatches` of `rows` sequences each; what doesn't divide is filled with zero-weight rows.
-    With `shares` each rank's microbatches are as large as its share says."""
+    """Every rank runs `microbatches` of `rows` rows each, a row being a sequence or, where that doesn't divide, filling
+    of no weight. With `shares` each rank's microbatches are as large as its share says."""
 
     global_size: int
     world: int
@@ -23,11 +23,11 @@ class BatchPlan:
     shares: tuple[int, ...] = ()
     """Sequences of each rank; empty where they are equal."""
 
-    def parts(self, rank: int) -> list[range]:
+    def slices(self, rank: int) -> list[range]:
         """The sequences of the global batch in each microbatch of this rank, which may be none. All ranks' together
         are 0 ... global_size-1."""
         if self.fixed:
-            return [self._part(i * self.world + rank) for i in range(self.microbatches)]
+            return [self._slice(i * self.world + rank) for i in range(self.microbatches)]
         if self.shares:
             begin, share, count = sum(self.shares[:rank]), self.shares[rank], self.microbatches
             edges = [begin + share * i // count for i in range(count + 1)]
@@ -54,12 +54,12 @@ class BatchPlan:
         """Microbatches that hold something, of all ranks; with `fixed`."""
         return math.ceil(self.global_size / self.rows)
 
-    def _part(self, index: int) -> range:
+    def _slice(self, index: int) -> range:
         return range(min(self.global_size, index * self.rows), min(self.global_size, (index + 1) * self.rows))
 
     @property
     def filling(self) -> float:
-        """Part of the computed rows that is filling; without `shares`."""
+        """Fraction of the computed rows that is filling; without `shares`."""
         return 1 - self.global_size / (self.world * self.microbatches * self.rows)
 
 

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concertina_trainer.config import Documents
+from concertina_trainer.config import DocumentMode
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.buckets import buckets
 from concertina_trainer.data.read.reader import Reader
 
 AHEAD = 2
-_TELL_SECONDS = 1.0
+_STALL_REPORT_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Microbatch:
     tokens: Tensor
     """int64 [rows, length + 1]."""
     weights: Tensor
-    """float32 [rows, length]: each prediction's part in the mean over the global batch, 0 for filling; those of all
+    """float32 [rows, length]: each prediction's weight in the mean over the global batch, 0 for filling; those of all
     ranks and microbatches add up to 1."""
-    documents: Tensor | None
+    document_ids: Tensor | None
     """int32 [rows, length]: which document of its row each token is of; None: they are not told apart."""
 
     def to(self, device: torch.device) -> Microbatch:
-        documents = None if self.documents is None else self.documents.to(device)
-        return Microbatch(self.tokens.to(device), self.weights.to(device), documents)
+        document_ids = None if self.document_ids is None else self.document_ids.to(device)
+        return Microbatch(self.tokens.to(device), self.weights.to(device), document_ids)
 
 
 class Batches:
-    """Step after step from `position` on, this rank's part of each global batch."""
+    """Step after step from `position` on, this rank's share of each global batch."""
 
     def __init__(self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device) -> None:
         self._reader, self._rank, self._device = reader, rank, device
@@ -58,7 +58,7 @@ class Batches:
         batch = None
         while batch is None:
             try:
-                batch = self._ready.get(timeout=_TELL_SECONDS)
+                batch = self._ready.get(timeout=_STALL_REPORT_SECONDS)
             except queue.Empty:
                 if reason := self._reader.waiting_for:
                     stalled(reason, before + time.perf_counter() - started)
@@ -89,43 +89,43 @@ class Batches:
 
 
 def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end: int | None = None) -> list[Microbatch]:
-    """This rank's part of the global batch that begins at `position`, filled up to the plan's shapes; with `end`,
+    """This rank's share of the global batch that begins at `position`, filled up to the plan's shapes; with `end`,
     without the sequences from there on."""
     reader.expect(position)
     counts = reader.predicted(position, position + plan.global_size)
     taken = plan.global_size if end is None else end - position
-    share = 1.0 / max(1, int(counts[:taken].sum()))
+    weight = 1.0 / max(1, int(counts[:taken].sum()))
     return [
-        _filled(reader, position + part[part < taken], rows, length, share)
-        for part, rows, length in _parts(reader, counts, plan, rank)
+        _filled(reader, position + offsets[offsets < taken], rows, length, weight)
+        for offsets, rows, length in _shapes(reader, counts, plan, rank)
     ]
 
 
-def _parts(
+def _shapes(
     reader: Reader, counts: NDArray[np.int64], plan: BatchPlan, rank: int
 ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
     """For each microbatch: which sequences of the batch, how many rows, of what length."""
-    if reader.documents is not Documents.bucketed:
-        for part in plan.parts(rank):
-            yield np.arange(part.start, part.stop), plan.rows_for(len(part)), reader.length
+    if reader.mode is not DocumentMode.bucketed:
+        for cut in plan.slices(rank):
+            yield np.arange(cut.start, cut.stop), plan.rows_for(len(cut)), reader.length
         return
     for bucket in buckets(counts, reader.length, plan.rows, plan.world):
-        for part in bucket.plan.parts(rank):
-            yield bucket.sequences[part.start : part.stop], bucket.plan.rows, bucket.length
+        for cut in bucket.plan.slices(rank):
+            yield bucket.sequences[cut.start : cut.stop], bucket.plan.rows, bucket.length
 
 
-def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, share: float) -> Microbatch:
+def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
     found = reader.sequences(sequences)
     count = len(sequences)
     tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
     tokens[:count] = torch.from_numpy(found.tokens[:, : length + 1])
     weights = torch.zeros(rows, length)
-    weights[:count] = share
-    if found.predicted is None or found.documents is None:
+    weights[:count] = weight
+    if found.predicted is None or found.document_ids is None:
         return Microbatch(tokens, weights, None)
     weights[:count] *= torch.from_numpy(found.predicted[:, :length])
-    if reader.documents is Documents.bucketed:
+    if reader.mode is DocumentMode.bucketed:
         return Microbatch(tokens, weights, None)  # nothing looks ahead at the filling
-    documents = torch.zeros(rows, length, dtype=torch.int32)
-    documents[:count] = torch.from_numpy(found.documents[:, :length])
-    return Microbatch(tokens, weights, documents)
+    document_ids = torch.zeros(rows, length, dtype=torch.int32)
+    document_ids[:count] = torch.from_numpy(found.document_ids[:, :length])
+    return Microbatch(tokens, weights, document_ids)

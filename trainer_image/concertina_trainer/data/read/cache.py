@@ -25,18 +25,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.data.manifest import Shard
+from concertina_trainer.data.manifest import TokenShard
 from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, Refused, StorageError
+from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
 from concertina_trainer.objects.retry import GRACE
 
-Told = Callable[[str, float], None]
+OnWait = Callable[[str, float], None]
 """Why something is waited for, in a sentence, and for how many seconds now."""
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ManifestFile:
     """A file as the manifest describes it."""
 
     file: str
@@ -59,12 +59,12 @@ class Wanted:
         )
 
 
-def shard_of(shard: Shard) -> Wanted:
-    return Wanted(shard.file, shard.size, shard.sha256, shard.crc32)
+def tokens_file(shard: TokenShard) -> ManifestFile:
+    return ManifestFile(shard.file, shard.size, shard.sha256, shard.crc32)
 
 
-def documents_of(shard: Shard) -> Wanted:
-    return Wanted(shard.documents_file, 8 * shard.documents, shard.documents_sha256)
+def documents_file(shard: TokenShard) -> ManifestFile:
+    return ManifestFile(shard.documents_file, 8 * shard.documents, shard.documents_sha256)
 
 
 class Cache:
@@ -87,12 +87,12 @@ class Cache:
         """To give to the other methods. Raises BadInput, or StorageError, where the settings for it can't be used."""
         try:
             return ObjectPrefix(uri, IMPATIENCE)
-        except Refused as error:
+        except StoreRefused as error:
             if self._begun:
                 raise
             raise BadInput(str(error)) from error
 
-    def open(self, source: ObjectPrefix, wanted: Wanted) -> NDArray[np.uint8]:
+    def open(self, source: ObjectPrefix, wanted: ManifestFile) -> NDArray[np.uint8]:
         """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
         the node has no room for it."""
         if "://" not in source.uri or source.uri.startswith("file://"):
@@ -110,7 +110,7 @@ class Cache:
         mapped = _mapped(path)
         return np.frombuffer(mapped if mapped is not None and wanted.matches(mapped) else content, np.uint8)
 
-    def _fetch(self, source: ObjectPrefix, wanted: Wanted) -> bytes:
+    def _fetch(self, source: ObjectPrefix, wanted: ManifestFile) -> bytes:
         content = None
         for wait in (*GRACE, 0.0):
             content = self.get(source, wanted.file)
@@ -120,8 +120,8 @@ class Cache:
                 return content
         raise _missing(source.uri, wanted.file) if content is None else wanted.damaged(source.uri, len(content))
 
-    def get(self, source: ObjectPrefix, key: str, told: Told = lambda reason, seconds: None) -> bytes | None:
-        """Patiently; None where there is no such object. `told`: why it is waited for, again and again. Raises
+    def get(self, source: ObjectPrefix, key: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
+        """Patiently; None where there is no such object. `on_wait`: why it is waited for, again and again. Raises
         StorageError after the deadline, and BadInput where a store that has given nothing yet refuses."""
         begun = time.monotonic()
         deadline, grace = begun + self._patience, iter(GRACE)
@@ -132,14 +132,14 @@ class Cache:
                     self._gave.add(source.uri)
                     return content
                 except StorageError as error:
-                    final = isinstance(error, Refused) and not self._begun and source.uri not in self._gave
+                    final = isinstance(error, StoreRefused) and not self._begun and source.uri not in self._gave
                     wait = next(grace, None) if final else seconds
                     if wait is None:
                         raise BadInput(str(error)) from error
                     if time.monotonic() + wait > deadline:
                         raise StorageError(f"{error} It was tried for {self._patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)
-                    told(str(error), time.monotonic() - begun)
+                    on_wait(str(error), time.monotonic() - begun)
                     time.sleep(wait)
             raise AssertionError("there is always another wait")
         finally:
@@ -179,7 +179,7 @@ def folder_on_node() -> Path:
     return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{os.getuid()}")))
 
 
-def _open_in_place(folder: str, wanted: Wanted) -> NDArray[np.uint8]:
+def _open_in_place(folder: str, wanted: ManifestFile) -> NDArray[np.uint8]:
     content = _mapped(Path(folder, wanted.file))
     if content is None:
         raise _missing(folder, wanted.file)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.config import Documents
+from concertina_trainer.config import DocumentMode
 from concertina_trainer.data import packing
-from concertina_trainer.data.manifest import NAME, Manifest, parse
+from concertina_trainer.data.manifest import NAME, DataManifest, parse
 from concertina_trainer.data.order import WINDOW, Order
-from concertina_trainer.data.read.cache import Cache, Told, documents_of, shard_of
-from concertina_trainer.data.rows import PLANS, Rows
+from concertina_trainer.data.read.cache import Cache, OnWait, documents_file, tokens_file
+from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
 from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import parts_of
@@ -24,7 +24,7 @@ from concertina_trainer.objects.prefix import parts_of
 @dataclass(frozen=True)
 class Opened:
     tokens: NDArray[np.unsignedinteger]
-    rows: Rows | None
+    plan: SequencePlan | None
     """None where sequences are cut without regard to documents."""
 
 
@@ -32,34 +32,34 @@ class DataSet:
     """Sequences of `length` tokens of the data at one URI."""
 
     def __init__(
-        self, uri: str, documents: Documents, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int,
-        told: Told,
+        self, uri: str, mode: DocumentMode, length: int, seed: int, cache: Cache, pool: Executor, most_bytes: int,
+        on_wait: OnWait,
     ) -> None:  # fmt: skip
-        """`most_bytes`: of shards kept open. `told`: of waiting for the store, now. Raises BadInput with a sentence."""
+        """`most_bytes`: of shards kept open. `on_wait`: while the store is waited for, now. Raises BadInput."""
         scheme, _, path = parts_of(uri)
         if scheme in ("", "file") and not Path(path).is_dir():
             raise BadInput(f"{uri} does not exist: build the data there, or correct trainer.data.uri.")
         self._folder = cache.folder(uri)
-        text = cache.get(self._folder, NAME, told)
+        text = cache.get(self._folder, NAME, on_wait)
         if text is None:
             raise BadInput(f"{uri} has no {NAME}: build the data there, or correct trainer.data.uri.")
-        self.manifest: Manifest = parse(text, uri)
-        self._documents, self._length = documents, length
+        self.manifest: DataManifest = parse(text, uri)
+        self._mode, self._length = mode, length
         self._cache, self._pool, self._most = cache, pool, most_bytes
-        self._counts = self._sequences(told)
+        self._counts = self._sequences(on_wait)
         if not sum(self._counts):
             raise BadInput(f"no shard of {uri} is as long as one sequence of {length} tokens.")
         self.order = Order(self._counts, seed)
         self._open: OrderedDict[int, Future[Opened]] = OrderedDict()
         self._open_bytes = 0
 
-    def _sequences(self, told: Told) -> list[int]:
+    def _sequences(self, on_wait: OnWait) -> list[int]:
         """Of each shard."""
-        if self._documents in (Documents.joined, Documents.masked):
+        if self._mode in (DocumentMode.joined, DocumentMode.masked):
             return self.manifest.sequences(self._length)
-        text = self._cache.get(self._folder, packing.name(self._length), told)
+        text = self._cache.get(self._folder, packing.name(self._length), on_wait)
         found = packing.read(text, self._folder.uri, self.manifest, self._length)
-        return list(found.packed if self._documents is Documents.packed else found.bucketed)
+        return list(found.packed if self._mode is DocumentMode.packed else found.bucketed)
 
     def shard(self, index: int) -> Opened:
         """Waits where it is not there yet. Raises what opening it raised; the next call tries again."""
@@ -93,14 +93,14 @@ class DataSet:
 
     def _opened(self, index: int) -> Opened:
         shard = self.manifest.shards[index]
-        tokens = self._cache.open(self._folder, shard_of(shard)).view(TYPES[self.manifest.token_bytes])
-        if self._documents is Documents.joined:
+        tokens = self._cache.open(self._folder, tokens_file(shard)).view(TYPES[self.manifest.token_bytes])
+        if self._mode is DocumentMode.joined:
             return Opened(tokens, None)
-        begins = self._cache.open(self._folder, documents_of(shard)).view("<u8").astype(np.int64)
-        rows = PLANS[self._documents](begins, shard.tokens, self._length)
-        if len(rows) != self._counts[index]:
+        begins = self._cache.open(self._folder, documents_file(shard)).view("<u8").astype(np.int64)
+        plan = PLANNERS[self._mode](begins, shard.tokens, self._length)
+        if len(plan) != self._counts[index]:
             raise BadInput(
-                f"{self._folder.uri}/{shard.file} gives {len(rows)} sequences, and {self._counts[index]} were planned: "
+                f"{self._folder.uri}/{shard.file} gives {len(plan)} sequences, and {self._counts[index]} were planned: "
                 f"run `concertina data pack {self._folder.uri} --length {self._length}` again."
             )
-        return Opened(tokens, rows)
+        return Opened(tokens, plan)

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_trainer.config import DataConfig, Documents
+from concertina_trainer.config import DataConfig, DocumentMode
 from concertina_trainer.data.manifest import digest_of
 from concertina_trainer.data.order import Skipped
-from concertina_trainer.data.read.cache import Cache, Told, folder_on_node
+from concertina_trainer.data.read.cache import Cache, OnWait, folder_on_node
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
-from concertina_trainer.data.rows import Rows
+from concertina_trainer.data.sequence_plan import SequencePlan
 from concertina_trainer.errors import BadInput
 
 _Numbers = NDArray[np.int64]
@@ -27,7 +27,7 @@ _BLOCK = 4096
 class Sequences:
     tokens: _Numbers
     """[count, length + 1]: inputs, and shifted by one what is predicted; filled up with 0."""
-    documents: NDArray[np.int32] | None = None
+    document_ids: NDArray[np.int32] | None = None
     """[count, length]: which document each input is of, counted within its sequence; what fills up counts as one more.
     None: documents are not told apart, and every token is predicted."""
     predicted: NDArray[np.bool_] | None = None
@@ -46,20 +46,20 @@ class Reader:
 
     def __init__(
         self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
-        told: Told = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
+        on_wait: OnWait = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
         patience: int = PATIENCE_SECONDS,
     ) -> None:  # fmt: skip
-        """`skipped`: see order.Skipped. `told`: of waiting for a store, meanwhile. `begun`: the run has read these data
+        """`skipped`: see order.Skipped. `on_wait`: while a store is waited for. `begun`: the run has read these data
         in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
         sentence."""
         limit = config.cache_mebibytes * 2**20
         self._cache = Cache(folder_on_node(), limit, patience, begun)
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "fetch")
-        sources, self.length, self.documents = config.sources, sequence_length, config.documents
+        sources, self.length, self.mode = config.sources, sequence_length, config.documents
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
-                limit // len(sources), told,
+                limit // len(sources), on_wait,
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip
@@ -99,7 +99,7 @@ class Reader:
         return self._cache.waiting_for
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Data set, shard and row of each of these sequences: the n-th that is consumed, for each n."""
+        """Data set and shard of each of these sequences (the n-th consumed, for each n), and which one it is there."""
         blocks, inside = np.divmod(consumed, _BLOCK)
         found = np.empty((3, len(consumed)), dtype=np.int64)
         for block in np.unique(blocks).tolist():
@@ -128,36 +128,36 @@ class Reader:
         """These sequences, with what tells their documents apart."""
         count, length = len(consumed), self.length
         tokens = np.zeros((count, length + 1), dtype=np.int64)
-        if self.documents is Documents.joined:
-            for opened, which, rows in self._opened(consumed):
-                for i, begin in zip(which.tolist(), (rows * length).tolist(), strict=True):
+        if self.mode is DocumentMode.joined:
+            for opened, which, indexes in self._opened(consumed):
+                for i, begin in zip(which.tolist(), (indexes * length).tolist(), strict=True):
                     tokens[i] = opened.tokens[begin : begin + length + 1]
             return Sequences(tokens)
-        owners = np.empty((count, length + 1), dtype=np.int32)
+        document_ids = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
-        for opened, which, rows in self._opened(consumed):
-            assert opened.rows is not None
-            for i, row in zip(which.tolist(), rows.tolist(), strict=True):
-                _lay_out(opened.tokens, opened.rows, row, tokens[i], owners[i], predicted[i])
-        return Sequences(tokens, owners[:, :-1], predicted)
+        for opened, which, indexes in self._opened(consumed):
+            assert opened.plan is not None
+            for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
+                _lay_out(opened.tokens, opened.plan, index, tokens[i], document_ids[i], predicted[i])
+        return Sequences(tokens, document_ids[:, :-1], predicted)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """How many tokens count in each of the sequences [start, stop): told from the documents' lengths."""
         counts = np.full(stop - start, self.length, dtype=np.int64)
-        if self.documents is not Documents.joined:
-            for opened, which, rows in self._opened(np.arange(start, stop)):
-                assert opened.rows is not None
-                counts[which] = opened.rows.predicted(rows)
+        if self.mode is not DocumentMode.joined:
+            for opened, which, indexes in self._opened(np.arange(start, stop)):
+                assert opened.plan is not None
+                counts[which] = opened.plan.predicted(indexes)
         return counts
 
     def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
-        """Each shard that is needed, which of the sequences are in it, and their rows."""
-        sets, shards, rows = self.places(consumed)
+        """Each shard that is needed, which of the sequences are in it, and which they are there."""
+        sets, shards, indexes = self.places(consumed)
         for index, data in enumerate(self._sets):
             mine = np.flatnonzero(sets == index)
             for shard in np.unique(shards[mine]).tolist():
                 which = mine[shards[mine] == shard]
-                yield data.shard(shard), which, rows[which]
+                yield data.shard(shard), which, indexes[which]
 
     def expect(self, start: int) -> None:
         """Begin to fetch what the sequences from `start` on will need."""
@@ -167,16 +167,16 @@ class Reader:
 
 
 def _lay_out(
-    source: NDArray[np.unsignedinteger], rows: Rows, row: int,
-    tokens: _Numbers, owners: NDArray[np.int32], predicted: NDArray[np.bool_],
+    shard: NDArray[np.unsignedinteger], plan: SequencePlan, index: int,
+    tokens: _Numbers, document_ids: NDArray[np.int32], predicted: NDArray[np.bool_],
 ) -> None:  # fmt: skip
-    """The segments of a row, one after the other."""
+    """The segments of a sequence, one after the other."""
     at = 0
-    first, last = int(rows.first[row]), int(rows.first[row + 1])
+    first, last = int(plan.first[index]), int(plan.first[index + 1])
     for segment in range(first, last):
-        begin, size = int(rows.begins[segment]), int(rows.lengths[segment])
-        tokens[at : at + size] = source[begin : begin + size]
-        owners[at : at + size] = segment - first
+        begin, size = int(plan.begins[segment]), int(plan.lengths[segment])
+        tokens[at : at + size] = shard[begin : begin + size]
+        document_ids[at : at + size] = segment - first
         predicted[at : at + size - 1] = True
         at += size
-    owners[at:] = last - first
+    document_ids[at:] = last - first
