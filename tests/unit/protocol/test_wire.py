@@ -2,8 +2,8 @@
 read by what is built tomorrow.
 
 `golden/<protocol>.jsonl` has a line of each kind as it is said now, `golden/<protocol>-before.jsonl` as it was said in
-the version before, which must still be read. After a change that is meant: `python tests/unit/test_wire.py`, and the
-difference is part of what is reviewed. When a version is out, its lines become those of the version before."""
+the version before, which must still be read. After a change that is meant: `python tests/unit/protocol/test_wire.py`,
+and the difference is part of what is reviewed. When a version is out, its lines become those of the version before."""
 
 from __future__ import annotations
 

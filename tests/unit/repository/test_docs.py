@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCUMENTS = (*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob(".github/**/*.md")))
 DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
 LONGEST_LINE = 200

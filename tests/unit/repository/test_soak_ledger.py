@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from soak_ledger import judge, rounds
 
 FIRST = ["round 1 is at work: step 1, state from the seed; seconds: start 0.1; at 1.0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders.suite import Case, breaches, longest_first, slow, written
 
-HERE = "tests/unit/test_suite.py"
+HERE = "tests/unit/repository/test_suite.py"
 
 
 def test_a_long_case_whose_law_is_in_the_gate_is_in_order() -> None:
@@ -28,7 +28,7 @@ def test_a_long_case_without_its_law_is_told() -> None:
 
 
 def test_a_law_of_a_file_that_was_not_asked_for_may_be_there() -> None:
-    assert breaches([Case(f"{HERE}::test_c", "tests/unit/test_wire.py::test_x")]) == []
+    assert breaches([Case(f"{HERE}::test_c", "tests/unit/protocol/test_wire.py::test_x")]) == []
 
 
 def test_the_longest_file_is_begun_first() -> None:

@@ -14,7 +14,7 @@ from concertina_agent.core import machine, states
 from concertina_agent.core.states import TRANSITIONS, State
 from concertina_protocol import worker_channel as w
 
-DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
+DOCS = Path(__file__).parents[4] / "docs" / "architecture.md"
 LEAD, MEMBER = "a", "b"
 
 
