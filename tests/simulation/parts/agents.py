@@ -11,13 +11,13 @@ from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
-from simulation.clock import Violation
-from simulation.collective import Collective
+from simulation.parts.clock import Violation
+from simulation.parts.collective import Collective
 
 if TYPE_CHECKING:
-    from simulation.cluster import SimPod
-    from simulation.operators import OperatorProcess
-    from simulation.world import World
+    from simulation.parts.cluster import SimPod
+    from simulation.parts.operators import OperatorProcess
+    from simulation.runs.world import World
 
 TICK = 0.5
 

@@ -12,12 +12,12 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
 from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
 from concertina_agent.core import events as e
-from simulation.agents import AgentProcess
-from simulation.clock import changed
-from simulation.lineage import Lineage
+from simulation.parts.agents import AgentProcess
+from simulation.parts.clock import changed
+from simulation.parts.lineage import Lineage
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 GRACE = 3.0
 NOT_READY_AFTER = 8.0

@@ -9,13 +9,13 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_protocol import worker_channel as w
 from concertina_trainer.errors import BadInput, RollBack
-from simulation.clock import Violation, changed
-from simulation.judging import USUAL, Judge
-from simulation.lineage import FRESH, Lineage, check_lineage, steps_of
+from simulation.parts.clock import Violation, changed
+from simulation.parts.judging import USUAL, Judge
+from simulation.parts.lineage import FRESH, Lineage, check_lineage, steps_of
 
 if TYPE_CHECKING:
-    from simulation.agents import AgentProcess
-    from simulation.world import World
+    from simulation.parts.agents import AgentProcess
+    from simulation.runs.world import World
 
 LOST = ("Connection closed by peer",)
 AFTER_THE_CULPRIT = 0.5

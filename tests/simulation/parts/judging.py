@@ -10,10 +10,10 @@ from concertina_protocol.ranges import Ranges, united
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import RollBack
 from concertina_trainer.training.anomalies import Anomalies
-from simulation.lineage import BATCH, Lineage, steps_of
+from simulation.parts.lineage import BATCH, Lineage, steps_of
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 USUAL = 1.0
 """The loss of a batch with nothing wrong."""

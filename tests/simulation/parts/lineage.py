@@ -8,7 +8,7 @@ from concertina_protocol import Undone
 from concertina_protocol.ranges import Ranges, united
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.format.shardfile import Trend
-from simulation.clock import Violation
+from simulation.parts.clock import Violation
 
 BATCH = 4
 """Samples of a step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulation.clock import Clock
+from simulation.parts.clock import Clock
 
 Way = tuple[str, str]
 """From whom to whom."""

@@ -25,12 +25,12 @@ from concertina.plan.types import (
     Refused,
     Send,
 )
-from simulation.clock import changed
-from simulation.cluster import Conflict
+from simulation.parts.clock import changed
+from simulation.parts.cluster import Conflict
 
 if TYPE_CHECKING:
-    from simulation.agents import AgentProcess
-    from simulation.world import World
+    from simulation.parts.agents import AgentProcess
+    from simulation.runs.world import World
 
 CALL_TIMEOUT = 3.0
 

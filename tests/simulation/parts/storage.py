@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from concertina_protocol import Durable, SnapshotId, Undone
 from concertina_protocol.undone import joined
-from simulation.clock import Clock, Violation
-from simulation.lineage import FRESH, Lineage, check_lineage, steps_of
+from simulation.parts.clock import Clock, Violation
+from simulation.parts.lineage import FRESH, Lineage, check_lineage, steps_of
 
 
 @dataclasses.dataclass

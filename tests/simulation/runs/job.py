@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from concertina.api.parse import parse_spec
 from concertina.api.spec import JobSpec
-from simulation.lineage import BATCH
+from simulation.parts.lineage import BATCH
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 
 def job_spec(world: World, least: int, calm: bool) -> JobSpec:

@@ -11,11 +11,11 @@ from concertina.plan.facts import sizes
 from concertina.plan.lifecycle import room
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.types import Competitor, Hindrance
-from simulation.clock import Clock, Violation
-from simulation.network import Network
-from simulation.operators import OperatorProcess
-from simulation.schedule import SPAN, Strike
-from simulation.world import World
+from simulation.parts.clock import Clock, Violation
+from simulation.parts.network import Network
+from simulation.parts.operators import OperatorProcess
+from simulation.runs.schedule import SPAN, Strike
+from simulation.runs.world import World
 
 LIMIT = 3000.0
 """Virtual seconds within which all jobs have to be complete: turns last minutes."""

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import concertina_protocol as p
 from concertina.api.status import JobStatus
-from simulation.agents import AgentProcess
-from simulation.clock import Clock, Violation
-from simulation.cluster import Cluster
-from simulation.collective import Collective
 from simulation.faults import control
 from simulation.faults.table import BY_NAME
 from simulation.invariants import Invariants
-from simulation.job import job_spec
-from simulation.lineage import steps_of
-from simulation.network import Network
-from simulation.operators import OperatorProcess
+from simulation.parts.agents import AgentProcess
+from simulation.parts.clock import Clock, Violation
+from simulation.parts.cluster import Cluster
+from simulation.parts.collective import Collective
+from simulation.parts.lineage import steps_of
+from simulation.parts.network import Network
+from simulation.parts.operators import OperatorProcess
+from simulation.parts.storage import Storage
 from simulation.rollbacks import Rollbacks
-from simulation.schedule import SPAN, Schedule, Strike, draw
-from simulation.storage import Storage
+from simulation.runs.job import job_spec
+from simulation.runs.schedule import SPAN, Schedule, Strike, draw
 
 if TYPE_CHECKING:
-    from simulation.rivals import Rivalry
+    from simulation.runs.rivals import Rivalry
 
 LIMIT = 400.0
 """Virtual seconds after the last fault within which the job has to be complete."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.schedule import Strike
-from simulation.world import World
+from simulation.runs.schedule import Strike
+from simulation.runs.world import World
 
 SEEDS = range(25)
 ENOUGH_ROUNDS = 6

@@ -9,12 +9,12 @@ import pytest
 
 from concertina.plan.lifecycle import admission, room
 from concertina.plan.types import Competitor
-from simulation.clock import Violation
-from simulation.rivals import Rivalry
+from simulation.parts.clock import Violation
+from simulation.runs.rivals import Rivalry
 
 SEEDS, MORE = range(20), range(20, 120)
 """In every fourth there is a job that can never start."""
-HERE = "tests/simulation/test_rivals.py"
+HERE = "tests/simulation/stories/test_rivals.py"
 
 
 def fails(seed: int) -> bool:

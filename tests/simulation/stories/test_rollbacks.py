@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simulation.lineage import BATCH, steps_of
+from simulation.parts.lineage import BATCH, steps_of
 from simulation.rollbacks import left_out
-from simulation.schedule import SPAN, Strike
-from simulation.world import LIMIT, World
+from simulation.runs.schedule import SPAN, Strike
+from simulation.runs.world import LIMIT, World
 
 
 def test_a_run_that_is_bad_for_good_ends_as_the_policy_says() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from simulation.schedule import Strike
-from simulation.world import World
+from simulation.runs.schedule import Strike
+from simulation.runs.world import World
 
 
 def runs(fault: str, seeds: range, at: float = 6.0) -> Iterator[World]:
