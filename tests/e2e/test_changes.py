@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from builders.e2e import JOB, Cluster, Object, reason
+from builders.cluster.e2e import JOB, Cluster, Object, reason
 
 pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
 

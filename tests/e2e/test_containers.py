@@ -11,8 +11,8 @@ import time
 import pytest
 import yaml
 
-from builders import drills, e2e
-from builders.e2e import Cluster, Object, condition, reason
+from builders.cluster import drills, e2e
+from builders.cluster.e2e import Cluster, Object, condition, reason
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 STAY = "import time; time.sleep(3600)"

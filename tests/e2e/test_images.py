@@ -1,6 +1,6 @@
 """Images unlike ours, on real kubelets: each runs, or is refused in a sentence. `tools/odd-images.sh` makes them.
 
-No test here has a Python older than 3.9: tests/cluster/operator/test_operator_pods.py plays one."""
+No test here has a Python older than 3.9: tests/cluster/operator/pods/test_pods.py plays one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from builders import e2e
-from builders.e2e import Cluster, condition
+from builders.cluster import e2e
+from builders.cluster.e2e import Cluster, condition
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from builders import e2e
-from builders.e2e import JOB, Cluster, Object
+from builders.cluster import e2e
+from builders.cluster.e2e import JOB, Cluster, Object
 
 pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
 OPERATOR = ("-l", "app.kubernetes.io/name=concertina-operator")

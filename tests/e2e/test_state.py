@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from builders import e2e
-from builders.e2e import Cluster, Object
+from builders.cluster import e2e
+from builders.cluster.e2e import Cluster, Object
 from builders.strange import check_went_back, rolling_back, strange
 from concertina_trainer.objects.prefix import ObjectPrefix
 
@@ -89,7 +89,7 @@ def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(clu
 
 
 def test_a_loss_that_jumps_is_undone_and_what_led_there_left_out(cluster: Cluster, tmp_path: Path) -> None:
-    """What tests/cluster/operator/test_operator_rollback.py sees, with the same data in the store."""
+    """What tests/cluster/operator/state/test_rollback.py sees, with the same data in the store."""
     name, uri = "spike", f"s3://{e2e.BUCKET}/strange-{e2e.RUN}"
     bad = strange(tmp_path)
     job = e2e.bundled_job(name, e2e.pod(e2e.trainer(resources=BIG)))

@@ -1,18 +1,15 @@
 """The trainer on CUDA and NCCL: the same code as on CPU, with snapshots, a kill and a resume."""
 
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from builders.train import node
 from concertina.demo import text
 from concertina_trainer.data.build.build import build
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-import node
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from builders import drills
-from builders.drills import JOB
+from builders.cluster import drills
+from builders.cluster.drills import JOB
 from builders.until import until
 from concertina.local.binaries import programs
 
 Object = dict[str, Any]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GIVE_UP = 240.0
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace")
 

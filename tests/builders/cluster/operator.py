@@ -13,13 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from builders.programs import FAULTS, STAND_IN
 from builders.until import GIVE_UP, until
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import namespaces
 
 Object = dict[str, Any]
-TRAIN = Path(__file__).resolve().parents[1] / "train"
-FAULTS, STAND_IN = TRAIN / "faults", TRAIN / "stand_in"
 ENDLESS = 1_000_000
 """Steps of a job that trains until its test is over, at a pace that leaves the processors to others."""
 PACE = {"PACE": "0.03", "TINY_PAUSE": "0.05"}
@@ -29,7 +28,7 @@ JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
 
 
 def bundled(data: Path, fault: Path) -> Object:
-    """For `Jobs.create`: a small model that trains for long on that data, under the faults that tests/train/faults
+    """For `Jobs.create`: a small model that trains for long on that data, under the faults that tests/programs/faults
     plays as the file `fault` says."""
     return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=FAULTS, FAULT=fault)]}}
 
@@ -41,7 +40,7 @@ def endless(data: Path, **more: Any) -> Object:
 
 
 def paced(**environment: object) -> Object:
-    """A container `trainer` whose steps take a while; with PYTHONPATH=STAND_IN those of tests/train/tiny, which
+    """A container `trainer` whose steps take a while; with PYTHONPATH=STAND_IN those of tests/programs/tiny, which
     does without torch, where what the training computes is not the test's subject."""
     variables = {"PYTHONPATH": FAULTS, **PACE, **environment}
     env = [{"name": name, "value": str(value)} for name, value in variables.items()]

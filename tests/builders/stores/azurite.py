@@ -12,8 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from patient import answer
-
+from builders.stores.patient import answer
 from concertina.local.host import paths, processes
 from concertina.local.state import lifetime
 from concertina.local.state import record as state

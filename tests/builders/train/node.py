@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from builders.programs import SEARCH_PATH
 from concertina_protocol import Durable, Progress, Restore, SnapshotId
 from concertina_protocol import worker_channel as channel
 from concertina_protocol.sidecar import COPY_SLOTS, read_sidecar, remove_sidecar, sidecar_path
@@ -36,8 +37,7 @@ class Parent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--control", str(theirs.fileno())]
         command += ["--preload", "concertina_trainer.preload"]
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": path}
+        environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": SEARCH_PATH}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._socket = ours

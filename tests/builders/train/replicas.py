@@ -16,15 +16,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import concertina_protocol as p
+from builders.programs import SEARCH_PATH
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, call, connection, receive
 
 GIVE_UP = 120.0
 """Only a limit: nothing takes this long."""
 UID = "7d1f3f0e-job"
-HERE = Path(__file__).parent
-SEARCH_PATH = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-"""Where agents and workers find their code: that of this checkout, where PYTHONPATH says so, whatever is installed."""
 
 
 def write_identity(folder: Path, authority: Authority) -> Path:

@@ -26,7 +26,7 @@ from concertina.api.status import (
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NOW = rfc3339(1_800_000_000.5)
 EARLIER = rfc3339(1_700_000_000)
 STATUS = JobStatus(

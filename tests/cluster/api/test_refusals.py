@@ -14,7 +14,7 @@ from concertina.api.parse import SpecError, parse_spec
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 JOB = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
 OWN = yaml.safe_load((ROOT / "examples" / "own-command.yaml").read_text())

@@ -17,7 +17,7 @@ import yaml
 from concertina.api.status import Condition, JobProgress, JobStatus, World, rfc3339
 from concertina.local.cluster import LocalCluster
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "examples" / "demo.yaml"
 COMMAND = [str(Path(sys.executable).parent / "concertina")]
 GIVE_UP = 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.pods import Pods, condition, state, status_of
+from builders.cluster.pods import Pods, condition, state, status_of
 from builders.until import until
 from concertina.local.cluster import LocalCluster
 from concertina.local.errors import LocalClusterError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.pods import Pods, condition, state, status_of
+from builders.cluster.pods import Pods, condition, state, status_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from builders.pods import Pods, condition, state, status_of
+from builders.cluster.pods import Pods, condition, state, status_of
 from concertina.local.errors import LocalClusterError
 
 SERVE = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import as_nobody
+from builders.cluster import as_nobody
 from concertina.local.binaries import programs
 from concertina.local.host import namespaces
 
@@ -57,7 +57,7 @@ def run_unprivileged(home: Path, script: str, stdin: str) -> "subprocess.Complet
     """A Python script as an ordinary user: this one, or nobody when this one is root."""
     command = [sys.executable, "-c", script]
     if os.geteuid() == 0:
-        checkout = str(Path(__file__).parents[2])
+        checkout = str(Path(__file__).parents[3])
         command = [sys.executable, as_nobody.__file__, checkout, "--", *command]
     environment = {
         "PATH": os.environ["PATH"],

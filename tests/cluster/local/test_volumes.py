@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builders.pods import Pods, state, status_of
+from builders.cluster.pods import Pods, state, status_of
 
 Object = dict[str, Any]
 TOKEN: Object = {"serviceAccountToken": {"path": "token", "audience": "somebody", "expirationSeconds": 600}}

@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from replicas import GIVE_UP, HERE, SEARCH_PATH, UID, Job, gone, newest_complete, running, trained
-
 import concertina_protocol as p
+from builders.programs import FAULTS, SEARCH_PATH
+from builders.train.replicas import GIVE_UP, UID, Job, gone, newest_complete, running, trained
 
 TINY = ["--bundled", "--package", "tiny"]
 
@@ -236,13 +236,12 @@ def test_a_snapshot_of_which_every_copy_is_damaged_is_passed_over_for_an_older_o
 
 def test_members_whose_clocks_are_off_by_minutes_train_and_recover(folder):
     """One is ten minutes ahead, one behind: nothing compares what they say the time is."""
-    faults = str(HERE / "faults")
 
     async def body():
         job = Job(folder, 3, TINY, TINY_STEPS="100000")
         try:
             for replica, off in zip(job.replicas.values(), ("0", "600", "-600"), strict=True):
-                replica.environment |= {"PYTHONPATH": f"{SEARCH_PATH}:{faults}", "CLOCK_OFF_BY": off}
+                replica.environment |= {"PYTHONPATH": f"{SEARCH_PATH}:{FAULTS}", "CLOCK_OFF_BY": off}
                 replica.start()
             await job.ready()
             message = job.assignment(await job.prepare(1, job[0], job[1], job[2]))

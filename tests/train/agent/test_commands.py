@@ -6,9 +6,9 @@ import signal
 import sys
 
 import pytest
-from replicas import GIVE_UP, UID, gone, running
 
 import concertina_protocol as p
+from builders.train.replicas import GIVE_UP, UID, gone, running
 
 
 def script(text: str) -> list[str]:

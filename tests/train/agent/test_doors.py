@@ -15,10 +15,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from replicas import GIVE_UP, UID, Job, running, write_identity
 
 import concertina_protocol as p
 import concertina_protocol as protocol
+from builders.train.replicas import GIVE_UP, UID, Job, running, write_identity
 from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, call
 from concertina_agent import main

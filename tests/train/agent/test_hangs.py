@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from replicas import SEARCH_PATH, Job, running, trained
 
 import concertina_protocol as p
+from builders.programs import FAULTS, PROGRAMS, SEARCH_PATH
+from builders.train.replicas import Job, running, trained
 
-HERE = Path(__file__).parent
-OPERATOR = "tests/cluster/operator/test_operator_hangs.py"
+OPERATOR = "tests/cluster/operator/recovery/test_hangs.py"
 HANG = f"{OPERATOR}::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced"
 STRAGGLER = f"{OPERATOR}::test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost"
 
@@ -24,7 +24,7 @@ def environment(trainer, **more: str) -> dict[str, str]:
     return {
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 100_000}),
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
-        "PYTHONPATH": f"{SEARCH_PATH}:{HERE / 'faults'}",
+        "PYTHONPATH": f"{SEARCH_PATH}:{FAULTS}",
         **more,
     }
 
@@ -75,7 +75,7 @@ def test_a_rank_that_hangs_in_its_forward_pass_is_told_by_its_stack(folder, trai
     asyncio.run(body())
 
 
-PYTHON = [sys.executable, str(HERE / "stuck.py")]
+PYTHON = [sys.executable, str(PROGRAMS / "stuck.py")]
 
 
 @pytest.mark.parametrize(

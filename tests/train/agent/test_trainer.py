@@ -5,9 +5,8 @@ import contextlib
 import json
 import os
 
-from replicas import UID, newest_complete, running, trained
-
 import concertina_protocol as p
+from builders.train.replicas import UID, newest_complete, running, trained
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 
 

@@ -10,10 +10,9 @@ import time
 import zlib
 
 import pytest
-from endless import State
-from replicas import GIVE_UP, UID, write_identity
 
 import concertina_protocol as p
+from builders.train.replicas import GIVE_UP, UID, write_identity
 from concertina.agents.authority import Authority
 from concertina_agent.core import events as e
 from concertina_agent.files.shards import commit, fill
@@ -26,6 +25,7 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 from concertina_protocol.sidecar import Damaged
 from concertina_trainer.state import snapshot
+from programs.endless import State
 
 ID = p.SnapshotId(1, 5, "digest", 1)
 DATA = os.urandom((3 << 20) + 1)

@@ -5,13 +5,13 @@ import json
 import shutil
 from pathlib import Path
 
-import node
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from builders.train import node
 from concertina.cli.checkpoint import app
 from concertina_trainer.checkpoints import catalogue
 from concertina_trainer.checkpoints.checkpoint import read_latest

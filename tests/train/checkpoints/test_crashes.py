@@ -10,7 +10,6 @@ import sys
 import time
 
 import torch
-from saver import ELEMENTS, RANKS, UID
 
 from builders.until import until
 from concertina_trainer.checkpoints.checkpoint import read_latest
@@ -18,6 +17,7 @@ from concertina_trainer.checkpoints.manifest import CheckpointKey
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.checkpoints.retention import found
 from concertina_trainer.objects.prefix import ObjectPrefix
+from programs.saver import ELEMENTS, RANKS, UID
 
 CRASHES = int(os.environ.get("CONCERTINA_CRASHES", "16"))
 KEEP = 2

@@ -5,8 +5,8 @@ import ctypes
 import os
 
 import pytest
-from published import publish, shard_file
 
+from builders.train.published import publish, shard_file
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Ship
 from concertina_trainer.checkpoints import catalogue

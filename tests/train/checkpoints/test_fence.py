@@ -4,9 +4,8 @@ import asyncio
 import json
 import os
 
-from replicas import running, trained
-
 import concertina_protocol as p
+from builders.train.replicas import running, trained
 from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.objects.prefix import ObjectPrefix
 

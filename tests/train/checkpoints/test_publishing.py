@@ -7,13 +7,13 @@ import zlib
 from datetime import timedelta
 from pathlib import Path
 
-import node
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from published import publish, shard_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+from builders.train import node
+from builders.train.published import publish, shard_file
 from concertina_protocol import Durable, Restore, SnapshotId
 from concertina_protocol.worker_channel import Probe, Publish, Ship
 from concertina_trainer.checkpoints import checkpoint as checkpoints

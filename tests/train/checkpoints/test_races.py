@@ -6,8 +6,7 @@ import itertools
 import shutil
 import threading
 
-from published import publish
-
+from builders.train.published import publish
 from concertina_trainer.checkpoints.checkpoint import read_latest
 from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
 from concertina_trainer.checkpoints.reader import StoredCheckpoint

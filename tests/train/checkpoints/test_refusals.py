@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import small
 from typer.testing import CliRunner
 
+from builders.train import small
 from concertina.cli.checkpoint import app
 
 COMMANDS = {

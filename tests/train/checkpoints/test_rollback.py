@@ -1,8 +1,8 @@
 """`LATEST` after a rollback: it names nothing that was undone, whoever comes late, and readers take nothing of it."""
 
 import pytest
-from published import publish
 
+from builders.train.published import publish
 from concertina_protocol import Undone
 from concertina_protocol.worker_channel import Probe, Undo
 from concertina_trainer.checkpoints import catalogue, checkpoint, rollback

@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
-import small
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoTokenizer
 from typer.testing import CliRunner
 
+from builders.train import small
 from concertina.cli.checkpoint import app
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.build.build import build

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from builders.train.built import documents
 from concertina_trainer import cli
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.build import build
@@ -25,16 +26,6 @@ TEXTS = [f"Document {i}: " + "naïve words — again and again. " * (i % 7) for 
 
 def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def documents(folder):
-    """The documents of a built folder of bytes, in order."""
-    manifest = parse((folder / "manifest.json").read_bytes(), "")
-    return [
-        text.decode()
-        for shard in manifest.shards
-        for text in (folder / shard.file).read_bytes().split(b"\0")[:-1]
-    ]  # fmt: skip
 
 
 def json_lines(path, texts=TEXTS):

@@ -5,8 +5,8 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from test_data_build import documents
 
+from builders.train.built import documents
 from concertina_trainer import cli
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.sources import find

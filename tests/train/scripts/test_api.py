@@ -4,14 +4,14 @@ import asyncio
 import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
-from replicas import UID, gone, running, trained
 
 import concertina_protocol as p
+from builders.programs import PROGRAMS
+from builders.train.replicas import UID, gone, running, trained
 
-SCRIPT = Path(__file__).with_name("scripted.py")
+SCRIPT = PROGRAMS / "scripted.py"
 ENDLESS = 10**9
 DRAIN = p.Drain(UID, 1, "claim-1", "a replica joins", durable=False, grace_seconds=60.0)
 

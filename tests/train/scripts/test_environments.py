@@ -6,8 +6,7 @@ import re
 import subprocess
 import sys
 
-from replicas import running
-
+from builders.train.replicas import running
 from concertina_agent.workers.environment import worker_environment
 from concertina_protocol import Assign, Member, Restore
 

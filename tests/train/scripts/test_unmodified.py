@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from replicas import UID, Job, Replica, running
 
 import concertina_protocol as p
+from builders.train.replicas import UID, Job, Replica, running
 from builders.until import until_async
 
-SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "examples" / "scripts"
 LIMIT = 400.0
 """Seconds; only a limit: several processes import torch at once, on whatever this machine has left."""
 ENDLESS = 10**9
@@ -72,7 +72,8 @@ async def end_with_three(job: Job, arguments: list[str]) -> None:
     await wait(job, "success", lambda: job[2].report is not None and job[2].report.state == "succeeded")
 
 
-OTHERS = pytest.mark.long(law="tests/train/test_scripts.py::test_an_unmodified_script_survives_and_is_resized[fsdp.py]")
+HERE = "tests/train/scripts/test_unmodified.py"
+OTHERS = pytest.mark.long(law=f"{HERE}::test_an_unmodified_script_survives_and_is_resized[fsdp.py]")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """az:// beyond what all stores are tried for (`storage_uri`): what a refusal of Azure's says. Against Azurite."""
 
-import azurite
 import pytest
 from typer.testing import CliRunner
 
+from builders.stores import azurite
 from concertina.cli.checkpoint import app
 
 KEY = {"AZURE_STORAGE_ACCOUNT_NAME": azurite.ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": azurite.KEY}

@@ -6,11 +6,11 @@ import contextlib
 import json
 import random
 
-import gcs_testbench
 import pytest
-from published import publish
 from typer.testing import CliRunner
 
+from builders.stores import gcs_testbench
+from builders.train.published import publish
 from concertina.cli.checkpoint import app
 from concertina_trainer import cli
 from concertina_trainer.checkpoints.reader import StoredCheckpoint

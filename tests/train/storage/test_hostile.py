@@ -4,9 +4,9 @@ import os
 import ssl
 from datetime import timedelta
 
-import hostile
 import pytest
 
+from builders.stores import hostile
 from concertina.local.control_plane import certificates
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship

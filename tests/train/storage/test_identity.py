@@ -4,9 +4,9 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-import identity
 import pytest
 
+from builders.stores import identity
 from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 SHORT = timedelta(seconds=2)

@@ -2,16 +2,15 @@
 
 import asyncio
 import json
-import os
 
-import node
 import pytest
-import states
-from replicas import HERE, SEARCH_PATH, running
 from typer.testing import CliRunner
 
 import builders.strange
+from builders.programs import FAULTS, SEARCH_PATH
 from builders.strange import BATCH, STEPS
+from builders.train import node, states
+from builders.train.replicas import running
 from concertina.cli.checkpoint import app
 from concertina_protocol import Restore, Undone
 from concertina_protocol.worker_channel import Undo
@@ -89,7 +88,7 @@ def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_rou
     environment = {
         "CONCERTINA_TRAINER": json.dumps(trainer),
         "CONCERTINA_CHECKPOINT": json.dumps({"uri": uri, "everySteps": 4}),
-        "PYTHONPATH": os.pathsep.join([SEARCH_PATH, str(HERE / "faults")]),
+        "PYTHONPATH": f"{SEARCH_PATH}:{FAULTS}",
         "FAULT": str(fault),
     }
 
@@ -110,7 +109,7 @@ def test_latest_goes_back_as_soon_as_a_rollback_is_said_and_waits_for_no_new_rou
 @pytest.mark.parametrize("kind", ["resting", "gathered"])
 def test_a_flipped_bit_is_seen_and_its_rank_is_named(folder, parent, trainer, kind):
     job = node.Job(folder, parent, {**trainer, "anomalies": {"corruptionCheckSteps": 2}})
-    job.worker, job.environment = "corrupted:main", {"FLIP": f"{kind} 1 6", "CONCERTINA_NODE": "n7"}
+    job.worker, job.environment = "workers.corrupted:main", {"FLIP": f"{kind} 1 6", "CONCERTINA_NODE": "n7"}
     outcome = job.run(3)
     fault = outcome.faults[1]
     assert (fault.reason, fault.rollback.step) == ("SilentCorruption", 4), outcome.output

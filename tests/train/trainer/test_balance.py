@@ -3,9 +3,9 @@
 import math
 import re
 
-import node
-import plain
 import pytest
+
+from builders.train import node, plain
 
 STEPS, BATCH, MICRO = 20, 12, 4
 
@@ -15,7 +15,7 @@ def longer(trainer):
     return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": MICRO}
 
 
-FILE = "tests/cluster/operator/test_operator_balance.py"
+FILE = "tests/cluster/operator/training/test_balance.py"
 LAW = f"{FILE}::test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_killed"
 
 
@@ -25,7 +25,7 @@ def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, par
     outcomes = []
     for name, trainer in (("even", longer), ("balanced", balanced)):
         job = node.Job(folder / name, parent, trainer)
-        job.worker = "slowed:main"
+        job.worker = "workers.slowed:main"
         outcomes.append(job.run(2))
         assert set(outcomes[-1].codes.values()) == {0}, outcomes[-1].output
     even, found = outcomes

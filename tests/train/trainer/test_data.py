@@ -4,10 +4,10 @@ import hashlib
 import json
 import shutil
 
-import node
 import numpy as np
 import pytest
 
+from builders.train import node
 from concertina_trainer import cli
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build

@@ -1,11 +1,10 @@
 """Evaluation on what was set aside: the same in every world, and nothing of the training changes by it."""
 
-import node
 import pytest
-import states
 import torch
 import torch.nn.functional as F
 
+from builders.train import node, states
 from concertina.demo import text
 from concertina_protocol.worker_channel import Done
 from concertina_trainer.config import DataConfig, TrainerConfig
@@ -62,7 +61,7 @@ def test_a_drain_leaves_an_evaluation_and_who_goes_on_makes_up_for_it(folder, pa
     config = {**evaluated, "steps": steps}
     plain = node.Job(folder / "plain", parent, config).run(2)
     job = node.Job(folder / "drained", parent, config)
-    usual, job.worker = job.worker, "drained_evaluation:main"
+    usual, job.worker = job.worker, "workers.drained_evaluation:main"
     script = node.Script(drain_when=lambda outcome: outcome.progress[-1].phase == "evaluating")
     restore, losses = node.FRESH, {}
     for _ in range(2):

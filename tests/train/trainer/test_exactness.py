@@ -1,11 +1,10 @@
 """The same seed in any history: interrupted five times, in worlds of 4, 3, 1, 2 and 4 workers, against one worker that
 nothing happens to. With `determinism: bitwise` every loss and the final weights are the same bits."""
 
-import node
-import plain
 import pytest
-import states
 import torch
+
+from builders.train import node, plain, states
 
 HISTORY = ((4, 3), (3, 5), (1, 7), (2, 9), (4, 11))
 """Workers of each round, and the step at which it is interrupted: by SIGKILL and by a drain in turn."""

@@ -37,7 +37,9 @@ def whole_gradient(parent, trainer, world, tmp_path, shares=()):
             "SHARES": json.dumps(shares),
         }
         listener.close()
-        ranks = [parent.fork("gradients:main", {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)]
+        ranks = [
+            parent.fork("workers.gradients:main", {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)
+        ]
         codes = [parent.wait(pid) for pid in ranks]
         os.kill(store, 9)
         parent.wait(store)

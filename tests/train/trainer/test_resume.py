@@ -1,8 +1,8 @@
 """Exactness: interrupted and resized runs against uninterrupted ones, with real workers, kills and restores."""
 
-import node
-import plain
 import pytest
+
+from builders.train import node, plain
 
 REASSOCIATION = 2e-4
 """Most that a loss may differ: another world adds the same float32 numbers in another order, and twelve steps of a

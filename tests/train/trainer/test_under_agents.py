@@ -5,10 +5,10 @@ import json
 import os
 
 import pytest
-from replicas import Job, running
-from test_agent_bundled import newest_complete, trained
 
-LAW = "tests/train/test_agent_trainer.py::test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval"
+from builders.train.replicas import Job, newest_complete, running, trained
+
+LAW = "tests/train/agent/test_trainer.py::test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval"
 
 
 @pytest.mark.long(law=LAW)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator
+from builders.cluster.operator import Jobs, Operator
 from builders.until import until
 from concertina.controller import master_keys
 from concertina.controller.master_keys import MasterKeyError, MasterKeys, key_id
@@ -26,7 +26,7 @@ from concertina.kube.resources import Resource
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 STAY = "import time; time.sleep(3600)"
 OTHER = base64.b64encode(b"another-master-key-" * 3).decode()
 SITE = """

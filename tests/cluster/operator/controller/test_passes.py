@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs
+from builders.cluster.operator import Jobs
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.master_keys import parse

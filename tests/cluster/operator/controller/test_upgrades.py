@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from builders.operator import Jobs, Operator
+from builders.cluster.operator import Jobs, Operator
 from builders.until import until
 from concertina.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.usefixtures("operator")
-OURS = yaml.safe_load((Path(__file__).resolve().parents[3] / "crds" / "concertina.dev_trainingjobs.yaml").read_text())
+OURS = yaml.safe_load((Path(__file__).resolve().parents[4] / "crds" / "concertina.dev_trainingjobs.yaml").read_text())
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"
 SAY = "print('hello')"
 Object = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs
+from builders.cluster.operator import Jobs
 
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
@@ -77,7 +77,7 @@ def test_scale_up_and_down(jobs: Jobs) -> None:
 
 
 DIES = (
-    "tests/cluster/operator/test_operator_jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]"
+    "tests/cluster/operator/lifecycle/test_jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]"
 )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator
+from builders.cluster.operator import Jobs, Operator
 from builders.until import until
 from concertina.local.control_plane.api import ApiError
 from concertina.local.control_plane.certificates import Authority

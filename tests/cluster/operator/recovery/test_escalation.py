@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from builders.drills import build_data
-from builders.operator import Jobs, bundled
+from builders.cluster.drills import build_data
+from builders.cluster.operator import Jobs, bundled
 from concertina_trainer.data.manifest import parse
 
 pytestmark = pytest.mark.usefixtures("operator")

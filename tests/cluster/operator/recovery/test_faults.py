@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs, Operator
+from builders.cluster.operator import Jobs, Operator
 
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'])"
@@ -195,7 +195,7 @@ def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None
     jobs.wait_training("a", 2)
 
 
-DIES = "tests/cluster/operator/test_operator_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]"
+DIES = "tests/cluster/operator/recovery/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]"
 
 
 @pytest.mark.parametrize("policy", ["OnFailure", pytest.param("Never", marks=pytest.mark.long(law=DIES))])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from builders import metrics
-from builders.operator import Jobs, standing_in
-from builders.pods import Pods, condition
+from builders.cluster import metrics
+from builders.cluster.operator import Jobs, standing_in
+from builders.cluster.pods import Pods, condition
 from concertina.kube.parse.views import pod_view
 from concertina.local.cluster import LocalCluster
 from concertina.plan.lifecycle.admission import PATIENCE
@@ -110,7 +110,7 @@ def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
     cluster.api.call("DELETE", f"{path}/{namespace}")
 
 
-@pytest.mark.long(law="tests/simulation/test_rivals.py::test_jobs_that_need_the_same_nodes_all_complete")
+@pytest.mark.long(law="tests/simulation/stories/test_rivals.py::test_jobs_that_need_the_same_nodes_all_complete")
 def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
     """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
     All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from builders.operator import STAND_IN, Jobs, Operator, endless, paced
+from builders.cluster.operator import Jobs, Operator, endless, paced
+from builders.programs import STAND_IN
 from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from builders.drills import build_data
-from builders.operator import Jobs, bundled
+from builders.cluster.drills import build_data
+from builders.cluster.operator import Jobs, bundled
 from concertina.api.parse import parse_spec
 from concertina.plan.state import snapshot_memory
 

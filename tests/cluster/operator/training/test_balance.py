@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from builders.drills import build_data
-from builders.operator import Jobs, endless, paced
+from builders.cluster.drills import build_data
+from builders.cluster.operator import Jobs, endless, paced
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from builders.operator import Jobs
+from builders.cluster.operator import Jobs
+from builders.programs import PROGRAMS
 from builders.until import until
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
 ENDLESS = 10**9
 Object = dict[str, Any]
@@ -97,7 +98,7 @@ def test_a_plain_ddp_script_goes_on_from_its_own_checkpoints(jobs: Jobs, tmp_pat
 
 
 def test_a_script_that_uses_trainingjob_has_progress_and_loses_no_step_to_a_change(jobs: Jobs, tmp_path: Path) -> None:
-    script = ROOT / "tests" / "train" / "scripted.py"
+    script = PROGRAMS / "scripted.py"
     jobs.create("a", replicas=2, elastic=ELASTIC, template=template(tmp_path, script, str(tmp_path), str(ENDLESS)))
     jobs.wait_training("a", 2)
     job = jobs.wait("a", lambda job: (job["status"].get("progress") or {}).get("step", 0) > 20)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from builders.drills import build_data
-from builders.operator import Jobs, endless, paced
+from builders.cluster.drills import build_data
+from builders.cluster.operator import Jobs, endless, paced
 from concertina.local import s3
 
 pytestmark = pytest.mark.usefixtures("operator")

@@ -2,9 +2,7 @@
 
 import json
 
-import node
 import pytest
-import states
 import torch
 import torch.nn.functional as F
 from transformers import (
@@ -18,6 +16,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from builders.train import node, states
 from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader

@@ -9,16 +9,16 @@ import time
 import zlib
 from pathlib import Path
 
-import node
 import pytest
 import torch
-from endless import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders.train import node
 from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format.shardfile import header_length, parse_header
 from concertina_trainer.state.snapshot import MappedShard, Snapshots
+from programs.endless import State
 
 
 def held(path):
