@@ -44,10 +44,10 @@ test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one 
 	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest -rs tests/e2e
 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
-	@PYTHONPATH=tests $(BIN)/python -m builders.e2e
+	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.e2e
 
 azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or two; needs Node.js and npm)
-	@PYTHONPATH=tests/train $(BIN)/python -m azurite
+	@PYTHONPATH=tests $(BIN)/python -m builders.stores.azurite
 
 lint: setup ## Check form, types, import rules, the CRD and the chart; change nothing
 	@$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from builders import suite
-from builders.drills import FIGURES
+from builders.cluster.drills import FIGURES
 
 # What its checks compare is shown, as if it were a test.
 pytest.register_assert_rewrite("builders.strange")

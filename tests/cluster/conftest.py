@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from builders.pods import Pods
+from builders.cluster.pods import Pods
 from concertina.local import cluster as local
 from concertina.local.cluster import LocalCluster
 from concertina.local.state import lifetime

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from builders import drills
-from builders.drills import JOB, verdict
-from builders.operator import Object, paced
+from builders.cluster import drills
+from builders.cluster.drills import JOB, verdict
+from builders.cluster.operator import Object, paced
 from builders.until import until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage

@@ -18,13 +18,14 @@ from builders.until import until
 from concertina.demo.stage import Stage
 from concertina.drill.scenarios import SCENARIOS
 
-FAULTS = "tests/cluster/operator/test_operator_"
+JOBS = "tests/cluster/operator/lifecycle/test_jobs.py"
+RECOVERY = "tests/cluster/operator/recovery"
 SAME = {
-    "kill-lead": f"{FAULTS}jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]",
-    "stop-node": f"{FAULTS}faults.py::test_a_node_that_is_stopped_and_goes_on",
-    "apiserver-restart": f"{FAULTS}faults.py::test_an_api_server_that_is_restarted",
-    "hang": f"{FAULTS}hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
-    "straggle": f"{FAULTS}hangs.py::test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost",
+    "kill-lead": f"{JOBS}::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]",
+    "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_is_stopped_and_goes_on",
+    "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
+    "hang": f"{RECOVERY}/test_hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
+    "straggle": f"{RECOVERY}/test_hangs.py::test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost",
 }
 """Scenarios whose fault the gate plays without the command, which it plays in the others."""
 PLAYED = [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from builders import drills, e2e
-from builders.e2e import Cluster
+from builders.cluster import drills, e2e
+from builders.cluster.e2e import Cluster
 from concertina_trainer.objects.prefix import ObjectPrefix
 
 

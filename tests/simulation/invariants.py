@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import concertina_protocol as p
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.types import CreatePod, DeletePod, PodView
-from simulation.clock import Violation
+from simulation.parts.clock import Violation
 
 if TYPE_CHECKING:
-    from simulation.agents import AgentProcess
-    from simulation.collective import Collective
-    from simulation.world import World
+    from simulation.parts.agents import AgentProcess
+    from simulation.parts.collective import Collective
+    from simulation.runs.world import World
 
 
 LOOP_SECONDS, LOOP_ROUNDS = 60.0, 4

@@ -23,10 +23,10 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import stragglers, watchdog
 from concertina_agent.core.steps import storage
 from concertina_protocol import Restore
-from simulation.cluster import Cluster
-from simulation.schedule import Strike
-from simulation.storage import Storage
-from simulation.world import Failure, failure
+from simulation.parts.cluster import Cluster
+from simulation.parts.storage import Storage
+from simulation.runs.schedule import Strike
+from simulation.runs.world import Failure, failure
 
 Patch = pytest.MonkeyPatch
 

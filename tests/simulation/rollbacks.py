@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from concertina.api.status import JobStatus
 from concertina_protocol import Undone
 from concertina_protocol.ranges import Ranges, united
-from simulation.clock import Violation
-from simulation.lineage import Lineage, check_lineage
+from simulation.parts.clock import Violation
+from simulation.parts.lineage import Lineage, check_lineage
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 
 class Rollbacks:

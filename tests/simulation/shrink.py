@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from simulation.schedule import Schedule, draw
-from simulation.world import failure
+from simulation.runs.schedule import Schedule, draw
+from simulation.runs.world import failure
 
 TRIES = 4
 """Other lines of chance that a shorter schedule is given: with a fault less, all that follows falls out differently."""

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from builders.drills import FIGURES
+from builders.cluster.drills import FIGURES
 from simulation.mutations import MUTATIONS, Patch, Planted
+from simulation.runs.world import World, failure
 from simulation.shrink import shortest
-from simulation.world import World, failure
 
 CALM = 100
 GATE, MORE = 600, 2000

@@ -1,20 +1,16 @@
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from builders.stores import azurite, gcs_testbench
+from builders.train import node
 from concertina.demo import text
 from concertina.local.s3 import serve
 from concertina_trainer.data.build.build import build
-
-sys.path.insert(0, str(Path(__file__).parent))
-import azurite
-import gcs_testbench
-import node
 
 
 @pytest.fixture(scope="session")

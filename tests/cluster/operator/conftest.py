@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from builders.drills import build_data
-from builders.operator import Jobs, Operator
+from builders.cluster.drills import build_data
+from builders.cluster.operator import Jobs, Operator
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 

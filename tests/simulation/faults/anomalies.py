@@ -6,11 +6,11 @@ import math
 from random import Random
 from typing import TYPE_CHECKING
 
-from simulation.lineage import BATCH, steps_of
+from simulation.parts.lineage import BATCH, steps_of
 
 if TYPE_CHECKING:
-    from simulation.collective import Collective
-    from simulation.world import World
+    from simulation.parts.collective import Collective
+    from simulation.runs.world import World
 
 SPIKE = 1e6
 

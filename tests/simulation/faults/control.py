@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 
 def delete_pod(world: World, random: Random) -> None:

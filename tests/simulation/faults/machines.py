@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 STRAGGLER_TOLD = 20.0
 """Seconds for which the windows of `concertina_agent.core.round.stragglers` may still name who was slow."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulation.faults.machines import some
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 
 def isolate_node(world: World, random: Random) -> None:

@@ -6,8 +6,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simulation.agents import AgentProcess
-    from simulation.world import World
+    from simulation.parts.agents import AgentProcess
+    from simulation.runs.world import World
 
 
 def some(world: World, random: Random) -> AgentProcess | None:

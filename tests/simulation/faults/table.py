@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simulation.faults import anomalies, control, machines, partitions, processes
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.runs.world import World
 
 Fault = Callable[["World", Random], None]
 

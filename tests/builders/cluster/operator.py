@@ -1,0 +1,210 @@
+"""The operator as a real process, and TrainingJobs for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from builders.programs import FAULTS, STAND_IN
+from builders.until import GIVE_UP, until
+from concertina.local.cluster import LocalCluster
+from concertina.local.host import namespaces
+
+Object = dict[str, Any]
+ENDLESS = 1_000_000
+"""Steps of a job that trains until its test is over, at a pace that leaves the processors to others."""
+PACE = {"PACE": "0.1", "TINY_PAUSE": "0.1"}
+NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
+"""As in a container: the user that the operator runs as has no name."""
+JOBS = "/apis/concertina.dev/v1alpha1/namespaces/{}/trainingjobs"
+
+
+def bundled(data: Path, fault: Path) -> Object:
+    """For `Jobs.create`: a small model that trains for long on that data, under the faults that tests/programs/faults
+    plays as the file `fault` says."""
+    return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=FAULTS, FAULT=fault)]}}
+
+
+def endless(data: Path, **more: Any) -> Object:
+    """`trainer` of a small model that trains for long on that data."""
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
+    return {"steps": ENDLESS, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4, **more}
+
+
+def paced(**environment: object) -> Object:
+    """A container `trainer` whose steps take a while; with PYTHONPATH=STAND_IN those of tests/programs/tiny, which
+    does without torch, where what the training computes is not the test's subject."""
+    variables = {"PYTHONPATH": FAULTS, **PACE, **environment}
+    env = [{"name": name, "value": str(value)} for name, value in variables.items()]
+    return {"name": "trainer", "image": "concertina/trainer:test", "env": env}
+
+
+def standing_in(data: Path, **more: Any) -> Object:
+    """For `Jobs.create`: `endless` without torch. `data` is not read."""
+    return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=STAND_IN)], **more}}
+
+
+class Operator:
+    """One operator process after the other, each with the same identity, like a container that is started again."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "operator.log"
+
+    def start(self, wait: bool = True, **environment: str) -> None:
+        begun = len(self.lines("started"))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*NAMELESS, sys.executable, "-m", "concertina.controller.operator"],
+                env={**self.environment, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=namespaces.die_with_parent,  # a run of the tests that is killed leaves none behind
+            )
+        if wait:
+            until(lambda: len(self.lines("started")) > begun, "an operator that works", self.text)
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        """The exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout=GIVE_UP)
+
+    def text(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def lines(self, event: str, job: str = "") -> list[Object]:
+        """Decisions of this name, of a job (namespace/name) where one is given."""
+        # The last line may be half written.
+        lines = (json.loads(line) for line in self.text().split("\n")[:-1] if line.startswith("{"))
+        return [line for line in lines if line["event"] == event and job in ("", line.get("job"))]
+
+
+class Jobs:
+    """TrainingJobs of one namespace."""
+
+    def __init__(self, cluster: LocalCluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+        self.path = JOBS.format(namespace)
+
+    def create(self, name: str, script: str = "", replicas: int = 1, pod: Object | None = None, **spec: Any) -> Object:
+        """A job whose workers run a Python script; `pod` is merged over the template's spec."""
+        container: Object = {"name": "trainer", "image": "concertina/trainer:test"}
+        if script:
+            container["command"] = ["python3", "-uc", script]
+        template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container], **(pod or {})}}
+        body = {
+            "apiVersion": "concertina.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name},
+            "spec": {"replicas": replicas, "template": template, **spec},
+        }
+        return self.cluster.api.call("POST", self.path, body)
+
+    def get(self, name: str) -> Object:
+        return self.cluster.api.call("GET", f"{self.path}/{name}")
+
+    def wait(self, name: str, condition: Callable[[Object], Any]) -> Object:
+        """The job as soon as the condition holds for it."""
+
+        def look() -> Object | None:
+            job = self.get(name)
+            return job if condition(job) else None
+
+        return until(look, f"what the test waits for of job {name}", lambda: self.describe(name))
+
+    def wait_reason(self, name: str, *reasons: str) -> Object:
+        """Until Ready, whose reason is the word in the column Status, has one of these."""
+        return self.wait(name, lambda job: self.condition(job, "Ready").get("reason") in reasons)
+
+    def wait_true(self, name: str, kind: str) -> Object:
+        return self.wait(name, lambda job: self.condition(job, kind).get("status") == "True")
+
+    def wait_training(self, name: str, replicas: int, past: int = 0) -> Object:
+        """Until so many replicas train in a round higher than `past`."""
+
+        def trains(job: Object) -> bool:
+            world = job.get("status", {}).get("world", {})
+            ready = self.condition(job, "Ready").get("reason") == "Training"
+            return ready and len(world.get("members", ())) == replicas and world["round"] > past
+
+        return self.wait(name, trains)
+
+    def wait_gone(self, what: str, *selector: str) -> None:
+        """Until objects are deleted: kind/name, or kinds and a selector."""
+        self.cluster.kubectl("wait", what, *selector, "-n", self.namespace, "--for=delete", "--timeout=60s")
+
+    def kill_pod(self, name: str) -> None:
+        """Its processes end at once, and the pod with them."""
+        self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
+
+    def kill_worker(self, name: str, replica: str) -> None:
+        """SIGKILL to the newest worker of a replica, by the pid that its agent logged."""
+        started = [line for line in self.logs(replica).splitlines() if '"event":"worker_started"' in line]
+        os.kill(self.process(name, replica, json.loads(started[-1])["pid"]), signal.SIGKILL)
+
+    def process(self, name: str, replica: str, pid: int = 1) -> int:
+        """The pid on this machine of a process of a replica's container, the agent where none is named."""
+        wanted = {f"CONCERTINA_JOB={self.namespace}/{name}".encode(), f"CONCERTINA_REPLICA={replica}".encode()}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone
+                inside = re.search(r"NSpid:.*\s(\d+)\n", (process / "status").read_text())
+                if wanted <= set((process / "environ").read_bytes().split(b"\0")) and inside and int(inside[1]) == pid:
+                    return int(process.name)
+        raise LookupError(f"no process {pid} of {replica}")
+
+    def patch(self, name: str, spec: Object) -> None:
+        self.cluster.kubectl(
+            "patch", "tj", name, "-n", self.namespace, "--type=merge", "-p", json.dumps({"spec": spec})
+        )
+
+    def delete(self, name: str) -> None:
+        self.cluster.kubectl("delete", "tj", name, "-n", self.namespace, "--wait=false")
+
+    def gone(self, name: str) -> bool:
+        return not self.cluster.api.exists(f"{self.path}/{name}")
+
+    @staticmethod
+    def condition(job: Object, kind: str) -> Object:
+        """The condition of that type; empty where it was never set."""
+        conditions = job.get("status", {}).get("conditions", ())
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    @staticmethod
+    def members(job: Object, field: str = "replica") -> list[str]:
+        """One field of each member, lead first."""
+        return [member[field] for member in job["status"]["world"].get("members", ())]
+
+    def pods(self, name: str) -> list[Object]:
+        pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]
+        owned = (pod for pod in pods if pod["metadata"].get("labels", {}).get("concertina.dev/job") == name)
+        return sorted(owned, key=lambda pod: pod["metadata"]["name"])
+
+    def describe(self, name: str) -> str:
+        """For the message of a test that fails."""
+        pods = [f"{pod['metadata']['name']}: {pod['status'].get('phase')}" for pod in self.pods(name)]
+        return json.dumps([self.get(name).get("status"), pods], indent=1)
+
+    def events(self, name: str | None, reason: str) -> list[Object]:
+        """Those of this reason, of any job where None is named, as soon as there is one: events are written after the
+        status that they speak of."""
+
+        def found() -> list[Object]:
+            events = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
+            named = (event for event in events if name in (None, event["involvedObject"]["name"]))
+            return [event for event in named if event["reason"] == reason]
+
+        return until(found, f"an event {reason} of {name or 'any job'}")
+
+    def logs(self, pod: str) -> str:
+        return self.cluster.kubectl("logs", "-n", self.namespace, pod, "-c", "trainer")

@@ -1,0 +1,13 @@
+"""What a folder of built data holds."""
+
+from concertina_trainer.data.manifest import parse
+
+
+def documents(folder):
+    """The documents of a built folder of bytes, in order."""
+    manifest = parse((folder / "manifest.json").read_bytes(), "")
+    return [
+        text.decode()
+        for shard in manifest.shards
+        for text in (folder / shard.file).read_bytes().split(b"\0")[:-1]
+    ]  # fmt: skip

@@ -1,0 +1,299 @@
+"""A small stand-in for the agents of a job, for tests of the trainer: real worker processes, forked by the real
+forkserver, over the real channel, real files. It keeps a folder per node and copies each snapshot to the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from builders.programs import SEARCH_PATH
+from concertina_protocol import Durable, Progress, Restore, SnapshotId
+from concertina_protocol import worker_channel as channel
+from concertina_protocol.sidecar import COPY_SLOTS, read_sidecar, remove_sidecar, sidecar_path
+from concertina_protocol.worker_channel.agent_end import AgentEnd
+from concertina_trainer.format.shardfile import header_length
+
+GIVE_UP = 120
+FRESH = Restore("Fresh")
+ONLY_IMPORTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+class Parent:
+    """The forkserver, with the trainer preloaded."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--control", str(theirs.fileno())]
+        command += ["--preload", "concertina_trainer.preload"]
+        environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": SEARCH_PATH}
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        theirs.close()
+        self._socket = ours
+        ours.settimeout(GIVE_UP)
+        self.codes: dict[int, int] = {}
+        assert json.loads(ours.recv(1 << 16)) == {"warm": True}
+
+    def fork(self, target: str, environment: dict[str, str], output: int, *fds: int) -> int:
+        arguments = [f"fd:{i}" for i in range(len(fds))]
+        request = {"run": target, "arguments": arguments, "environment": {**os.environ, **environment}}
+        socket.send_fds(self._socket, [json.dumps(request).encode()], [output, output, *fds])
+        while True:
+            said = json.loads(self._socket.recv(1 << 16))
+            if "code" not in said:
+                return said["pid"]
+            self.codes[said["pid"]] = said["code"]
+
+    def wait(self, pid: int) -> int:
+        while pid not in self.codes:
+            said = json.loads(self._socket.recv(1 << 16))
+            self.codes[said["pid"]] = said["code"]
+        return self.codes.pop(pid)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(GIVE_UP)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one round."""
+
+    progress: list[Progress] = dataclasses.field(default_factory=list)
+    done: dict[int, channel.Done] = dataclasses.field(default_factory=dict)
+    faults: dict[int, channel.Fault] = dataclasses.field(default_factory=dict)
+    durable: list[Durable] = dataclasses.field(default_factory=list)
+    errors: list[str] = dataclasses.field(default_factory=list)
+    codes: dict[int, int] = dataclasses.field(default_factory=dict)
+    output: str = ""
+    t0: float = 0.0
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {p.step: p.loss for p in self.progress if p.phase == "training"}
+
+
+@dataclasses.dataclass
+class Script:
+    """What happens to a round: `kill`: at this step these ranks get SIGKILL; `drain`: rank 0 is asked at this step."""
+
+    kill: tuple[int, tuple[int, ...]] | None = None
+    drain: tuple[int, bool] | None = None
+    drain_when: Callable[[Outcome], bool] = lambda outcome: False
+    copy: Callable[[int], bool] = lambda step: True
+
+
+class Job:
+    def __init__(self, folder: Path, parent: Parent, trainer: dict, checkpoint: dict | None = None, uid: str = "u1"):
+        self.folder, self.parent, self.uid = folder, parent, uid
+        self.trainer, self.checkpoint = trainer, checkpoint
+        self.worker, self.environment = "concertina_trainer.worker:main", {}
+        self.number = 0
+        self.durable: Durable | None = None
+        folder.mkdir(exist_ok=True)
+
+    def run(self, world: int, restore: Restore = FRESH, script: Script | None = None) -> Outcome:
+        """One round from start to the end of all its processes."""
+        self.number += 1
+
+        async def play() -> Outcome:
+            return await asyncio.wait_for(_Round(self, world, restore, script or Script()).play(), GIVE_UP)
+
+        return asyncio.run(play())
+
+    def lose(self, node: int) -> None:
+        shutil.rmtree(self.folder / f"node-{node}")
+
+    def newest(self) -> Restore:
+        """The newest snapshot of which every shard is held somewhere, as the operator would choose it."""
+        held: dict[SnapshotId, set[int]] = {}
+        for path in self.folder.glob("node-*/*/round-*/shard-*/*.json"):
+            if found := held_in(path.with_suffix("")):
+                held.setdefault(found[0], set()).add(found[1])
+        whole = [id for id, shards in held.items() if len(shards) == id.shards]
+        newest = max(whole, key=lambda id: (id.round, id.step))
+        return Restore("Memory", newest.step, newest)
+
+    def find(self, id: SnapshotId, shard: int) -> Path | None:
+        found = sorted(self.folder.glob(f"node-*/*/round-{id.round}/shard-{shard}/*.json"))
+        return next((path.with_suffix("") for path in found if held_in(path.with_suffix("")) == (id, shard)), None)
+
+
+def held_in(path: Path) -> tuple[SnapshotId, int] | None:
+    """What a slot holds; None where its bytes are not what its sidecar says."""
+    said = read_sidecar(path)
+    return (said.id, said.shard) if said and zlib.crc32(path.read_bytes()) == said.crc32 else None
+
+
+class _Round:
+    def __init__(self, job: Job, world: int, restore: Restore, script: Script) -> None:
+        self.job, self.world, self.restore, self.script = job, world, restore, script
+        self.outcome = Outcome()
+        self.ends: dict[int, AgentEnd] = {}
+        self.pids: dict[int, int] = {}
+        self.uploader: asyncio.Future[AgentEnd] = asyncio.get_running_loop().create_future()
+        self.wanted: dict[SnapshotId, int] = {}
+        self.over = asyncio.Event()
+        self.gone: set[int] = set()
+        self.committed: dict[int, list[int]] = {}
+        self.torn: list[tuple[int, int]] = []
+        """Shard and step of copies that the worker wrote over."""
+        self.uploads = asyncio.Lock()
+
+    async def play(self) -> Outcome:
+        self.outcome.t0 = time.time()
+        path = self.job.folder / "agent.sock"
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+        listening.listen(256)
+        listening.setblocking(False)
+        accepting = asyncio.ensure_future(self._accept(listening))
+        accepting.add_done_callback(lambda _: self.over.set())
+        log = (self.job.folder / f"round-{self.job.number}.log").open("w+b")
+        listener = socket.create_server(("127.0.0.1", 0))
+        store = self.job.parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
+        port = listener.getsockname()[1]
+        listener.close()
+        common = {
+            "CONCERTINA_SOCKET": str(path),
+            "CONCERTINA_UID": self.job.uid,
+            "CONCERTINA_ROUND": str(self.job.number),
+            "CONCERTINA_POD_IP": "127.0.0.1",
+            "CONCERTINA_TRAINER": json.dumps(self.job.trainer),
+            "CONCERTINA_CHECKPOINT": json.dumps(self.job.checkpoint),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_WORLD_SIZE": "1",
+        }
+        others = [store]
+        if self.job.checkpoint:
+            others.append(self.job.parent.fork("concertina_trainer.uploader:main", common, log.fileno()))
+        for rank in range(self.world):
+            folder = self.job.folder / f"node-{rank}" / "snapshots" / f"round-{self.job.number}"
+            mine = {"RANK": str(rank), "LOCAL_RANK": "0", "CONCERTINA_SNAPSHOTS": str(folder)}
+            environment = {**common, **mine, **self.job.environment}
+            self.pids[rank] = self.job.parent.fork(self.job.worker, environment, log.fileno())
+        try:
+            await self.over.wait()
+            async with self.uploads:
+                pass
+        finally:
+            accepting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await accepting
+            listening.close()
+            stuck = (pid for rank, pid in self.pids.items() if rank not in self.gone)
+            for pid in (*stuck, *others):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.outcome.codes = {rank: self.job.parent.wait(pid) for rank, pid in self.pids.items()}
+            for pid in others:
+                self.job.parent.wait(pid)
+            log.seek(0)
+            self.outcome.output = log.read().decode()
+            log.close()
+        self._check_torn()
+        return self.outcome
+
+    async def _accept(self, listening: socket.socket) -> None:
+        async with asyncio.TaskGroup() as connections:
+            while True:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+                connections.create_task(self._serve(AgentEnd(connection)))
+
+    async def _serve(self, end: AgentEnd) -> None:
+        hello = await end.receive()
+        if isinstance(hello, channel.UploaderHello):
+            self.uploader.set_result(end)
+            return
+        self.ends[hello.rank] = end
+        end.send(channel.Start(self.restore, self.world, self.job.uid, self.job.durable))
+        while (message := await end.receive()) is not None:
+            await self._hear(hello.rank, end, message)
+        end.release()
+        # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.
+        self.gone.add(hello.rank)
+        if len(self.gone) == self.world or hello.rank not in self.outcome.done:
+            self.over.set()
+
+    async def _hear(self, rank: int, end: AgentEnd, message: channel.Message) -> None:
+        match message:
+            case Progress():
+                self.outcome.progress.append(message)
+                self._follow_script(message.step)
+            case channel.Committed(id, shard, path):
+                self.committed.setdefault(shard, []).append(id.step)
+                if self.script.copy(id.step) and self._copy((rank + 1) % self.world, id, shard, Path(path)):
+                    end.send(channel.CopiedUpTo(id.step))
+            case channel.WantDurable(id, shard, path, complete):
+                async with self.uploads:
+                    await self._make_durable(id, shard, path, complete)
+            case channel.FetchHeader(id, shard):
+                path = self.job.find(id, shard)
+                content = path.read_bytes()
+                end.send(channel.FetchedHeader(content[8 : header_length(content[:8])].decode()))
+            case channel.Fetch(id, shard):
+                path = self.job.find(id, shard)
+                end.send(channel.Fetched(str(path)) if path else channel.Fetched(error="no node holds it"))
+            case channel.Done():
+                self.outcome.done[rank] = message
+            case channel.Fault():
+                self.outcome.faults[rank] = message
+
+    def _follow_script(self, step: int) -> None:
+        if self.script.drain and step == self.script.drain[0]:
+            self.ends[0].send(channel.DrainRequest(self.script.drain[1]))
+        if self.script.drain_when(self.outcome):
+            self.ends[0].send(channel.DrainRequest(durable=False))
+        if self.script.kill and step == self.script.kill[0]:
+            for rank in self.script.kill[1]:
+                os.kill(self.pids[rank], signal.SIGKILL)
+
+    def _copy(self, node: int, id: SnapshotId, shard: int, path: Path) -> bool:
+        """False where the worker has written over it meanwhile, as an agent finds out by the sidecar."""
+        folder = self.job.folder / f"node-{node}" / "copies" / f"round-{id.round}" / f"shard-{shard}"
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"slot-{id.step % COPY_SLOTS}"
+        remove_sidecar(target)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(path, target)
+            shutil.copyfile(sidecar_path(path), sidecar_path(target))
+            if held_in(target) == (id, shard):
+                return True
+        remove_sidecar(target)
+        self.torn.append((shard, id.step))
+        return False
+
+    def _check_torn(self) -> None:
+        """Only a round's last snapshot waits for no copy (decision "A drain may write over a running copy")."""
+        for shard, step in self.torn:
+            assert step in self.committed[shard][-3:], f"the slot of step {step} was written while it was copied"
+
+    async def _make_durable(self, id: SnapshotId, shard: int, path: str, complete: bool) -> None:
+        uploader = await self.uploader
+        uploader.send(channel.Ship(id, shard, path))
+        shipped = await uploader.receive()
+        if shipped.error:
+            self.outcome.errors.append(shipped.error)
+            return
+        self.wanted[id] = self.wanted.get(id, 0) + 1
+        if self.wanted[id] == id.shards:
+            uploader.send(channel.Publish(id, complete))
+            published = await uploader.receive()
+            if published.durable:
+                self.outcome.durable.append(published.durable)
+            else:
+                self.outcome.errors.append(published.error)

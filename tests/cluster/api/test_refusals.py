@@ -1,0 +1,260 @@
+"""Bad manifests are refused by the API server itself, in words a person understands; and by us in the same cases."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from concertina.api.parse import SpecError, parse_spec
+from concertina.local.cluster import LocalCluster
+from concertina.local.errors import LocalClusterError
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+JOB = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
+OWN = yaml.safe_load((ROOT / "examples" / "own-command.yaml").read_text())
+CONTAINER = "spec.template.spec.containers.0"
+LONG = "a" * 51
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crd(cluster: LocalCluster) -> None:
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
+
+
+def changed(job: dict[str, Any], *changes: tuple[str, Any]) -> dict[str, Any]:
+    """A job with fields set; None removes one."""
+    job = copy.deepcopy(job)
+    for path, value in changes:
+        *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+        target: Any = job
+        for part in parents:
+            target = target[part]
+        if value is None:
+            del target[last]
+        else:
+            target[last] = value
+    return job
+
+
+def apply(cluster: LocalCluster, namespace: str, job: dict[str, Any], *options: str) -> str:
+    return cluster.kubectl("-n", namespace, "apply", *options, "-f", "-", stdin=json.dumps(job))
+
+
+def refusal(cluster: LocalCluster, namespace: str, job: dict[str, Any]) -> str:
+    """What `kubectl apply` says (and nothing is stored, even if it should say yes)."""
+    with pytest.raises(LocalClusterError) as caught:
+        apply(cluster, namespace, job, "--dry-run=server")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_accepted_by_both(cluster: LocalCluster, example: Path) -> None:
+    job = yaml.safe_load(example.read_text())
+    stored = json.loads(apply(cluster, "default", job, "--dry-run=server", "-o", "json"))
+    assert parse_spec(stored) == parse_spec(job), "the API server fills in the defaults that the models have"
+    assert stored["spec"]["template"] == job["spec"]["template"], "nothing is filled into the template"
+
+
+BITWISE = [("spec.trainer.determinism", "bitwise")]
+
+
+def mixture(weight: int) -> dict[str, Any]:
+    return {"mixture": [{"uri": "s3://demo/data", "weight": weight}]}
+
+
+def mount(path: str) -> dict[str, str]:
+    return {"name": "v", "mountPath": path}
+
+
+ALL_REFUSED = [
+    ("unknown field", JOB, [("spec.elastic.minReplica", 1)], 'unknown field "spec.elastic.minReplica"'),
+    ("unknown trainer field", JOB, [("spec.trainer.epochs", 3)], 'unknown field "spec.trainer.epochs"'),
+    ("mistyped field", JOB, [("spec.replicas", "three")], "spec.replicas in body must be of type integer"),
+    ("label that is no string", JOB, [("spec.template.metadata", {"labels": {"a": True}})], "must be of type string"),
+    ("no replicas", JOB, [("spec.replicas", 0)], "spec.replicas in body should be greater than or equal to 1"),
+    ("size below the floor", JOB, [("spec.replicas", 1)], "elastic.minReplicas is larger than replicas: lower it"),
+    ("workers", OWN, [("spec.workersPerReplica", "many")], "must be auto or a number from 1 to 1024"),
+    ("no trainer", JOB, [(f"{CONTAINER}.name", "main")], "no container is named trainer: name the one that"),
+    ("no command", OWN, [(f"{CONTAINER}.command", None)], "the container trainer has no command: give it the one"),
+    ("empty command", OWN, [(f"{CONTAINER}.command", [])], "the container trainer has no command: give it the one"),
+    ("trainer and command", JOB, [(f"{CONTAINER}.command", ["x"])], "the container trainer has a command of its own"),
+    ("trainer and args", JOB, [(f"{CONTAINER}.args", ["x"])], "the container trainer has a command of its own"),
+    ("no data", JOB, [("spec.trainer.data", None)], "spec.trainer.data: Required value"),
+    ("precision", JOB, [("spec.trainer.precision", "float8")], 'supported values: "auto", "bfloat16", "float32"'),
+    ("heads", JOB, [("spec.trainer.model.heads", 5)], "dim must be an even multiple of heads"),
+    ("kvHeads", JOB, [("spec.trainer.model.kvHeads", 3)], "heads must be a multiple of kvHeads"),
+    (
+        "balance and bitwise",
+        JOB,
+        [("spec.trainer.data.balance", "speed"), ("spec.trainer.determinism", "bitwise")],
+        "set balance to even, or determinism to order",
+    ),
+    (
+        "balance and buckets",
+        JOB,
+        [("spec.trainer.data.balance", "speed"), ("spec.trainer.data.documents", "bucketed")],
+        "set balance to even, or choose another documents",
+    ),
+    (
+        "evaluation at every step 0",
+        JOB,
+        [("spec.trainer.evaluation", {"everySteps": 0})],
+        "spec.trainer.evaluation.everySteps in body should be greater than or equal to 1",
+    ),
+    (
+        "parallelism",
+        JOB,
+        [("spec.parallelism", {"tensor": 2})],
+        "the bundled trainer only does data parallelism so far",
+    ),
+    ("no share", JOB, [("spec.trainer.data", mixture(0))], "weight in body should be greater than or equal to 1"),
+    ("uri and mixture", JOB, [("spec.trainer.data.mixture", mixture(1)["mixture"])], "give either uri, or mixture"),
+    ("fixed microbatches", JOB, [*BITWISE, ("spec.trainer.globalBatchSize", 4096)], "bitwise takes at most 16"),
+    (
+        "fixed shapes",
+        JOB,
+        [*BITWISE, ("spec.trainer.data.documents", "bucketed")],
+        "bitwise has microbatches of one shape",
+    ),
+    ("ignored NaN", JOB, [("spec.trainer.anomalies", {"nonFinite": "Ignore"})], 'supported values: "Skip"'),
+    ("interval", JOB, [("spec.checkpoint.everySeconds", "often")], "must be auto or a number of seconds from 1 to 315"),
+    (
+        "two beginnings",
+        JOB,
+        [("spec.checkpoint.resumeFrom", "s3://demo/a"), ("spec.checkpoint.initFrom", "s3://demo/b")],
+        "remove one of them",
+    ),
+    ("beginning", JOB, [("spec.checkpoint.initFrom", "hf://org/model")], "must be s3://bucket/folder, gs://bucket"),
+    ("uri scheme", JOB, [("spec.checkpoint.uri", "ftp://host/run")], "must be s3://bucket/folder, gs://bucket/folder"),
+    (
+        "uri without bucket",
+        JOB,
+        [("spec.checkpoint.uri", "s3:///run")],
+        "must be s3://bucket/folder, gs://bucket/folder",
+    ),
+    ("relative uri", JOB, [("spec.checkpoint.uri", "file://run")], "must be s3://bucket/folder, gs://bucket/folder"),
+    *(
+        (f"dots in {field}", JOB, [(f"spec.{field}", uri)], "has . or .. as a part of its path")
+        for field, uri in [
+            ("checkpoint.uri", "file:///../../etc"),
+            ("checkpoint.uri", "file:///a/%2e%2E/etc"),
+            ("checkpoint.resumeFrom", "s3://demo/./run"),
+            ("checkpoint.initFrom", "file:///weights/.."),
+            ("trainer.data.uri", "/data/../etc"),
+            ("trainer.data", {"mixture": [{"uri": "s3://demo/../data", "weight": 1}]}),
+        ]
+    ),
+    *(
+        ("name of ours", JOB, [(f"spec.template.{field}", value)], message)
+        for field, value, message in [
+            ("spec.initContainers", [{"name": "concertina-agent"}], "is the operator's own init container"),
+            ("spec.volumes", [{"name": "concertina-identity"}], "are the operator's own volumes"),
+            ("spec.containers.0.volumeMounts", [mount("/concertina/")], "mounts volumes of its own"),
+            ("spec.containers.0.volumeMounts", [mount("/etc/concertina/x")], "mounts volumes of its own"),
+            ("spec.containers.0.env", [{"name": "CONCERTINA_UID"}], "are set by the operator"),
+            ("metadata", {"labels": {"concertina.dev/job-uid": "x"}}, "are the operator's own: remove them"),
+            ("metadata", {"annotations": {"concertina.dev/avoids": "x"}}, "are the operator's own: remove them"),
+        ]
+    ),
+    *(
+        ("restartPolicy", JOB, [("spec.template.spec.restartPolicy", policy)], "must be OnFailure or Never")
+        for policy in ("Always", "Sometimes")
+    ),
+    ("long name", JOB, [("metadata.name", LONG)], "metadata.name is longer than 50 characters"),
+]
+
+
+@pytest.mark.parametrize(("what", "job", "changes", "message"), ALL_REFUSED, ids=[case[0] for case in ALL_REFUSED])
+def test_bad_manifests_are_refused(
+    cluster: LocalCluster, what: str, job: dict[str, Any], changes: list[tuple[str, Any]], message: str
+) -> None:
+    bad = changed(job, *changes)
+    assert message in refusal(cluster, "default", bad)
+    if what != "long name":  # it is the name's fault, not the spec's
+        with pytest.raises(SpecError):
+            parse_spec(bad)
+
+
+def test_two_containers_of_one_name(cluster: LocalCluster) -> None:
+    containers = OWN["spec"]["template"]["spec"]["containers"]
+    twice = changed(OWN, ("spec.template.spec.containers", containers * 2))
+    assert "spec.template.spec.containers[1]: Duplicate value" in refusal(cluster, "default", twice)
+    with pytest.raises(SpecError, match="named trainer"):
+        parse_spec(twice)
+
+
+TWICE = {
+    "spec.template.spec.initContainers": [{"name": "a", "image": "x"}] * 2,
+    "spec.template.spec.volumes": [{"name": "v"}] * 2,
+    f"{CONTAINER}.volumeMounts": [mount("/data")] * 2,
+}
+
+
+@pytest.mark.parametrize("field", TWICE)
+def test_two_of_one_name(cluster: LocalCluster, field: str) -> None:
+    """As a pod with them would be: the models leave that to Kubernetes."""
+    assert "[1]: Duplicate value" in refusal(cluster, "default", changed(JOB, (field, TWICE[field])))
+
+
+def test_names_that_are_much_like_ours_are_the_users(cluster: LocalCluster) -> None:
+    job = changed(
+        JOB,
+        ("spec.template.metadata", {"labels": {"concertina.dev": "x", "app.kubernetes.io/managed-by": "Helm"}}),
+        ("spec.template.spec.volumes", [{"name": "concertina-data", "emptyDir": {}}]),
+        ("spec.template.spec.initContainers", [{"name": "agent", "image": "x"}]),
+        (f"{CONTAINER}.volumeMounts", [mount("/concertina-data"), mount("/dev/shm"), mount("/etc/concert")]),
+        (f"{CONTAINER}.env", [{"name": "CONCERTINA_PYTHON", "value": "/usr/bin/python3"}]),
+        ("spec.checkpoint.uri", "file:///a/.b/..c/d."),
+    )
+    stored = json.loads(apply(cluster, "default", job, "--dry-run=server", "-o", "json"))
+    assert stored["spec"]["template"] == job["spec"]["template"]
+    assert parse_spec(stored) == parse_spec(job)
+
+
+def test_lists_of_the_template_that_are_null_are_absent(cluster: LocalCluster) -> None:
+    """As templates of Helm leave them, and as a pod takes them."""
+    job = copy.deepcopy(JOB)
+    job["spec"]["template"]["spec"] |= {"volumes": None, "initContainers": None, "restartPolicy": None}
+    job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] = None
+    stored = json.loads(apply(cluster, "default", job, "--dry-run=server", "-o", "json"))
+    assert parse_spec(stored) == parse_spec(JOB)
+
+
+FIXED = [
+    ("template", "spec.template.spec.nodeSelector", {"pool": "spot"}),
+    ("template", f"{CONTAINER}.image", "other/image"),
+    ("template", f"{CONTAINER}.env", [{"name": "A", "value": "b"}]),
+    ("trainer", "spec.trainer.steps", 10),
+    ("checkpoint", "spec.checkpoint.uri", "s3://demo/elsewhere"),
+    ("checkpoint", "spec.checkpoint", None),
+    ("workersPerReplica", "spec.workersPerReplica", 2),
+]
+
+
+@pytest.mark.parametrize(("field", "path", "value"), FIXED, ids=[case[1] for case in FIXED])
+def test_what_pods_are_made_of_changes_only_while_suspended(
+    cluster: LocalCluster, namespace: str, field: str, path: str, value: Any
+) -> None:
+    apply(cluster, namespace, JOB)
+    after = changed(JOB, (path, value))
+    assert f"spec.{field}: Invalid value: {field} changes only while the job is suspended" in refusal(
+        cluster, namespace, after
+    )
+    assert "changes only while" in refusal(cluster, namespace, changed(after, ("spec.suspend", True)))
+    apply(cluster, namespace, changed(JOB, ("spec.suspend", True)))
+    apply(cluster, namespace, after)  # changes it and goes on, in one write
+    assert "unchanged" in apply(cluster, namespace, after)
+
+
+def test_sizes_and_policies_change_at_any_time(cluster: LocalCluster, namespace: str) -> None:
+    apply(cluster, namespace, JOB)
+    after = changed(JOB, ("spec.replicas", 5), ("spec.elastic", {"minReplicas": 1}), ("spec.suspend", True))
+    after["spec"] |= {"failurePolicy": {"maxRestarts": 0}, "ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60}
+    assert "configured" in apply(cluster, namespace, after)

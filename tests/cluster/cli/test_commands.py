@@ -1,0 +1,227 @@
+"""The concertina command against a real API server, as a process of its own: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from concertina.api.status import Condition, JobProgress, JobStatus, World, rfc3339
+from concertina.local.cluster import LocalCluster
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "examples" / "demo.yaml"
+COMMAND = [str(Path(sys.executable).parent / "concertina")]
+GIVE_UP = 60.0
+NOW = rfc3339(1_800_000_000)
+
+
+@dataclass(frozen=True)
+class Cli:
+    cluster: LocalCluster
+    namespace: str
+
+    def __call__(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments, "-n", self.namespace],
+            env=self.environment(), input=stdin, capture_output=True, text=True, timeout=GIVE_UP, check=False,
+        )  # fmt: skip
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [*COMMAND, *arguments, "-n", self.namespace]
+        return subprocess.Popen(
+            command, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *arguments, stdin=stdin)
+
+    def write(self, name: str, status: JobStatus) -> None:
+        """As the operator would."""
+        patch = json.dumps({"status": status.manifest()})
+        self.kubectl("patch", f"tj/{name}", "--subresource=status", "--type=merge", "-p", patch)
+
+
+@pytest.fixture
+def cli(cluster: LocalCluster, namespace: str) -> Cli:
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
+    return Cli(cluster, namespace)
+
+
+def status(word: str, message: str, *more: str) -> JobStatus:
+    """A status in one word, with further conditions that are True."""
+    conditions = [Condition(type="Ready", status="True", reason=word, message=message, last_transition_time=NOW)]
+    conditions += [Condition(type=kind, status="True", reason=word, last_transition_time=NOW) for kind in more]
+    return JobStatus(
+        conditions=tuple(conditions),
+        world=World(round=2, size="3/3", replicas=3, workers=3),
+        progress=JobProgress(step=100, steps=400, percent=25.0, loss=2.5, tokens_per_second=4321.0, at=NOW),
+    )
+
+
+def test_run_status_suspend_resume_scale(cli: Cli) -> None:
+    assert "has no TrainingJobs" in cli("status").stdout
+    assert "demo is applied, generation 1" in cli("run", str(DEMO), "--detach").stdout
+    assert "generation 1" in cli("run", "-", "--detach", stdin=DEMO.read_text()).stdout, "nothing has changed"
+    assert "the operator has not seen it yet" in cli("status", "demo").stdout
+
+    cli.write("demo", status("Running", "3 of 3 replicas train"))
+    row = cli("status").stdout.splitlines()[1].split()
+    assert row[:5] == ["demo", "Running", "3/3", "100", "25%"]
+    detail = cli("status", "demo").stdout
+    assert "3 of 3 replicas train" in detail
+    assert "step 100 of 400" in detail
+    assert "tokens/s 4,321" in detail
+
+    assert "stops after its current step" in cli("suspend", "demo").stdout
+    assert "suspended already" in cli("suspend", "demo").stdout
+    assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "true"
+    assert "goes on" in cli("resume", "demo").stdout
+    assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "false"
+    assert "wants 5 replicas (before: 3)" in cli("scale", "demo", "5").stdout
+    assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.replicas}") == "5"
+
+
+def test_what_goes_wrong_is_one_sentence_and_exit_1(cli: Cli, tmp_path: Path) -> None:
+    two = tmp_path / "two.yaml"
+    two.write_text("kind: Secret\n---\nkind: TrainingJob\n")
+    wrong = DEMO.read_text().replace("minReplicas: 2", "minReplicas: 4")
+    cases: list[tuple[subprocess.CompletedProcess[str], str]] = [
+        (cli("status", "nothing"), '"nothing" not found'),
+        (cli("suspend", "nothing"), '"nothing" not found'),
+        (cli("logs", "nothing"), '"nothing" not found'),
+        (cli("run", str(tmp_path / "none.yaml")), "can't be read: No such file or directory"),
+        (cli("run", str(two)), "must hold one TrainingJob, and holds Secret, TrainingJob"),
+        (cli("run", "-", stdin="a: ["), "standard input is not YAML"),
+        (cli("run", "-", stdin=wrong), "elastic.minReplicas is larger than replicas"),
+        (
+            cli("run", "-", stdin=DEMO.read_text().replace("minReplicas", "minReplica")),
+            "minReplica: field not declared",
+        ),
+        (cli("run", "-", stdin=DEMO.read_text().replace("v1alpha1", "v9")), "this concertina knows concertina.dev/v1"),
+        (cli("status", "--kubeconfig", str(tmp_path / "none")), "No cluster to talk to"),
+    ]
+    for done, sentence in cases:
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
+        assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("launcher", ["agent", "torchrun"])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"nodeSelectorr": {"a": "b"}}, 'unknown field "spec.nodeSelectorr"'),
+        ({"activeDeadlineSeconds": -1}, "spec.activeDeadlineSeconds: Invalid value: -1"),
+    ],
+    ids=["a typo", "a value"],
+)
+def test_a_template_that_makes_no_pod_is_refused_before_it_is_applied(
+    cli: Cli, launcher: str, wrong: dict[str, Any], sentence: str
+) -> None:
+    job = yaml.safe_load((ROOT / "examples" / "own-command.yaml").read_text())
+    job["spec"] |= {"launcher": launcher}
+    name = job["metadata"]["name"]
+    cli("run", "-", "--detach", stdin=json.dumps(job))
+    before = cli.kubectl("get", "tj", name, "-o", "jsonpath={.metadata.generation}")
+    job["spec"]["suspend"] = True
+    assert cli("run", "-", "--detach", stdin=json.dumps(job)).returncode == 0
+    job["spec"]["template"]["spec"] |= wrong
+    done = cli("run", "-", "--detach", stdin=json.dumps(job))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert sentence in done.stderr
+    assert cli.kubectl("get", "tj", name, "-o", "jsonpath={.metadata.generation}") == str(int(before) + 1)
+    assert cli.kubectl("get", "pods", "-o", "name") == ""
+
+
+def test_what_a_policy_says_to_the_caller_does_not_stop_it(cli: Cli) -> None:
+    """The operator may be treated otherwise."""
+    cli.kubectl("label", "ns", cli.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    assert "is applied" in cli("run", str(DEMO), "--detach").stdout
+
+
+@pytest.mark.parametrize(("end", "code"), [("Complete", 0), ("Failed", 1)])
+def test_run_follows_to_the_end(cli: Cli, end: str, code: int) -> None:
+    with cli.start("run", str(DEMO)) as following:
+        assert following.stdout
+        assert "is applied" in following.stdout.readline()
+        assert "Unseen" in following.stdout.readline()
+        cli.write("demo", status("Running", "3 of 3 replicas train"))
+        assert following.stdout.readline() == "Running 3/3 3 of 3 replicas train step 100 (25%) loss 2.5\n"
+        cli.write("demo", status(end, "it is over", end))
+        assert "it is over" in following.stdout.readline()
+        assert following.wait(GIVE_UP) == code
+
+
+def test_following_ends_with_the_job(cli: Cli) -> None:
+    cli("run", str(DEMO), "--detach")
+    with cli.start("status", "demo", "--follow") as following:
+        assert following.stdout
+        following.stdout.readline()
+        cli.kubectl("delete", "tj", "demo")
+        assert "was deleted" in following.stdout.read()
+        assert following.wait(GIVE_UP) == 1
+
+
+def test_ctrl_c_stops_following_and_not_the_job(cli: Cli) -> None:
+    with cli.start("run", str(DEMO)) as following:
+        assert following.stdout
+        following.stdout.readline()
+        assert "Unseen" in following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        assert "The job goes on" in following.stdout.read()
+        assert following.wait(GIVE_UP) == 130
+    assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "false"
+
+
+def replica(index: int, script: str) -> dict[str, Any]:
+    """A pod as the operator would make it."""
+    labels = {"concertina.dev/job": "demo", "concertina.dev/replica-index": str(index)}
+    container = {"name": "trainer", "image": "concertina/trainer", "command": ["sh", "-c", script]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"demo-{index}-0", "labels": labels},
+        "spec": {"restartPolicy": "Never", "containers": [container]},
+    }
+
+
+def test_logs(cli: Cli) -> None:
+    cli("run", str(DEMO), "--detach")
+    assert "no replicas with a log yet" in cli("logs", "demo").stderr
+    cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(0, "echo one; echo two")))
+    with cli.start("logs", "demo", "--follow") as following:
+        assert following.stdout
+        assert following.stdout.readline() == "demo-0-0 | one\n"
+        assert following.stdout.readline() == "demo-0-0 | two\n"
+        cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(1, "echo later")))
+        assert following.stdout.readline() == "demo-1-0 | later\n"
+        cli.write("demo", status("Complete", "all done", "Complete"))
+        assert following.stdout.read() == ""
+        assert following.wait(GIVE_UP) == 0
+    assert cli("logs", "demo").stdout == "demo-0-0 | one\ndemo-0-0 | two\ndemo-1-0 | later\n"
+    assert cli("logs", "demo", "--replica", "0", "--tail", "1").stdout == "demo-0-0 | two\n"
+    assert "no replica 7 with a log yet" in cli("logs", "demo", "-r", "7").stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("torch", "kubernetes", "kopf", "aiohttp", "pydantic", "cryptography", "matplotlib", "asyncio")
+    code = (
+        "import sys; from typer.testing import CliRunner; from concertina.cli.main import app;"
+        "result = CliRunner().invoke(app, ['--help']); assert 'suspend' in result.output, result;"
+        f"import json; print(json.dumps(sorted(set({heavy!r}) & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=GIVE_UP)
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,95 @@
+"""A pass that raises, on a real API server: it is said on its job, tried again, and delays no other."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from builders.cluster.operator import Jobs
+from concertina.agents.connections import AgentConnections
+from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.master_keys import parse
+from concertina.controller.queue import KeyedQueue
+from concertina.controller.reconcile import Reconciler
+from concertina.controller.status import StatusWriter
+from concertina.controller.writes import ObjectWriter
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina.kube.manifests.agent import Images
+from concertina.kube.resources import TRAINING_JOBS
+from concertina.kube.watch.events import Events
+from concertina.local.cluster import LocalCluster
+from concertina.plan.plan import plan
+from concertina.plan.types import Observed, Plan
+
+GIVE_UP = 60.0
+
+
+class Broken:
+    """plan(), which raises for the job named `bad` while `on`."""
+
+    on = True
+
+    def __call__(self, observed: Observed, now: float) -> Plan:
+        if self.on and observed.job.name == "bad":
+            raise ZeroDivisionError("division by zero")
+        return plan(observed, now)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: LocalCluster, jobs: Jobs) -> None:
+    for name in ("bad", "good"):
+        jobs.create(name, "pass", suspend=True)
+
+    async def scenario(client: Client) -> None:
+        keys = parse({"key": base64.b64encode(b"k" * 32).decode()})
+        connections = AgentConnections(lambda uid, at_once: None)
+        cache = ClusterCache(lambda uid: queue.add(uid), connections.views, tuple(keys.by_id))
+        events = Events(client, "test")
+        broken = Broken()
+        reconciler = Reconciler(
+            cache=cache,
+            connections=connections,
+            client=client,
+            status=StatusWriter(client, cache, events),
+            objects=ObjectWriter(client, cache, Images("agent"), keys, lambda pod: None),
+            events=events,
+            plan=broken,
+            keys=keys,
+            may_act=lambda: True,
+            changed_within=lambda uid, seconds: queue.add_within(uid, seconds),
+        )
+        queue = KeyedQueue(reconciler.run)
+        writing = asyncio.create_task(events.run())
+        for name in ("bad", "good"):
+            cache.on_job(await client.get(TRAINING_JOBS, jobs.namespace, name))
+        queue.start()
+
+        async def until(name: str, kind: str, status: str) -> dict[str, Any]:
+            while True:
+                job = await client.get(TRAINING_JOBS, jobs.namespace, name)
+                if jobs.condition(job, kind).get("status", "") == status:
+                    return jobs.condition(job, kind)
+                await asyncio.sleep(0.05)
+
+        told = await until("bad", "ReconcileError", "True")
+        assert "ZeroDivisionError: division by zero" in told["message"]
+        assert (await until("bad", "Stalled", "True"))["reason"] == "ReconcileError"
+        await until("good", "Suspended", "True")
+        await asyncio.to_thread(jobs.events, "bad", "ReconcileError")
+        broken.on = False
+        await until("bad", "Suspended", "True")
+        await until("bad", "ReconcileError", "")  # gone
+        await until("bad", "Stalled", "False")
+        writing.cancel()
+        await queue.close()
+        connections.close()
+
+    async def inside() -> None:
+        async with asyncio.timeout(GIVE_UP), Client(await access.load(str(cluster.kubeconfig))) as client:
+            await scenario(client)
+
+    asyncio.run(inside())

@@ -1,0 +1,81 @@
+"""An operator beside a CRD of another version, as an upgrade has it for a while."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from builders.cluster.operator import Jobs, Operator
+from builders.until import until
+from concertina.local.cluster import LocalCluster
+
+pytestmark = pytest.mark.usefixtures("operator")
+OURS = yaml.safe_load((Path(__file__).resolve().parents[4] / "crds" / "concertina.dev_trainingjobs.yaml").read_text())
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"
+SAY = "print('hello')"
+Object = dict[str, Any]
+Install = Callable[[Object, Callable[[], bool]], None]
+
+
+def schema(crd: Object) -> Object:
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+
+
+@pytest.fixture
+def install(cluster: LocalCluster) -> Iterator[Install]:
+    """Puts another CRD in place until the test is over; returns when the API server goes by it."""
+
+    def put(crd: Object) -> None:
+        version = cluster.api.call("GET", CRD)["metadata"]["resourceVersion"]
+        cluster.api.call("PUT", CRD, {**crd, "metadata": {**crd["metadata"], "resourceVersion": version}})
+
+    def install(crd: Object, served: Callable[[], bool]) -> None:
+        put(crd)
+        until(served, "the CRD that was put")
+
+    yield install
+    put(OURS)
+
+
+def test_a_crd_that_is_newer_than_the_operator(jobs: Jobs, install: Install, operator: Operator) -> None:
+    """One more field, with a default, and one that a user sets: jobs run, and are told what is ignored."""
+    operator.end(signal.SIGTERM)  # a watch that is open tells of objects as the old CRD has them, for a moment
+    crd = copy.deepcopy(OURS)
+    spec = schema(crd)["spec"]["properties"]
+    spec["failurePolicy"]["properties"]["patience"] = {"type": "string", "default": "Long"}
+    spec["zones"] = {"type": "array", "items": {"type": "string"}}
+    jobs.create("before", SAY, suspend=True)
+    install(crd, lambda: "patience" in jobs.get("before")["spec"]["failurePolicy"])
+    operator.start()
+    jobs.create("a", SAY, zones=["x"])
+    job = jobs.wait_true("a", "Complete")
+    assert job["spec"]["failurePolicy"]["patience"] == "Long"
+    (event,) = jobs.events("a", "UnknownFields")
+    assert "spec.failurePolicy.patience, spec.zones" in event["message"]
+    assert event["type"] == "Warning"
+    jobs.patch("before", {"suspend": False})
+    jobs.wait_true("before", "Complete")
+    assert "spec.failurePolicy.patience: " in jobs.events("before", "UnknownFields")[0]["message"]
+
+
+def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, operator: Operator) -> None:
+    """It prunes what it does not know of the status: said once, and jobs run."""
+    crd = copy.deepcopy(OURS)
+    status = schema(crd)["status"]["properties"]
+    del status["spares"]
+    del status["restarts"]["properties"]["rungs"]
+    jobs.create("before", SAY)
+    jobs.wait_true("before", "Complete")
+    install(crd, lambda: "spares" not in jobs.get("before")["status"])
+    jobs.create("a", SAY, replicas=2)
+    jobs.wait_true("a", "Complete")
+    (event,) = jobs.events(None, "OutdatedCRD")  # of the job whose status was written first: `before` may end meanwhile
+    assert "status.spares" in event["message"]
+    assert "Apply the crds/" in event["message"]
+    assert len(operator.lines("outdated crd")) == 1

@@ -1,0 +1,139 @@
+"""The life of jobs with a small command of their own: run, fail, suspend, scale, lose replicas, grow back, end."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from builders.cluster.operator import Jobs
+
+pytestmark = pytest.mark.usefixtures("operator")
+SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+STAY = SAY + "; import time; time.sleep(3600)"
+ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+Object = dict[str, Any]
+
+
+def test_a_job_runs_to_its_end(jobs: Jobs) -> None:
+    jobs.create("a", SAY, replicas=2)
+    job = jobs.wait_true("a", "Complete")
+    assert jobs.condition(job, "Ready")["status"] == "True"
+    assert jobs.condition(job, "Running")["status"] == "False"
+    assert job["status"]["rounds"] == 1
+    assert job["status"]["restarts"]["total"] == 0
+    assert job["status"]["observedGeneration"] == job["metadata"]["generation"]
+    assert jobs.events("a", "Succeeded")
+    # The operator wrote nothing into the user's object.
+    assert set(job["metadata"].get("annotations", {})) == set()
+    assert "finalizers" not in job["metadata"]
+    assert "labels" not in job["metadata"]
+
+
+def test_a_worker_that_fails_says_why_in_the_status_and_an_event(jobs: Jobs) -> None:
+    script = "print('about to divide'); 1 / 0"
+    jobs.create("a", script, failurePolicy={"maxRestarts": 1})
+    job = jobs.wait_true("a", "Failed")
+    assert "ZeroDivisionError: division by zero" in jobs.condition(job, "Failed")["message"]
+    assert "about to divide" in job["status"]["lastFailure"]["lastLines"]
+    assert job["status"]["rounds"] == 2
+    assert jobs.condition(job, "Stalled")["status"] == "True"
+    assert any("ZeroDivisionError" in event["message"] for event in jobs.events("a", "WorkerFailed"))
+
+
+def test_suspend_and_resume(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=2)
+    jobs.wait_training("a", 2)
+    jobs.patch("a", {"suspend": True})
+    job = jobs.wait_true("a", "Suspended")
+    jobs.wait("a", lambda _: not jobs.pods("a"))
+    assert jobs.condition(job, "Ready")["status"] == "True"
+    jobs.patch("a", {"suspend": False})
+    job = jobs.wait_training("a", 2)
+    assert jobs.condition(job, "Suspended")["status"] == "False"
+    assert job["status"]["restarts"]["total"] == 0
+
+
+def test_a_job_that_is_created_suspended_has_no_pods(jobs: Jobs) -> None:
+    jobs.create("a", SAY, suspend=True)
+    jobs.wait_true("a", "Suspended")
+    assert jobs.pods("a") == []
+    jobs.patch("a", {"suspend": False})
+    jobs.wait_true("a", "Complete")
+
+
+def test_scale_up_and_down(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
+    jobs.wait_training("a", 2)
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=3", "-n", jobs.namespace)
+    jobs.wait_training("a", 3)
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=1", "-n", jobs.namespace)
+    job = jobs.wait_training("a", 1)
+    jobs.wait("a", lambda _: len(jobs.pods("a")) == 1)
+    assert jobs.pods("a")[0]["metadata"]["labels"]["concertina.dev/replica-index"] == "0"
+    assert job["status"]["restarts"]["total"] == 0
+
+
+DIES = (
+    "tests/cluster/operator/lifecycle/test_jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]"
+)
+
+
+@pytest.mark.parametrize(
+    "victim", [0, pytest.param(1, marks=pytest.mark.long(law=DIES))], ids=["the lead", "another member"]
+)
+def test_a_replica_that_dies_is_left_out_at_once_and_replaced(jobs: Jobs, victim: int) -> None:
+    jobs.create("a", STAY, replicas=3, elastic=ELASTIC)
+    before = jobs.wait_training("a", 3)
+    lead = before["status"]["world"]["lead"]
+    others = [m["replica"] for m in before["status"]["world"]["members"] if m["replica"] != lead]
+    jobs.kill_pod([lead, *others][victim])
+    jobs.wait("a", lambda job: job["status"]["world"]["round"] > before["status"]["world"]["round"])
+    after = jobs.wait_training("a", 3)
+    assert after["status"]["restarts"]["total"] >= 1
+    kept = {m["uid"] for m in before["status"]["world"]["members"]} & {
+        m["uid"] for m in after["status"]["world"]["members"]
+    }
+    assert len(kept) == 2, "the survivors were not kept"
+
+
+def test_deleting_a_job_deletes_all_that_is_its(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=2)
+    jobs.wait_training("a", 2)
+    jobs.delete("a")
+    jobs.wait_gone("tj/a")
+    jobs.wait_gone("pod,secret", "-l", "app.kubernetes.io/managed-by=concertina")
+
+
+def test_a_job_created_again_under_its_name_is_another_job(jobs: Jobs) -> None:
+    jobs.create("a", STAY)
+    first = jobs.wait_training("a", 1)
+    jobs.delete("a")
+    jobs.wait_gone("tj/a")
+    jobs.create("a", SAY)
+    again = jobs.wait_true("a", "Complete")
+    assert again["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+def test_ttl_deletes_a_job_that_has_ended(jobs: Jobs) -> None:
+    jobs.create("a", SAY, ttlSecondsAfterFinished=1)
+    jobs.wait_true("a", "Complete")
+    jobs.wait_gone("tj/a")
+
+
+def test_a_deadline_fails_the_job_and_ends_its_pods(jobs: Jobs) -> None:
+    jobs.create("a", STAY, activeDeadlineSeconds=3)
+    job = jobs.wait_true("a", "Failed")
+    assert "activeDeadlineSeconds" in jobs.condition(job, "Failed")["message"]
+    jobs.wait("a", lambda _: all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in jobs.pods("a")))
+
+
+def test_the_secret_has_the_agents_identity_and_nothing_else(jobs: Jobs) -> None:
+    jobs.create("a", STAY)
+    jobs.wait_training("a", 1)
+    found = json.loads(jobs.cluster.kubectl("get", "secrets", "-n", jobs.namespace, "-o", "json"))["items"]
+    (secret,) = (each for each in found if each["metadata"]["name"].startswith("a-concertina-"))
+    assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
+    assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")

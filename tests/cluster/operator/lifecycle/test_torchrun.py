@@ -1,0 +1,146 @@
+"""launcher: torchrun, with the real one on gloo: members come and go, the store is lost, the job ends."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.cluster.operator import Jobs, Operator
+from builders.until import until
+
+pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(280)]
+Object = dict[str, Any]
+SCRIPT = """
+import datetime, os, pathlib, socket, time, torch
+import torch.distributed as dist
+
+shared = pathlib.Path("/shared")
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+while True:
+    end = torch.tensor(float((shared / "stop").exists()))
+    dist.all_reduce(end)
+    with (shared / "told").open("a") as told:
+        told.write(f"{dist.get_world_size()} {socket.gethostname()}\\n")
+    if end:
+        break
+    time.sleep(0.2)
+dist.destroy_process_group()
+"""
+
+
+def create(jobs: Jobs, shared: Path, **spec: Any) -> None:
+    (shared / "train.py").write_text(SCRIPT)
+    container = {
+        "name": "trainer",
+        "image": "concertina/trainer:test",
+        "command": ["torchrun", "/shared/train.py"],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    volume = {"name": "shared", "hostPath": {"path": str(shared)}}
+    jobs.create("a", pod={"containers": [container], "volumes": [volume]}, launcher="torchrun", **spec)
+
+
+class Told:
+    """What the workers have written since the last time it was asked."""
+
+    def __init__(self, jobs: Jobs, shared: Path) -> None:
+        self.jobs, self.file = jobs, shared / "told"
+
+    def forget(self) -> None:
+        self.file.write_text("")
+
+    def wait(self, *lines: str) -> None:
+        """Until all of these lines, `world size` and `pod`, were written."""
+
+        def told() -> bool:
+            return self.file.exists() and set(lines) <= set(self.file.read_text().splitlines())
+
+        until(told, f"what {' and '.join(lines)} write", self.describe)
+
+    def describe(self) -> str:
+        logs = [f"{pod['metadata']['name']}:\n{self.jobs.logs(pod['metadata']['name'])}" for pod in self.jobs.pods("a")]
+        return "\n".join([self.file.read_text()[-500:] if self.file.exists() else "", self.jobs.describe("a"), *logs])
+
+
+def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs, tmp_path: Path) -> None:
+    told = Told(jobs, tmp_path)
+    create(jobs, tmp_path, replicas=2, elastic={"minReplicas": 1})
+    told.wait("2 a-0-0", "2 a-1-0")
+    job = jobs.wait_reason("a", "Training")
+    assert "members" not in job["status"]["world"] or not job["status"]["world"]["members"], "nobody can know them"
+    assert job["status"]["replicas"] == 2
+
+    jobs.kill_pod("a-0-0")
+    told.wait("2 a-0-1")
+    assert jobs.get("a")["status"]["world"]["round"] == 1, "torchrun took it in by itself"
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=3", "-n", jobs.namespace)
+    told.wait("3 a-2-0")
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=2", "-n", jobs.namespace)
+    jobs.wait_gone("pod/a-2-0")
+
+    told.forget()
+    jobs.kill_pod("a-rendezvous-1")
+    job = jobs.wait("a", lambda job: job["status"]["world"]["round"] == 2)
+    until(lambda: "2 " in told.file.read_text(), "a world of two", told.describe)
+    assert jobs.events("a", "RendezvousLost")
+    (tmp_path / "stop").touch()
+    job = jobs.wait_true("a", "Complete")
+    assert job["status"]["restarts"]["inWindow"] == 0
+    jobs.wait("a", lambda _: all(pod["status"]["phase"] != "Running" for pod in jobs.pods("a")))
+
+
+def test_a_member_that_goes_unseen_is_replaced_under_another_name(
+    jobs: Jobs, operator: Operator, tmp_path: Path
+) -> None:
+    """Deletion and end are heard in one burst, as where the operator is slow."""
+    told = Told(jobs, tmp_path)
+    create(jobs, tmp_path, replicas=2, elastic={"minReplicas": 1})
+    told.wait("2 a-0-0", "2 a-1-0")
+    assert operator.process is not None
+    operator.process.send_signal(signal.SIGSTOP)
+    try:
+        jobs.kill_pod("a-0-0")
+        jobs.wait_gone("pod/a-0-0")
+    finally:
+        operator.process.send_signal(signal.SIGCONT)
+    told.wait("2 a-0-1")
+    assert jobs.get("a")["status"]["internal"]["attempts"] == [1]
+    assert "was deleted" in jobs.events("a", "ReplicaReplaced")[0]["message"]
+
+
+def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
+    """torchrun can't change a fixed size: all its pods are replaced, in a rendezvous of their own."""
+    told = Told(jobs, tmp_path)
+    create(jobs, tmp_path, replicas=2)
+    told.wait("2 a-0-0", "2 a-1-0")
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=1", "-n", jobs.namespace)
+    told.wait("1 a-0-1")
+    jobs.wait_gone("pod/a-1-0")
+    assert jobs.get("a")["status"]["world"]["round"] == 2
+
+    jobs.patch("a", {"suspend": True})
+    jobs.wait_true("a", "Suspended")
+    jobs.wait("a", lambda _: not jobs.pods("a"))
+    jobs.patch("a", {"suspend": False})
+    told.wait("1 a-0-2")
+    (tmp_path / "stop").touch()
+    job = jobs.wait_true("a", "Complete")
+    assert job["status"]["restarts"]["inWindow"] == 0
+
+
+def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
+    container = {"name": "trainer", "image": "concertina/trainer:test", "command": ["torchrun", "/nowhere.py"]}
+    container["env"] = [{"name": "PET_MAX_RESTARTS", "value": "0"}]  # type: ignore[assignment]
+    jobs.create("a", pod={"containers": [container]}, launcher="torchrun", failurePolicy={"maxRestarts": 0})
+    job = jobs.wait_true("a", "Failed")
+    assert "torchrun gave up" in jobs.condition(job, "Failed")["message"]
+    failure = job["status"]["lastFailure"]
+    assert (failure["replica"], failure["exitCode"]) == ("a-0-0", 1)
+    jobs.wait_gone("pod/a-rendezvous-1")
+    (left,) = jobs.pods("a")
+    assert (left["metadata"]["name"], left["status"]["phase"]) == ("a-0-0", "Failed")
+    assert "can't open file '/nowhere.py'" in jobs.logs("a-0-0")
+    assert any("ChildFailedError" in line for line in failure["lastLines"])

@@ -1,0 +1,128 @@
+"""The recovery ladder on a real API server and scheduler: a bug ends the job early, a bad node does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.cluster.drills import build_data
+from builders.cluster.operator import Jobs, bundled
+from concertina_trainer.data.manifest import parse
+
+pytestmark = pytest.mark.usefixtures("operator")
+Object = dict[str, Any]
+
+
+def rungs(job: Object) -> dict[str, int]:
+    """Failures that each rung has answered."""
+    return {use["rung"]: use["inWindow"] for use in job["status"]["restarts"]["rungs"] if use["inWindow"]}
+
+
+def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
+    script = "import os, time; time.sleep(0.2); raise ValueError(f'cannot read shard {os.getpid()}')"
+    jobs.create("a", script, replicas=2)
+    job = jobs.wait_true("a", "Failed")
+    failed = jobs.condition(job, "Failed")
+    assert failed["reason"] == "SameFailure"
+    assert "failed 3 times soon after its start with the same error" in failed["message"]
+    assert "a bug in the script, not bad luck" in failed["message"]
+    assert "ValueError: cannot read shard" in failed["message"]
+    assert job["status"]["rounds"] == 3
+    assert {each["error"] for each in job["status"]["restarts"]["recent"]} == {
+        "Rank # exited with code 1: ValueError: cannot read shard #"
+    }
+
+
+def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
+    script = "import os; raise ValueError('abcdefghij'[int(os.environ['TORCHELASTIC_RESTART_COUNT']) % 10])"
+    jobs.create("a", script, failurePolicy={"maxRestarts": 3})
+    job = jobs.wait_true("a", "Failed")
+    assert jobs.condition(job, "Failed")["reason"] == "RestartsExhausted"
+    assert job["status"]["rounds"] == 4
+
+
+def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path: Path) -> None:
+    """One token beyond the vocabulary that the manifest names: the same step fails whichever replica reads it."""
+    text = ("a" * 40 + "\n") * 150
+    (tmp_path / "text").write_text(text[:3000] + "\x7f" + text[3000:])
+    build_data(str(tmp_path / "data"), {}, source=tmp_path / "text")
+    manifest = tmp_path / "data/manifest.json"
+    wrong = dataclasses.replace(parse(manifest.read_bytes(), str(tmp_path)), vocab_size=127)
+    manifest.write_bytes(wrong.to_json())
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 127, "sequenceLength": 32}
+    spec = {"steps": 100, "model": model, "data": {"uri": str(tmp_path / "data")}, "globalBatchSize": 4}
+    jobs.create("a", trainer=spec, replicas=2, elastic={"minReplicas": 1, "growAfterSeconds": 30})
+    job = jobs.wait_true("a", "Failed")
+    failed = jobs.condition(job, "Failed")
+    assert failed["reason"] == "SameFailure", failed["message"]
+    steps = {each["step"] for each in job["status"]["restarts"]["recent"]}
+    assert len(steps) == 1
+    assert f"failed 3 times at step {steps.pop()} with the same error" in failed["message"]
+    assert "IndexError" in failed["message"]
+    assert job["status"]["rounds"] == 3
+
+
+def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path) -> None:
+    """Whatever runs on the node where the first worker came up fails."""
+    script = (
+        "import os, pathlib, time; "
+        f"bad, node = pathlib.Path({str(tmp_path / 'bad')!r}), os.environ['CONCERTINA_NODE']; "
+        "os.environ['RANK'] == '0' and not bad.exists() and bad.write_text(node); "
+        "time.sleep(0.5); "
+        "assert bad.read_text() != node, 'the GPU has fallen off the bus'"
+    )
+    jobs.create("a", script, replicas=2)
+    job = jobs.wait_true("a", "Complete")
+    bad = (tmp_path / "bad").read_text()
+    (avoided,) = job["status"]["avoidedNodes"]
+    assert avoided["node"] == bad
+    assert "the GPU has fallen off the bus" in avoided["reason"]
+    assert bad not in jobs.members(job, "node")
+    assert rungs(job) == {"NewRound": 1, "ReplacePod": 1}
+    assert any(bad in event["message"] for event in jobs.events("a", "NodeAvoided"))
+    assert any("has failed before" in event["message"] for event in jobs.events("a", "ReplacePod"))
+
+
+def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_path: Path) -> None:
+    """The template allows one node only, which the operator can't know: the pod finds no place, then the node is
+    forgiven."""
+    nodes = jobs.cluster.api.call("GET", "/api/v1/nodes")["items"]
+    name = nodes[0]["metadata"]["name"]
+    script = (
+        "import os, pathlib; "
+        f"tries = pathlib.Path({str(tmp_path)!r}); "
+        "(tries / os.environ['TORCHELASTIC_RESTART_COUNT']).touch(); "
+        "assert len(list(tries.iterdir())) > 2, 'not yet'"
+    )
+    jobs.create("a", script, pod={"nodeSelector": {"kubernetes.io/hostname": name}})
+    job = jobs.wait(
+        "a", lambda job: any(each["node"] == name for each in job.get("status", {}).get("avoidedNodes", ()))
+    )
+    assert job["status"]["restarts"]["inWindow"] == 2
+    job = jobs.wait_true("a", "Complete")
+    assert jobs.members(job, "node") == [name]
+
+
+def test_a_memory_that_cannot_be_restored_twice_leads_to_a_whole_restart(
+    jobs: Jobs, data: Path, tmp_path: Path
+) -> None:
+    """From the durable checkpoint, whatever is in node memory; the pods stay."""
+    fault = tmp_path / "fault"
+    checkpoint = {"uri": f"file://{tmp_path}/checkpoints", "everySteps": 10}
+    jobs.create("a", **bundled(data, fault), replicas=2, checkpoint=checkpoint)
+    job = jobs.wait("a", lambda job: job.get("status", {}).get("lastCheckpoint"))
+    before = [pod["metadata"]["uid"] for pod in jobs.pods("a")]
+    fault.write_text("0 memory_is_lost")
+    jobs.kill_worker("a", jobs.members(job)[1])
+    job = jobs.wait("a", lambda job: "WholeRestart" in rungs(job))
+    assert rungs(job) == {"NewRound": 2, "WholeRestart": 1}
+    recent = job["status"]["restarts"]["recent"]
+    assert [each["reason"] for each in recent] == ["WorkerSignaled", "RestoreFailed", "RestoreFailed"]
+    events = jobs.events("a", "WholeRestart")
+    assert any("the state in node memory can't be restored" in event["message"] for event in events)
+    job = jobs.wait_training("a", 2, past=3)
+    assert job["status"]["world"]["base"]["source"] == "Storage"
+    assert [pod["metadata"]["uid"] for pod in jobs.pods("a")] == before

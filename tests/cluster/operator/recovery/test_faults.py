@@ -1,0 +1,235 @@
+"""Bad input and faults, on a real API server: nothing is lost, and the status says what to do."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from builders.cluster.operator import Jobs, Operator
+
+pytestmark = pytest.mark.usefixtures("operator")
+SAY = "import os; print('rank', os.environ['RANK'])"
+STAY = SAY + "; import time; time.sleep(3600)"
+ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
+TRAINER = {"steps": 3, "data": {"uri": "/nowhere"}}
+Object = dict[str, Any]
+
+
+def test_a_quota_that_refuses_a_pod_is_waited_for(jobs: Jobs) -> None:
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    path = f"/api/v1/namespaces/{jobs.namespace}/resourcequotas"
+    jobs.cluster.api.call("POST", path, quota)
+    jobs.cluster.kubectl(
+        "wait", "quota/few", "-n", jobs.namespace, "--for=jsonpath={.status.hard.pods}=1", "--timeout=60s"
+    )
+    jobs.create("a", SAY, replicas=2)
+    job = jobs.wait("a", lambda job: "exceeded quota: few" in jobs.condition(job, "Ready").get("message", ""))
+    assert jobs.condition(job, "Failed")["status"] == "False"
+    assert len(jobs.pods("a")) == 1
+    jobs.cluster.kubectl("delete", "quota", "few", "-n", jobs.namespace)
+    job = jobs.wait_true("a", "Complete")
+    assert job["status"]["restarts"]["total"] == 0
+
+
+def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
+    """As under torchrun: success is every worker's exit 0. (The bundled trainer's workers may not leave early.)"""
+    jobs.create("a", SAY + "; import time; time.sleep(3 * int(os.environ['RANK']))", replicas=2)
+    lead = jobs.wait_training("a", 2)["status"]["world"]["lead"]
+    jobs.wait("a", lambda _: '"event":"worker_ended"' in jobs.logs(lead))
+    assert jobs.condition(jobs.get("a"), "Complete")["status"] == "False"
+    job = jobs.wait_true("a", "Complete")
+    assert (job["status"]["rounds"], job["status"]["restarts"]["total"]) == (1, 0)
+    jobs.wait("a", lambda _: [pod["status"]["phase"] for pod in jobs.pods("a")] == ["Succeeded", "Succeeded"])
+    assert "rank 0" in jobs.logs(lead)
+
+
+def test_two_jobs_on_one_checkpoint_uri(jobs: Jobs) -> None:
+    checkpoint = {"uri": f"file:///tmp/{jobs.namespace}/run"}
+    pod = {"nodeSelector": {"no": "node"}}
+    jobs.create("first", trainer=TRAINER, checkpoint=checkpoint, pod=pod)
+    jobs.wait_reason("first", "Waiting")
+    time.sleep(1.1)  # creation times have whole seconds
+    jobs.create("second", trainer=TRAINER, checkpoint=checkpoint, pod=pod)
+    second = jobs.wait_true("second", "Stalled")
+    assert f"{jobs.namespace}/first" in jobs.condition(second, "Stalled")["message"]
+    assert jobs.pods("second") == []
+    jobs.delete("first")
+    second = jobs.wait("second", lambda job: jobs.condition(job, "Stalled")["status"] == "False")
+    jobs.wait("second", lambda _: jobs.pods("second"))
+
+
+def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
+    containers = [{"name": "trainer", "image": "foreign/image:1", "command": ["x"]}]
+    jobs.create("a", pod={"containers": containers})
+    job = jobs.wait("a", lambda job: "foreign/image" in jobs.condition(job, "Ready").get("message", ""))
+    assert jobs.condition(job, "Stalled")["status"] == "True"
+    assert "--image" in jobs.condition(job, "Stalled")["message"]
+    jobs.patch("a", {"suspend": True})
+    jobs.wait_true("a", "Suspended")
+    containers = [{"name": "trainer", "image": "concertina/trainer:test", "command": ["python3", "-c", SAY]}]
+    jobs.patch("a", {"template": {"spec": {"containers": containers}}})
+    jobs.patch("a", {"suspend": False})
+    jobs.wait_true("a", "Complete")
+
+
+def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
+    """An admission webhook that is broken, as it is while its own pod is down."""
+    webhook = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": jobs.namespace},
+        "webhooks": [
+            {
+                "name": "broken.example.com",
+                "clientConfig": {"url": "https://127.0.0.1:1/"},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}},
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+            }
+        ],
+    }
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
+    before = jobs.wait_training("a", 2)["status"]["world"]
+    jobs.cluster.api.call("POST", path, webhook)
+    try:
+        jobs.kill_pod(before["lead"])
+        job = jobs.wait_training("a", 1, past=before["round"])
+        assert before["lead"] not in jobs.members(job)
+    finally:
+        jobs.cluster.api.call("DELETE", f"{path}/{jobs.namespace}")
+    jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
+
+
+def test_a_manifest_that_got_past_an_older_crd(jobs: Jobs) -> None:
+    """As if stored before the rule was there: the CRD is loosened, and made strict again."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"
+    kubectl = jobs.cluster.kubectl
+    crd = json.loads(kubectl("get", "crd", "trainingjobs.concertina.dev", "-o", "json"))
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/replicas"
+    assert jobs.cluster.api.exists(path)
+    loose = [{"op": "replace", "path": field, "value": {**spec["properties"]["replicas"], "maximum": 99999}}]
+    strict = [{"op": "replace", "path": field, "value": spec["properties"]["replicas"]}]
+    kubectl("patch", "crd", "trainingjobs.concertina.dev", "--type=json", "-p", json.dumps(loose))
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                jobs.create("bad", SAY, replicas=50000)
+                break
+            except Exception:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+    finally:
+        kubectl("patch", "crd", "trainingjobs.concertina.dev", "--type=json", "-p", json.dumps(strict))
+    jobs.create("good", SAY)
+    bad = jobs.wait_true("bad", "Stalled")
+    assert "spec.replicas must be at most 64" in jobs.condition(bad, "Stalled")["message"]
+    assert jobs.pods("bad") == []
+    jobs.wait_true("good", "Complete")
+
+
+def test_manifests_that_are_nested_deeply_are_their_senders_own_affair(jobs: Jobs, operator: Operator) -> None:
+    """The API server takes them; Python's decoder gives up on the list or the event that one stands in."""
+
+    depths = (90, 300, 900, 9000)
+    for depth in depths:
+        container = {"name": "trainer", "image": "i", "command": ["x"]}
+        job = {
+            "apiVersion": "concertina.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": f"deep-{depth}"},
+            "spec": {"template": {"spec": {"affinity": "HERE", "containers": [container]}}},
+        }
+        manifest = json.dumps(job).replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
+        jobs.cluster.kubectl("create", "-n", jobs.namespace, "--validate=false", "-f", "-", stdin=manifest)
+    jobs.create("a", SAY)
+    jobs.wait_true("a", "Complete")
+    operator.end()
+    operator.start()
+    jobs.create("b", SAY)
+    jobs.wait_true("b", "Complete")
+    for depth in depths:
+        wait = ("wait", f"tj/deep-{depth}", "-n", jobs.namespace, "--for=condition=Stalled", "--timeout=60s")
+        jobs.cluster.kubectl(*wait)
+        jobs.cluster.kubectl("delete", f"tj/deep-{depth}", "-n", jobs.namespace, "--wait=true")
+
+
+def test_a_job_that_is_deleted_while_it_starts(jobs: Jobs, operator: Operator) -> None:
+    for delay in (0.0, 0.05, 0.2, 0.6, 1.0):
+        jobs.create("a", STAY, replicas=3)
+        time.sleep(delay)
+        jobs.delete("a")
+        jobs.wait_gone("tj/a")
+    jobs.wait_gone("pod,secret", "-l", "app.kubernetes.io/managed-by=concertina")
+    jobs.create("a", SAY, replicas=3)
+    jobs.wait_true("a", "Complete")
+
+
+def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None:
+    assert operator.process is not None
+    process = operator.process.pid
+    jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
+    before = jobs.wait_training("a", 2)
+    jobs.cluster.kill_component("kube-apiserver")
+    time.sleep(3)
+    jobs.cluster.start_component("kube-apiserver")
+    jobs.cluster.wait_api()
+    # It was waited out in process, and the round went on.
+    jobs.create("b", SAY)
+    jobs.wait_true("b", "Complete")
+    assert operator.process.poll() is None
+    assert operator.process.pid == process
+    after = jobs.get("a")
+    assert after["status"]["world"]["round"] == before["status"]["world"]["round"]
+    assert jobs.members(after) == jobs.members(before)
+    # And what happened to the job meanwhile is seen.
+    victim = jobs.members(after)[1]
+    jobs.kill_pod(victim)
+    jobs.wait("a", lambda job: job["status"]["world"]["round"] > before["status"]["world"]["round"])
+    jobs.wait_training("a", 2)
+
+
+DIES = "tests/cluster/operator/recovery/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]"
+
+
+@pytest.mark.parametrize("policy", ["OnFailure", pytest.param("Never", marks=pytest.mark.long(law=DIES))])
+def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs, policy: str) -> None:
+    """With OnFailure its pod starts again on it, under another address."""
+    cluster = jobs.cluster
+    jobs.create("a", STAY, replicas=3, elastic=ELASTIC, pod={"restartPolicy": policy})
+    before = jobs.wait_training("a", 3)
+    nodes = {member["node"] for member in before["status"]["world"]["members"]}
+    assert len(nodes) == 3, "replicas were not spread"
+    victim = before["status"]["world"]["members"][1]
+    cluster.kill_node(victim["node"])
+    try:
+        shrunk = jobs.wait_training("a", 2)
+        assert victim["replica"] not in jobs.members(shrunk)
+    finally:
+        cluster.start_node(victim["node"])
+    after = jobs.wait_training("a", 3)
+    kept = {m["uid"] for m in before["status"]["world"]["members"]} - {victim["uid"]}
+    assert kept <= {m["uid"] for m in after["status"]["world"]["members"]}
+    cluster.wait_nodes()
+
+
+def test_a_node_that_is_stopped_and_goes_on(jobs: Jobs) -> None:
+    """A partition: its agent wakes up in an old round, and has no say any more."""
+    cluster = jobs.cluster
+    jobs.create("a", STAY, replicas=3, elastic=ELASTIC)
+    before = jobs.wait_training("a", 3)
+    victim = before["status"]["world"]["members"][2]
+    cluster.stop_node(victim["node"])
+    try:
+        shrunk = jobs.wait_training("a", 2)
+        assert victim["replica"] not in jobs.members(shrunk)
+    finally:
+        cluster.cont_node(victim["node"])
+    jobs.wait_training("a", 3)
+    cluster.wait_nodes()

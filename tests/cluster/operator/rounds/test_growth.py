@@ -1,0 +1,218 @@
+"""Room and size on a real control plane: spares, growing that fails, jobs that compete for room, the real HPA."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.cluster import metrics
+from builders.cluster.operator import Jobs, standing_in
+from builders.cluster.pods import Pods, condition
+from concertina.kube.parse.views import pod_view
+from concertina.local.cluster import LocalCluster
+from concertina.plan.lifecycle.admission import PATIENCE
+from concertina.plan.types import PodView
+
+pytestmark = pytest.mark.usefixtures("operator")
+STAY = "import time; time.sleep(3600)"
+SHORT = "import time; time.sleep(1)"
+FAILS_ON_THE_THIRD = "import os, sys; '-2-' in os.environ['CONCERTINA_REPLICA'] and sys.exit(1); " + STAY
+Object = dict[str, Any]
+
+
+def spares(job: Object) -> Object:
+    found: Object = job.get("status", {}).get("spares", {})
+    return found
+
+
+def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=2, elastic={"spares": 1})
+    jobs.wait("a", lambda job: spares(job).get("ready") == 1)
+    job = jobs.wait_training("a", 2)
+    assert job["status"]["replicas"] == 2, "a spare counts as a replica"
+    (spare,) = spares(job)["replicas"]
+    lead, lost = jobs.members(job)
+    jobs.kill_pod(lost)
+    after = jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
+    assert set(jobs.members(after)) == {lead, spare}
+    # Another one takes the spare's place, without a round of its own.
+    last = jobs.wait("a", lambda job: spares(job).get("ready") == 1)
+    assert spares(last)["replicas"] not in ([spare], [lost])
+    assert last["status"]["world"]["round"] == after["status"]["world"]["round"]
+
+
+def test_growing_that_fails_is_not_tried_again_at_once(jobs: Jobs) -> None:
+    elastic = {"minReplicas": 1, "growAfterSeconds": 0}
+    jobs.create("a", FAILS_ON_THE_THIRD, replicas=2, elastic=elastic, failurePolicy={"maxRestarts": 50})
+    jobs.wait_training("a", 2)
+    jobs.cluster.kubectl("scale", "tj", "a", "--replicas=3", "-n", jobs.namespace)
+    job = jobs.wait("a", lambda job: "growing waits" in jobs.condition(job, "Ready").get("message", ""))
+    assert "growing waits 10 s: replica a-2-0, which joined in round" in jobs.condition(job, "Ready")["message"]
+    assert len(jobs.members(job)) == 2
+
+
+def on(*nodes: str) -> Object:
+    """A pod with a GPU, of which each node has two, on one of these nodes."""
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    command = {"command": ["python3", "-uc", SHORT], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    return {"containers": [{"name": "trainer", "image": "concertina/trainer:test", **command}], "affinity": affinity}
+
+
+def placed(jobs: Jobs, name: str) -> int:
+    return sum("nodeName" in pod["spec"] for pod in jobs.pods(name))
+
+
+def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs: Jobs, pods: Pods) -> None:
+    """Both need four GPUs. The younger one holds three, one of which the older one lacks, and waits for one that
+    something else has; the older one holds two."""
+    one, two, three = jobs.cluster.nodes()
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    pods.create("holder", STAY, gpu, nodeName=three)
+    jobs.create("older", replicas=4, pod=on(one, two), suspend=True)
+    time.sleep(1.1)  # the API server's times of creation are whole seconds, and uids decide between equals
+    jobs.create("younger", replicas=4, pod=on(two, three))
+    jobs.wait("younger", lambda _: placed(jobs, "younger") == 3)
+    jobs.patch("older", {"suspend": False})
+    jobs.wait("older", lambda _: placed(jobs, "older") == 2)
+    job = jobs.wait("younger", lambda job: job["status"].get("internal", {}).get("gang", {}).get("since"))
+    message = jobs.condition(job, "Ready")["message"]
+    assert "only 3 of the 4 replicas needed found room" in message
+    assert f"releases them for {jobs.namespace}/older, which goes first" in message
+    jobs.wait_true("older", "Complete")
+    pods.delete("holder", gracePeriodSeconds=0)
+    jobs.wait_true("younger", "Complete")
+    assert jobs.get("older")["status"]["restarts"]["total"] == 0
+
+
+@pytest.fixture
+def elsewhere(cluster: LocalCluster, namespace: str) -> Iterator[list[Jobs]]:
+    """Three other namespaces."""
+    names = [f"{namespace}-{number}" for number in range(3)]
+    for name in names:
+        cluster.create_namespace(name)
+    yield [Jobs(cluster, name) for name in names]
+    cluster.kubectl("delete", "namespace", *names, "--wait=false")
+
+
+@pytest.fixture
+def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
+    """A priority class that goes first and drives nobody out."""
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    made = {"metadata": {"name": namespace}, "value": 1000, "preemptionPolicy": "Never"}
+    cluster.api.call("POST", path, made)
+    yield namespace
+    cluster.api.call("DELETE", f"{path}/{namespace}")
+
+
+@pytest.mark.long(law="tests/simulation/stories/test_rivals.py::test_jobs_that_need_the_same_nodes_all_complete")
+def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
+    """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
+    All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""
+    one, two, three = jobs.cluster.nodes()
+    pods.create("holder", STAY, {"resources": {"limits": {"nvidia.com/gpu": 1}}}, nodeName=three)
+    nowhere, huge, refused = elsewhere
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    refused.cluster.api.call("POST", f"/api/v1/namespaces/{refused.namespace}/resourcequotas", quota)
+    status = "--for=jsonpath={.status.hard.pods}=0"
+    refused.cluster.kubectl("wait", "quota/none", "-n", refused.namespace, status, "--timeout=60s")
+    nowhere.create("alien", SHORT, replicas=2, pod={"nodeSelector": {"no": "node"}, "priorityClassName": urgent})
+    refused.create("alien", SHORT, replicas=2, pod={"priorityClassName": urgent})
+    huge.create("alien", replicas=7, pod=on(one, two))
+    huge.wait("alien", lambda _: placed(huge, "alien") == 4)
+    refused.wait("alien", lambda job: "exceeded quota: none" in jobs.condition(job, "Ready").get("message", ""))
+    time.sleep(1.1)  # as above
+    jobs.create("able", replicas=6, pod=on(one, two, three))
+    told: list[Object] = []
+
+    def tell(job: Object) -> bool:
+        told.append(job.get("status", {}))
+        return True
+
+    jobs.wait("able", lambda job: tell(job) and placed(jobs, "able") == 5)
+    began = time.monotonic()
+    jobs.wait("able", lambda job: tell(job) and time.monotonic() - began > PATIENCE)
+    pods.delete("holder", gracePeriodSeconds=0)
+    done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
+    assert done["status"]["rounds"] == 1
+    assert not any(status["internal"]["gang"]["releases"] for status in told if status)
+    assert "alien" not in json.dumps(told)
+    message = huge.events("alien", "GivesWay")[0]["message"]
+    assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
+    for each in elsewhere:
+        assert jobs.namespace not in json.dumps(each.get("alien")["status"])
+
+
+def test_what_the_scheduler_says_of_pods_that_no_node_would_take(cluster: LocalCluster, pods: Pods) -> None:
+    one, _, _ = cluster.nodes()
+    here = {"kubernetes.io/hostname": one}
+
+    def gpus(number: int) -> Object:
+        return {"resources": {"limits": {"nvidia.com/gpu": number}}}
+
+    pods.create("holder", STAY, gpus(2), nodeName=one)
+    pods.create("no-node", STAY, nodeSelector={"no": "node"})
+    pods.create("larger-than-a-node", STAY, gpus(3))
+    pods.create("larger-than-its-node", STAY, gpus(3), nodeSelector=here)
+    pods.create("behind-another", STAY, gpus(2), nodeSelector=here)
+
+    def view(name: str) -> PodView:
+        return pod_view(pods.wait(name, lambda pod: condition(pod, "PodScheduled") == "False")).view
+
+    names = ("no-node", "larger-than-a-node", "larger-than-its-node", "behind-another")
+    seen = {name: view(name) for name in names}
+    cluster.kubectl("taint", "node", one, "concertina.dev/test=x:NoSchedule")
+    try:
+        pods.create("tainted", STAY, nodeSelector=here)
+        seen["tainted"] = view("tainted")
+    finally:
+        cluster.kubectl("taint", "node", one, "concertina.dev/test-")
+    told = {name: view.waiting_message for name, view in seen.items()}
+    assert {name for name, view in seen.items() if not view.excluded} == {"behind-another"}, told
+
+
+def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.create("a", STAY, replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0, "spares": 1})
+    jobs.wait_training("a", 1)
+    with metrics.served(jobs.cluster, jobs.namespace, tmp_path) as metric:
+        metric.value = 30
+        path = f"/apis/autoscaling/v2/namespaces/{jobs.namespace}/horizontalpodautoscalers"
+        jobs.cluster.api.call("POST", path, autoscaler(metric.name))
+        job = jobs.wait_training("a", 3)
+        assert job["status"]["replicas"] == 3
+        metric.value = 20
+        jobs.wait_training("a", 2)
+        assert metric.asked > 0
+        # Of its own accord it changes nothing more: it sees as many replicas as it has asked for.
+        hpa = jobs.cluster.api.call("GET", f"{path}/a")
+        assert hpa["status"]["desiredReplicas"] == jobs.get("a")["spec"]["replicas"] == 2
+
+
+def autoscaler(metric: str) -> Object:
+    """One replica for each ten of the metric, at once."""
+    target = {"type": "AverageValue", "averageValue": "10"}
+    return {
+        "metadata": {"name": "a"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "name": "a"},
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "metrics": [{"type": "External", "external": {"metric": {"name": metric}, "target": target}}],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+        },
+    }
+
+
+def test_scaling_a_training_job_up_and_down_loses_no_step(jobs: Jobs, data: Path) -> None:
+    jobs.create("a", **standing_in(data), replicas=1, elastic={"minReplicas": 1, "growAfterSeconds": 0})
+    for replicas in (1, 2, 1):
+        jobs.patch("a", {"replicas": replicas})
+        job = jobs.wait_training("a", replicas)
+    assert job["status"]["stepsReplayed"] == 0
+    assert job["status"]["restarts"]["total"] == 0
+    assert job["status"]["internal"]["growth"]["failures"] == 0

@@ -1,0 +1,193 @@
+"""Notices on a real control plane: replicas leave before their pods die, no step is lost. Where nothing is stored, a
+trainer without torch will do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.cluster.operator import Jobs, Operator, endless, paced
+from builders.programs import STAND_IN
+from builders.until import until
+
+pytestmark = pytest.mark.usefixtures("operator")
+Object = dict[str, Any]
+SERVES = {"taints": None, "unschedulable": None}
+TAINT = "aws-node-termination-handler/spot-itn"
+
+
+def node_names(jobs: Jobs) -> list[str]:
+    return jobs.cluster.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
+
+
+@pytest.fixture
+def nodes(jobs: Jobs) -> Iterator[None]:
+    """Every node serves again after the test."""
+    yield
+    jobs.cluster.kubectl("patch", "nodes", *node_names(jobs), "--type=merge", "-p", json.dumps({"spec": SERVES}))
+
+
+def create(jobs: Jobs, data: Path, container: Object | None = None, grace: int = 30, **spec: Any) -> Object:
+    """The job `a` of three, once it trains; it goes on for as long as the test needs."""
+    pod = {"containers": [container or paced(PYTHONPATH=STAND_IN)], "terminationGracePeriodSeconds": grace}
+    elastic = {"minReplicas": 2, "growAfterSeconds": 0}
+    jobs.create("a", replicas=3, pod=pod, trainer=endless(data, globalBatchSize=12), elastic=elastic, **spec)
+    return trains_without(jobs, 3)
+
+
+def trains_without(jobs: Jobs, replicas: int, *gone: str, past: int = 0) -> Object:
+    """As soon as so many train that the named ones are not among, and a step of that round is done."""
+    job = jobs.wait(
+        "a",
+        lambda job: (
+            jobs.condition(job, "Ready").get("reason") == "Training"
+            and len(job["status"]["world"].get("members", ())) == replicas
+            and not set(jobs.members(job)) & set(gone)
+            and job["status"]["world"]["round"] > past
+        ),
+    )
+    step = job["status"].get("progress", {}).get("step", 0)
+    return jobs.wait("a", lambda job: job["status"].get("progress", {}).get("step", 0) > step)
+
+
+def unharmed(job: Object) -> None:
+    """No step was lost, and nothing counts as a failure."""
+    status = job["status"]
+    assert status.get("stepsReplayed", 0) == 0, status["world"]
+    assert status["restarts"].get("inWindow", 0) == 0, status["restarts"]
+
+
+def member(job: Object, place: int) -> Object:
+    found: Object = job["status"]["world"]["members"][place]
+    return found
+
+
+def alone(job: Object) -> Object:
+    """A member that has its node for itself: what neighbours that leave together hold is a matter of its own."""
+    members = job["status"]["world"]["members"]
+    nodes = [each["node"] for each in members]
+    return next(each for each in members if nodes.count(each["node"]) == 1)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None:
+    """One after the other, each to another member, the lead among them."""
+    kubectl = jobs.cluster.kubectl
+    job = create(jobs, data)
+    lead = member(job, 0)
+    assert len(node_names(jobs)) == 3
+
+    kubectl("taint", "node", lead["node"], f"{TAINT}=event:NoSchedule")
+    job = trains_without(jobs, 3, lead["replica"])
+    unharmed(job)
+    assert lead["node"] not in [each["node"] for each in job["status"]["world"]["members"]]
+    jobs.wait_gone(f"pod/{lead['replica']}")
+    kubectl("taint", "node", lead["node"], f"{TAINT}-")
+
+    moved = alone(job)
+    kubectl("cordon", moved["node"])
+    job = trains_without(jobs, 3, moved["replica"])
+    unharmed(job)
+    # Made before broken: no round was smaller than the one before.
+    assert {event["reason"] for event in jobs.events("a", "ReplicaMoving")} == {"ReplicaMoving"}
+    kubectl("uncordon", moved["node"])
+
+    evicted = alone(job)
+    selector = f"--pod-selector=concertina.dev/job-uid={job['metadata']['uid']}"
+    kubectl("drain", evicted["node"], "--force", "--delete-emptydir-data", "--ignore-daemonsets", selector)
+    job = trains_without(jobs, 3, evicted["replica"])
+    unharmed(job)
+    kubectl("uncordon", evicted["node"])
+
+    deleted = member(job, 1)
+    kubectl("delete", "pod", deleted["replica"], "-n", jobs.namespace, "--wait=false")
+    unharmed(trains_without(jobs, 3, deleted["replica"]))
+
+
+def test_a_replica_that_the_scheduler_preempts(jobs: Jobs, data: Path) -> None:
+    """Each replica has one of its node's two GPUs; a pod of a higher priority wants both of one node."""
+    cluster = jobs.cluster
+    container = {**paced(PYTHONPATH=STAND_IN), "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    job = create(jobs, data, container, workersPerReplica=1)
+    victim = member(job, 1)
+    priority = {"metadata": {"name": jobs.namespace}, "value": 1000000}
+    cluster.api.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+    greedy = {
+        "name": "main",
+        "image": "concertina/trainer:test",
+        "command": ["sleep", "3600"],
+        "resources": {"limits": {"nvidia.com/gpu": "2"}},
+    }
+    spec = {
+        "priorityClassName": jobs.namespace,
+        "nodeSelector": {"kubernetes.io/hostname": victim["node"]},
+        "containers": [greedy],
+        "terminationGracePeriodSeconds": 0,
+    }
+    body = {"metadata": {"name": "greedy"}, "spec": spec}
+    try:
+        cluster.api.call("POST", f"/api/v1/namespaces/{jobs.namespace}/pods", body)
+        job = trains_without(jobs, 3, victim["replica"])
+        unharmed(job)
+        (event, *_) = jobs.events("a", "ReplicaLeaving")
+        assert "PreemptionByScheduler" in event["message"]
+    finally:
+        cluster.api.call("DELETE", f"/apis/scheduling.k8s.io/v1/priorityclasses/{jobs.namespace}")
+
+
+def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, tmp_path: Path) -> None:
+    checkpoint = {"uri": f"file://{tmp_path}/run", "everySeconds": 100000}
+    job = create(jobs, data, paced(), grace=20, checkpoint=checkpoint)
+    selector = f"concertina.dev/job-uid={job['metadata']['uid']}"
+    old, reached = jobs.members(job), job["status"]["progress"]["step"]
+    jobs.cluster.kubectl("delete", "pod", "-n", jobs.namespace, "-l", selector, "--wait=false")
+    job = trains_without(jobs, 3, *old)
+    unharmed(job)
+    assert job["status"]["lastCheckpoint"]["step"] > reached, "the last step was saved, not only one before"
+    # The first round without them; later ones grow from memory.
+    told = [event["message"] for event in jobs.events("a", "RoundCommitted")]
+    assert any("starts from the checkpoint of step" in message for message in told), told
+
+
+def test_neighbours_of_whom_one_leads_leave_together_without_storage(jobs: Jobs, data: Path) -> None:
+    """Those who stay are too few to go on, and don't hold all: successors take the state over within the grace."""
+    job = create(jobs, data, grace=120)
+    leaving = jobs.members(job)[:2]
+    jobs.cluster.kubectl("delete", "pod", *leaving, "-n", jobs.namespace, "--wait=false")
+    unharmed(trains_without(jobs, 3, *leaving))
+    for name in leaving:
+        jobs.wait_gone(f"pod/{name}")
+
+
+def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: Operator) -> None:
+    job = create(jobs, data)
+    lead, leaver = jobs.members(job)[:2]
+    ended = rounds_ended(jobs, lead)
+    operator.end()
+    try:
+        jobs.cluster.kubectl("delete", "pod", leaver, "-n", jobs.namespace, "--wait=false")
+        until(lambda: '"event":"agent_exits"' in logs_while_there(jobs, leaver), "the end of the agent that leaves")
+        until(
+            lambda: rounds_ended(jobs, lead) == ended + 1,
+            "the end of the lead's worker",
+            lambda: jobs.logs(lead)[-3000:],
+        )
+    finally:
+        operator.start()
+    unharmed(trains_without(jobs, 3, leaver, past=1))
+
+
+def rounds_ended(jobs: Jobs, pod: str) -> int:
+    return jobs.logs(pod).count('"event":"worker_ended"')
+
+
+def logs_while_there(jobs: Jobs, pod: str) -> str:
+    """The last output of a pod that may be gone by now: then it has left."""
+    try:
+        return jobs.logs(pod)
+    except Exception:
+        return '"event":"agent_exits"'

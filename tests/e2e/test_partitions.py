@@ -1,0 +1,122 @@
+"""Partitions that go through a node's own packet filter: some reach some, and the right world goes on, without a loop.
+
+`CONCERTINA_E2E_NODE_RUN` is the beginning of a command that runs the rest of it in the network of `{node}`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from builders.cluster import e2e
+from builders.cluster.e2e import JOB, Cluster, Object
+
+pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
+OPERATOR = ("-l", "app.kubernetes.io/name=concertina-operator")
+LOOK_FOR_LOOPS = 20.0
+"""Seconds in which a job that goes from round to round would show it."""
+
+
+def addresses(cluster: Cluster, *selector: str) -> dict[str, str]:
+    """IP by name of the running pods."""
+    pods = json.loads(cluster.kubectl("get", "pods", *selector, "-o", "json"))["items"]
+    return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod["status"]["phase"] == "Running"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh(cluster: Cluster, job: str) -> None:
+    """The job made anew: after drills in which what had just joined was lost, growing would wait for minutes."""
+    cluster.kubectl("delete", "tj", JOB, "--timeout=120s")
+    cluster.apply(e2e.job())
+    cluster.training(3)
+    uid = cluster.job()["metadata"]["uid"]
+    cluster.until("a checkpoint of its own", lambda _: latest()["durable"]["uid"] == uid)
+
+
+@contextmanager
+def cut(node: str, own: str, others: list[str]) -> Iterator[float]:
+    """A pod of the node and these addresses lose each other, without a word to either; yields when, in Unix seconds.
+    Not the node's other pods: the operator may be one of them."""
+    pairs = [pair for other in others for pair in ((own, other), (other, own))]
+    rules = [("FORWARD", "-s", source, "-d", target, "-j", "DROP") for source, target in pairs]
+
+    def filter_packets(action: str) -> None:
+        for chain, *rule in rules:
+            e2e.on_node(node, "iptables", "-w", action, chain, *rule)
+
+    at = time.time()
+    try:
+        filter_packets("-I")
+        yield at
+    finally:
+        filter_packets("-D")
+
+
+def latest() -> Object:
+    """What `LATEST` in storage names."""
+    from concertina_trainer.objects.prefix import ObjectPrefix
+
+    value = ObjectPrefix(e2e.job()["spec"]["checkpoint"]["uri"]).get("LATEST")
+    assert value is not None
+    return dict(json.loads(value))
+
+
+def settles_without(cluster: Cluster, left_out: str, before: Object) -> Object:
+    """A world of two without that replica, and no more rounds than it takes."""
+    status = cluster.training(2, above=before["world"]["round"])
+    assert left_out not in [member["replica"] for member in status["world"]["members"]]
+    time.sleep(LOOK_FOR_LOOPS)
+    later = cluster.status()
+    assert later["world"]["round"] <= status["world"]["round"] + 1, "the job goes from round to round"
+    assert later["progress"]["step"] > status["progress"]["step"]
+    return later
+
+
+def healed(cluster: Cluster, before: Object) -> None:
+    """Three again; the cut was nobody's failure, and storage never went back to an older round."""
+    published = latest()
+    status = cluster.training(3, above=before["world"]["round"])
+    assert status["restarts"].get("inWindow", 0) == before["restarts"].get("inWindow", 0)
+    after = cluster.until("a newer checkpoint", lambda s: s["lastCheckpoint"]["step"] > published["durable"]["step"])
+    assert after["lastCheckpoint"]["round"] >= published["durable"]["round"]
+
+
+def test_a_member_that_reaches_the_operator_but_no_other_member(cluster: Cluster) -> None:
+    before = cluster.training(3)
+    world, ips = before["world"], addresses(cluster, "-l", f"concertina.dev/job={JOB}")
+    victim = next(member for member in world["members"] if member["replica"] != world["lead"])
+    others = [ip for name, ip in ips.items() if name != victim["replica"]]
+    with cut(victim["node"], ips[victim["replica"]], others):
+        settles_without(cluster, victim["replica"], before)
+    healed(cluster, before)
+
+
+def test_a_lead_that_reaches_nobody_and_accuses_all(cluster: Cluster) -> None:
+    before = cluster.training(3)
+    world, ips = before["world"], addresses(cluster, "-l", f"concertina.dev/job={JOB}")
+    lead = next(member for member in world["members"] if member["replica"] == world["lead"])
+    others = [ip for name, ip in ips.items() if name != lead["replica"]]
+    with cut(lead["node"], ips[lead["replica"]], others):
+        settles_without(cluster, lead["replica"], before)
+        assert latest()["durable"]["uid"] == cluster.job()["metadata"]["uid"]
+    healed(cluster, before)
+
+
+def test_members_that_reach_each_other_but_not_the_operator(cluster: Cluster) -> None:
+    """Of a member that does not lead nothing is missed; the round goes on."""
+    before = cluster.training(3)
+    world = before["world"]
+    spared = cluster.kubectl("get", "pods", *OPERATOR, "-o=jsonpath={.items[*].spec.nodeName}").split()
+    others = [member for member in world["members"] if member["replica"] != world["lead"]]
+    victim = next((member for member in others if member["node"] not in spared), others[0])
+    own = addresses(cluster, "-l", f"concertina.dev/job={JOB}")[victim["replica"]]
+    with cut(victim["node"], own, list(addresses(cluster, *OPERATOR).values())):
+        time.sleep(LOOK_FOR_LOOPS)
+        status = cluster.status()
+        assert status["progress"]["step"] > before["progress"]["step"]
+        assert status["world"]["round"] <= world["round"] + 1
+    healed_status = cluster.training(3)
+    assert healed_status["restarts"].get("inWindow", 0) == before["restarts"].get("inWindow", 0)

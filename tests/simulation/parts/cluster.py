@@ -1,0 +1,403 @@
+"""The API server's objects of one job, its nodes and kubelets, and the caches that operators have of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import concertina_protocol as p
+from concertina.api.spec import JobSpec
+from concertina.api.status import JobStatus
+from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
+from concertina_agent.core import events as e
+from simulation.parts.agents import AgentProcess
+from simulation.parts.clock import changed
+from simulation.parts.lineage import Lineage
+
+if TYPE_CHECKING:
+    from simulation.runs.world import World
+
+GRACE = 3.0
+NOT_READY_AFTER = 8.0
+EVICT_AFTER = 15.0
+BACK_OFF, BACK_OFF_MOST = 5.0, 40.0
+"""Of containers that are restarted in place; the kubelet's are twice as long, and more."""
+TERMINATED = "Terminated"
+
+
+class Conflict(Exception):
+    """A write has lost its precondition, or the API server is away."""
+
+
+@dataclasses.dataclass
+class SimPod:
+    """What the node has of a pod: its volume outlives its agent's process."""
+
+    name: str
+    uid: str
+    node: str = ""
+    starts: int = 0
+    seen: tuple[int, str] = (0, "")
+    volume: dict[tuple[p.SnapshotId, int], Lineage] = dataclasses.field(default_factory=dict)
+
+    damaged: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
+    """What bytes have gone bad; nobody knows before it is read."""
+
+    discarded: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
+    """What was found to be damaged."""
+
+    def keep(self, id: p.SnapshotId, shard: int, data: Lineage) -> None:
+        self.volume[(id, shard)] = data
+        self.damaged.discard((id, shard))
+
+    def forget(self, id: p.SnapshotId, shard: int) -> None:
+        """It has been read, and is damaged."""
+        self.volume.pop((id, shard), None)
+        self.damaged.discard((id, shard))
+        self.discarded.add((id, shard))
+
+    def held(self) -> tuple[p.HeldSnapshot, ...]:
+        shards: dict[p.SnapshotId, list[int]] = {}
+        for id, shard in self.volume:
+            shards.setdefault(id, []).append(shard)
+        return tuple(p.HeldSnapshot(id, tuple(sorted(found))) for id, found in shards.items())
+
+
+class Cluster:
+    def __init__(self, world: World, nodes: int, spec: JobSpec) -> None:
+        self.world, self.clock = world, world.clock
+        self.spec, self.status, self.generation = spec, JobStatus(), 1
+        self.pods: dict[str, PodView] = {}
+        room = {"pods": Decimal(1)} if world.rivalry else {}
+        self.nodes = {
+            f"node-{i}": NodeView(f"node-{i}", ready=True, zone=f"zone-{i % 2}", allocatable=room) for i in range(nodes)
+        }
+        self.hosted: dict[str, SimPod] = {}
+        """By pod name, as long as the pod exists."""
+        self.priority = 0
+        """Of its pods."""
+        self.down_until = 0.0
+        self.quota_until = 0.0
+        self.quota: int | None = None
+        """So many pods at most, for ever."""
+        self.excluded = False
+        """No node is what its pods ask for."""
+        self.listeners: list[Callable[[str], None]] = []
+        self.deletes: list[str] = []
+        self.no_image_until: dict[str, float] = {}
+        """Node -> until when it can't pull the image."""
+        self.stopped_until: dict[str, float] = {}
+        """Node -> until when its kubelet stands still, like all else there."""
+        self.broken: dict[int, float] = {}
+        """Replica index -> until when its containers end as soon as they start."""
+        self.failed_starts: dict[int, dict[str, float]] = {}
+        """Replica index -> the pods that ended so, and when the API server was told."""
+        self.ending: set[str] = set()
+        """Nodes that shut down."""
+        self._uids = 0
+
+    def mend(self) -> None:
+        self.down_until = self.quota_until = 0.0
+        for trouble in (self.broken, self.no_image_until, self.stopped_until):
+            trouble.clear()
+        for node in list(self.nodes):
+            self.mark_node(node, notice="", cordoned=False)
+
+    @property
+    def restarts_in_place(self) -> bool:
+        return self.spec.template.spec.restart_policy == "OnFailure"
+
+    # --- the API
+
+    def _reachable(self, who: str) -> None:
+        if self.clock.now < self.down_until or not self.world.network.reaches(who, "api"):
+            raise Conflict("the API server does not answer")
+
+    def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> JobStatus:
+        """The JSON patch that tests the claim."""
+        self._reachable(who)
+        mine, theirs = observed.world.claim, self.status.world.claim
+        if (mine and (mine.round, mine.claim_id, mine.committed)) != (
+            theirs and (theirs.round, theirs.claim_id, theirs.committed)
+        ):
+            raise Conflict("the claim has changed")
+        self.world.invariants.status_written(self.status, status)
+        self.status = status
+        self._changed("job")
+        return status
+
+    def edit(self, **fields: object) -> None:
+        """A user's change to the spec."""
+        self.spec, self.generation = self.spec.model_copy(update=fields), self.generation + 1
+        self._changed("job")
+
+    def create(self, who: str, action: CreatePod) -> PodView:
+        """The pod, as the API server answers; that of this name where there is one."""
+        self._reachable(who)
+        name = f"job-{action.index}-{action.attempt}"
+        if self.clock.now < self.quota_until or (self.quota is not None and len(self.pods) >= self.quota):
+            limit = f"pods={self.spec.replicas if self.quota is None else self.quota}"
+            raise PermissionError(
+                f'pods "{name}" is forbidden: exceeded quota: small, requested: pods=1, used: {limit}, limited: {limit}'
+            )
+        if name in self.pods:
+            return self.pods[name]  # 409 with our uid is success
+        self.world.invariants.creating(action)
+        self._uids += 1
+        pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
+        pod = changed(
+            pod, avoids=action.never_nodes, grace=GRACE, priority=self.priority, requests={"pods": Decimal(1)}
+        )
+        self.hosted[name] = SimPod(name, pod.uid)
+        self.world.tell(f"{who} creates {name}")
+        self._put(pod)
+        self.clock.after(self.clock.between(0.02, 0.5), self._schedule, pod.uid, name, action)
+        return pod
+
+    def delete(self, who: str, action: DeletePod) -> None:
+        self._reachable(who)
+        pod = self.pods.get(action.name)
+        if pod is None or pod.uid != action.uid:
+            return
+        self.world.tell(f"{who} deletes {pod.name}{' by force' if action.force else ''}: {action.reason}")
+        self.deletes.append(pod.name)
+        self.world.invariants.deleting(who, action)
+        self.remove(pod.name, force=action.force)
+
+    def preempt(self, name: str, grace: float) -> None:
+        """As the scheduler does: it says so, and deletes."""
+        self._put(changed(self.pods[name], disruption="PreemptionByScheduler"))
+        self.remove(name, grace=grace)
+
+    def remove(self, name: str, force: bool = False, grace: float = GRACE) -> None:
+        pod = self.pods.get(name)
+        if pod is None:
+            return
+        hosted = self.hosted[name]
+        process = self.world.agents.get(name)
+        if force or not pod.node or pod.ended:
+            self._gone(name, pod.uid)
+            if process and pod.node not in self.world.network.dead:
+                # The kubelet kills what is left as soon as it hears of it.
+                self.clock.after(1.0, self._kill_when_heard, process)
+        elif not pod.deleting:
+            self._put(changed(pod, deleting=True, grace=grace, deletion_at=self.clock.now + grace))
+            self.clock.after(0.01, self._terminate, hosted, grace)
+
+    def _put(self, pod: PodView) -> None:
+        self.pods[pod.name] = pod
+        self._changed(f"pod/{pod.name}")
+
+    def _gone(self, name: str, uid: str) -> None:
+        pod = self.pods.get(name)
+        if pod is not None and pod.uid == uid:
+            del self.pods[name]
+            del self.hosted[name]
+            self._changed(f"pod/{name}")
+
+    def _changed(self, what: str) -> None:
+        for listener in self.listeners:
+            listener(what)
+
+    # --- kubelets
+
+    def _up(self, node: str) -> bool:
+        now = self.clock.now
+        return self.world.network.reaches(node, "api") and now >= max(
+            self.down_until, self.stopped_until.get(node, 0.0)
+        )
+
+    def _schedule(self, uid: str, name: str, action: CreatePod) -> None:
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid or pod.deleting:
+            return
+        nodes = [node.name for node in self.nodes.values() if self._takes_pods(node)]
+        nodes = [node for node in nodes if node not in action.never_nodes and not self.excluded]
+        free = [node for node in nodes if node not in action.avoid_nodes and not self._taken(node)] or nodes
+        if not free:
+            waits = {"waiting": "Unschedulable", "waiting_message": "no node is free", "excluded": self.excluded}
+            self._put(changed(pod, **waits))
+            self.clock.after(1.0, self._schedule, uid, name, action)
+            return
+        node = self.clock.random.choice(free)
+        self.hosted[name].node = node
+        self._put(changed(pod, node=node, waiting="", waiting_message=""))
+        self.clock.after(self.clock.between(0.05, 0.5), self._start, uid, name)
+
+    def _takes_pods(self, node: NodeView) -> bool:
+        if self.world.rivalry is not None and self.world.rivalry.full(node.name):
+            return False
+        return (
+            node.ready
+            and node.name not in self.ending
+            and not node.cordoned
+            and not node.notice
+            and self._up(node.name)
+        )
+
+    def _taken(self, node: str) -> bool:
+        return any(pod.node == node and pod.phase in ("Pending", "Running") for pod in self.pods.values())
+
+    def _start(self, uid: str, name: str) -> None:
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid or pod.deleting:
+            return
+        if not self._up(pod.node):
+            self.clock.after(1.0, self._start, uid, name)
+            return
+        if self.clock.now < self.no_image_until.get(pod.node, 0.0):
+            self._put(changed(pod, waiting="ImagePullBackOff", waiting_message="the registry does not answer"))
+            self.clock.after(1.0, self._start, uid, name)
+            return
+        self._put(changed(pod, phase="Running", ip=name, waiting="", waiting_message=""))
+        self.clock.after(self.clock.between(0.02, 0.2), self._start_agent, self.hosted[name])
+
+    def _start_agent(self, hosted: SimPod) -> None:
+        if hosted.node in self.world.network.dead or self.hosted.get(hosted.name) is not hosted:
+            return
+        if self.clock.now < self.broken.get(self.pods[hosted.name].index, 0.0):
+            self.process_ended(hosted, 128, "StartError")
+        else:
+            self.world.agents[hosted.name] = AgentProcess(self.world, hosted)
+
+    def restart_agent(self, hosted: SimPod) -> None:
+        """The container dies and comes back with its volume."""
+        if process := self.world.agents.get(hosted.name):
+            process.die()
+        self.clock.after(self.clock.between(0.1, 1.0), self._start_agent, hosted)
+
+    def _terminate(self, hosted: SimPod, grace: float) -> None:
+        process = self.world.agents.get(hosted.name)
+        if hosted.node in self.world.network.dead:
+            return
+        if not self._up(hosted.node):
+            self.clock.after(1.0, self._terminate, hosted, grace)
+            return
+        if process is None or not process.alive:
+            self._gone(hosted.name, hosted.uid)
+            return
+        process.handle(e.TerminationNotice(grace))
+        self.clock.after(grace + 0.5, self._kill_when_heard, process)
+
+    def _kill_when_heard(self, process: AgentProcess) -> None:
+        if process.host in self.world.network.dead:
+            return
+        if not self._up(process.host):
+            self.clock.after(1.0, self._kill_when_heard, process)
+            return
+        process.die()
+        self._gone(process.replica, process.pod.uid)
+
+    def process_ended(self, hosted: SimPod, code: int, reason: str = "") -> None:
+        """The kubelet reports a container that has ended."""
+        if hosted.node in self.ending and code:
+            reason = TERMINATED
+        reason = reason or ("Error" if code else "Completed")
+        self.clock.after(self.clock.between(0.1, 0.8), self._report_end, hosted, code, reason)
+
+    def _report_end(self, hosted: SimPod, code: int, reason: str) -> None:
+        pod = self.pods.get(hosted.name)
+        if pod is None or pod.uid != hosted.uid or hosted.node in self.world.network.dead:
+            return
+        if pod.ended and not pod.deleting:
+            return  # a pod ends once
+        if not self._up(hosted.node):
+            self.clock.after(1.0, self._report_end, hosted, code, reason)
+        elif pod.deleting:
+            self._gone(hosted.name, hosted.uid)
+        elif code and reason != TERMINATED and self.restarts_in_place:
+            self._restart_in_place(hosted, changed(pod, last_exit_code=code, last_exit_reason=reason))
+        else:
+            if reason == "StartError":
+                self.failed_starts.setdefault(pod.index, {})[pod.name] = self.clock.now
+            phase = "Failed" if code else "Succeeded"
+            self._put(changed(pod, phase=phase, exit_code=code, exit_reason=reason))
+
+    def _restart_in_place(self, hosted: SimPod, pod: PodView) -> None:
+        """restartPolicy OnFailure: at once, then more and more slowly."""
+        wait = 0.1 if not pod.restarts else min(BACK_OFF_MOST, BACK_OFF * 2.0 ** (pod.restarts - 1))
+        self._put(changed(pod, waiting="CrashLoopBackOff", waiting_message=f"back-off {wait:.0f} s"))
+        self.clock.after(wait, self._restarted, hosted)
+
+    def _restarted(self, hosted: SimPod) -> None:
+        pod = self.pods.get(hosted.name)
+        if pod is None or pod.uid != hosted.uid or pod.ended or hosted.node in self.world.network.dead:
+            return
+        if not self._up(hosted.node):
+            self.clock.after(1.0, self._restarted, hosted)
+            return
+        self._put(changed(pod, restarts=pod.restarts + 1, waiting="", waiting_message=""))
+        self._start_agent(hosted)
+
+    # --- nodes
+
+    def kill_node(self, node: str) -> None:
+        self.clock.tell(f"{node} dies")
+        self.world.network.dead.add(node)
+        for process in self._processes_on(node):
+            process.die()
+        self.clock.after(NOT_READY_AFTER, self._mark, node)
+
+    def shut_down(self, node: str, grace: float) -> None:
+        """In order: its kubelet tells all containers, waits for them, and reports their pods as failed."""
+        self.ending.add(node)
+        self._set_ready(node, False)
+        for process in self._processes_on(node):
+            process.handle(e.TerminationNotice(grace))
+        self.clock.after(grace, self._switch_off, node)
+
+    def _switch_off(self, node: str) -> None:
+        self.ending.discard(node)
+        if node in self.world.network.dead:
+            return
+        for process in self._processes_on(node):
+            process.die()
+            pod = self.pods.get(process.replica)
+            if pod is not None and self._up(node) and not pod.ended:
+                self._put(changed(pod, phase="Failed", exit_code=143, exit_reason=TERMINATED))
+        self.kill_node(node)
+
+    def _processes_on(self, node: str) -> list[AgentProcess]:
+        return [process for process in self.world.agents.values() if process.host == node and process.alive]
+
+    def node_back(self, node: str) -> None:
+        if node not in self.world.network.dead:
+            return
+        self.clock.tell(f"{node} is back, empty")
+        self.world.network.dead.discard(node)
+        self._set_ready(node, True)
+        for name, pod in list(self.pods.items()):
+            if pod.node == node:
+                process = self.world.agents.get(name)
+                if process is None or not process.alive:
+                    self.process_ended(self.hosted[name], 137)
+
+    def watch_node(self, node: str) -> None:
+        """The node lifecycle controller, for a node that is cut off."""
+        self.clock.after(NOT_READY_AFTER, self._mark, node)
+
+    def _mark(self, node: str) -> None:
+        if self._up(node):
+            self._set_ready(node, node not in self.ending)
+            return
+        if self.nodes[node].ready:
+            self._set_ready(node, False)
+            self.clock.after(EVICT_AFTER, self._evict, node)
+        self.clock.after(1.0, self._mark, node)
+
+    def _set_ready(self, node: str, ready: bool) -> None:
+        if self.nodes[node].ready != ready:
+            self.mark_node(node, ready=ready, not_ready_since=0.0 if ready else self.clock.now)
+
+    def mark_node(self, node: str, **fields: object) -> None:
+        """What the API server says of a node: taints, cordon, readiness."""
+        self.nodes[node] = changed(self.nodes[node], **fields)
+        self._changed(f"node/{node}")
+
+    def _evict(self, node: str) -> None:
+        if not self.nodes[node].ready:
+            for name, pod in list(self.pods.items()):
+                if pod.node == node:
+                    self.remove(name)

@@ -1,0 +1,340 @@
+"""The workers of one assigned round: a step finishes only if all of them take part. Loads, trains, snapshots, stops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_protocol import worker_channel as w
+from concertina_trainer.errors import BadInput, RollBack
+from simulation.parts.clock import Violation, changed
+from simulation.parts.judging import USUAL, Judge
+from simulation.parts.lineage import FRESH, Lineage, check_lineage, steps_of
+
+if TYPE_CHECKING:
+    from simulation.parts.agents import AgentProcess
+    from simulation.runs.world import World
+
+LOST = ("Connection closed by peer",)
+AFTER_THE_CULPRIT = 0.5
+"""Seconds by which `worker` lets the rank speak first that a corruption is about."""
+CONNECT = 10.0
+"""Seconds for which workers try to reach each other."""
+STUCK = ("Current thread", '  File "train.py", line 7 in step')
+WAITING = ("Current thread", '  File "/torch/distributed/c10d.py", line 9 in all_reduce')
+
+
+class Collective:
+    def __init__(self, world: World, assign: p.Assign) -> None:
+        self.world, self.clock, self.assign = world, world.clock, assign
+        self.round = assign.round
+        self.shards = sum(member.workers for member in assign.members)
+        self.here: dict[str, AgentProcess] = {}
+        """Members whose workers have loaded their state."""
+        self.copied: dict[int, int] = dict.fromkeys(range(self.shards), -1)
+        self.copiers: dict[str, AgentProcess] = {}
+        """By the replica that is copied from."""
+        self.lineage: Lineage | None = None
+        self.judge: Judge | None = None
+        self._durable: p.Durable | None = None
+        """What rank 0 found to go on from, where not all under LATEST is good."""
+        self.broken = self.over = self.stepping = False
+        self.stopped: dict[str, float] = {}
+        """Members whose workers stand still (SIGSTOP), and until when."""
+        self.hung: dict[str, float] = {}
+        """Members one of whose workers, the first, does not come to the end of its step before then."""
+        self.drain: w.DrainRequest | None = None
+        self.snapshots: list[int] = []
+        self.first_step_at = 0.0
+        self.moved_at = self.clock.now
+        """When any worker last got on."""
+        self.begun = 0.0
+        """When the step under way began."""
+        self._busy: dict[str, float] = {}
+        """Seconds of own work of each member's workers, in finished steps but the first."""
+
+    # --- start
+
+    def start(self, process: AgentProcess) -> None:
+        self.clock.after(self.clock.between(0.02, 0.2), self._load, process)
+
+    def _load(self, process: AgentProcess) -> None:
+        if process.collective is not self:
+            return
+        ranks = process.ranks
+        for rank in ranks:
+            process.handle(e.WorkerMessage(self.round, rank, w.Hello(rank, 1)))
+        lineage = self._restored(process)
+        if lineage is None:
+            self._fail(process, w.Fault("RestoreFailed", "the state to go on from can't be had"))
+            return
+        if self.lineage is not None and self.here and lineage != self.lineage:
+            raise Violation(f"members of round {self.round} start from different states: {lineage}, {self.lineage}")
+        if self.lineage is None:
+            self.world.rollbacks.restored(self.round, lineage)
+        self.lineage = lineage
+        self.here[process.replica] = process
+        self.moved_at = self.clock.now
+        self._meet(process, self.clock.now + CONNECT)
+
+    def _meet(self, process: AgentProcess, until: float) -> None:
+        """All connect to all, in whatever direction."""
+        if self.broken or self.over or process.collective is not self or len(self.here) < len(self.assign.members):
+            return
+        hosts = [other.host for other in self.here.values()]
+        if all(self.world.network.reaches(a, b) for a in hosts for b in hosts):
+            self._try_step()
+        elif self.clock.now < until:
+            self.clock.after(0.3, self._meet, process, until)
+        else:
+            self._lost_peer(process)
+
+    def _restored(self, process: AgentProcess) -> Lineage | None:
+        restore = self.assign.restore
+        if restore.source == "Fresh":
+            return FRESH
+        if restore.source == "Storage":
+            return self._stored(process, restore)
+        found: list[Lineage] = []
+        for shard, holders in restore.holders.items():
+            data = next(
+                (data for name in holders if (data := self._pulled(process, name, int(shard))) is not None), None
+            )
+            if data is None:
+                return None
+            found.append(data)
+        if restore.id is None or len(found) != restore.id.shards or len(set(found)) != 1:
+            raise Violation(f"round {self.round} restores a mixed state: {restore}, {found}")
+        if steps_of(found[0]) != restore.step:
+            raise Violation(f"round {self.round} restores step {steps_of(found[0])}, not {restore.step}")
+        return found[0]
+
+    def _stored(self, process: AgentProcess, restore: p.Restore) -> Lineage | None:
+        storage, durable = self.world.storage, restore.durable
+        if durable is None or not storage.up or not self.world.network.reaches(process.host, "s3"):
+            return None
+        if restore.voids(durable):
+            durable = self._durable = self._durable or storage.go_back(restore.all_undone)
+        return storage.checkpoints.get(durable.uri) if durable else FRESH
+
+    def _pulled(self, process: AgentProcess, holder: str, shard: int) -> Lineage | None:
+        other = self.world.agents.get(holder)
+        id = self.assign.restore.id
+        if other is None or id is None or not process.hears(other):
+            return None
+        if (id, shard) in other.pod.damaged:  # found by its checksum, and not offered again
+            other.pod.forget(id, shard)
+        return other.pod.volume.get((id, shard))
+
+    # --- steps
+
+    def _try_step(self) -> None:
+        if self.stepping or self.broken or self.over or len(self.here) < len(self.assign.members):
+            return
+        if self.lineage is not None and steps_of(self.lineage) >= self.world.steps:
+            self._snapshot(steps_of(self.lineage), durable=True, complete=True)
+            self._stop("complete")
+            return
+        self.stepping, self.begun = True, self.clock.now
+        slowest = max(self._work(process) for process in self.here.values())
+        self.clock.after(slowest * self.clock.between(0.9, 1.1), self._finish_step)
+
+    def _work(self, process: AgentProcess) -> float:
+        """Seconds that a step takes its workers, apart from waiting for the others."""
+        return self.world.step_seconds * self.world.slow_nodes.get(process.host, 1.0)
+
+    def _finish_step(self) -> None:
+        self.stepping = False
+        if self.broken or self.over:
+            return
+        if any(until > self.clock.now for held in (self.stopped, self.hung) for until in held.values()):
+            self.stepping = True
+            self.clock.after(0.3, self._finish_step)
+            return
+        hosts, talk = [process.host for process in self.here.values()], self.world.network.talk
+        if any(not talk(hosts[0], host) for host in hosts):
+            self.stepping = True
+            self.clock.after(0.3, self._finish_step)
+            return
+        self.moved_at = self.clock.now
+        self.world.invariants.stepping(self)
+        try:
+            left_out = self._train()
+        except RollBack as error:
+            self._roll_back(error)
+        except (BadInput, FloatingPointError) as error:
+            self._give_up(error)
+        else:
+            self._try_step() if left_out else self._stepped()
+
+    def _train(self) -> str:
+        """One batch; or why it was left out."""
+        before = self.lineage or FRESH
+        if self.judge is None:
+            self.judge = Judge(self.world, self.assign.restore, before)
+        samples, left_out = self.judge.step(before)
+        if left_out:
+            self.world.tell(f"round {self.round}: {left_out}")
+            return left_out
+        known = self.judge.anomalies
+        self.lineage = before.stepped(self.round, samples, known.skipped, known.trend)
+        check_lineage(self.lineage)
+        return ""
+
+    def _stepped(self) -> None:
+        step = steps_of(self.lineage or FRESH)
+        if self.first_step_at:
+            for process in self.here.values():
+                self._busy[process.replica] = self._busy.get(process.replica, 0.0) + self._work(process)
+        self.first_step_at = self.first_step_at or self.clock.now
+        last = step >= self.world.steps
+        stop = "complete" if last else "drained" if self.drain else ""
+        durable = last or (self.drain is not None and self.drain.durable) or step % self.world.checkpoint_every == 0
+        if stop or durable or self._slot_free():
+            self._snapshot(step, durable, last)
+        self._progress(step)
+        if stop:
+            self._stop(stop)
+        else:
+            self._try_step()
+
+    def _slot_free(self) -> bool:
+        return len(self.snapshots) < 2 or min(self.copied.values()) >= self.snapshots[-2]
+
+    def _snapshot(self, step: int, durable: bool, complete: bool) -> None:
+        id = p.SnapshotId(self.round, step, f"{self.shards} shards", self.shards)
+        self.snapshots.append(step)
+        for process in list(self.here.values()):
+            for rank in process.ranks:
+                process.pod.keep(id, rank, self.lineage or FRESH)
+                process.handle(e.WorkerMessage(self.round, rank, w.Committed(id, rank, "")))
+                if durable:
+                    process.handle(e.WorkerMessage(self.round, rank, w.WantDurable(id, rank, "", complete)))
+            if copier := self.copiers.get(process.replica):
+                self.clock.after(self.clock.between(0.005, 0.05), self._copy, process, copier, id)
+
+    def _copy(self, source: AgentProcess, copier: AgentProcess, id: p.SnapshotId) -> None:
+        if not source.alive or not copier.alive or copier.collective is not self or source.collective is not self:
+            return
+        if not copier.hears(source) or not self.world.network.talk(source.host, copier.host):
+            self.clock.after(0.5, self._copy, source, copier, id)
+            return
+        for rank in source.ranks:
+            if (id, rank) not in source.pod.volume or (id, rank) in source.pod.damaged:
+                return  # it doesn't arrive whole
+            copier.pod.keep(id, rank, source.pod.volume[(id, rank)])
+            copier.handle(e.CopyHeld(id, rank))
+            source.handle(e.PeerCopied(id, rank))
+
+    def _progress(self, step: int) -> None:
+        steps, begun, copied = self.world.steps, self.first_step_at, min(self.copied.values())
+        ahead = next((process.ahead for process in self.here.values() if 0 in process.ranks), 0.0)
+        at, begun = self.clock.now + ahead, begun + ahead
+        took = self.clock.now - self.begun
+        progress = p.Progress(step, steps, USUAL, 1.0, took, step, "training", at, begun, copied)
+        if self.judge is not None and self.judge.anomalies.skipped:
+            progress = dataclasses.replace(progress, skipped=self.judge.anomalies.skipped)
+        for process in list(self.here.values()):
+            for rank in process.ranks:
+                said = progress if rank == 0 else w.Beat(rank, step, "training")
+                process.handle(e.WorkerMessage(self.round, rank, said))
+
+    def _stop(self, outcome: str) -> None:
+        self.over = True
+        step = steps_of(self.lineage or FRESH)
+        for process in list(self.here.values()):
+            for rank in process.ranks:
+                process.handle(e.WorkerMessage(self.round, rank, w.Done(outcome, step)))
+                self.clock.after(self.clock.between(0.001, 0.05), self._exited, process, rank, 0, ())
+
+    # --- what is seen of workers
+
+    def pulses(self, process: AgentProcess) -> tuple[p.Heartbeat, ...]:
+        if self.over or self.broken or process.replica not in self.here:
+            return ()
+        step, busy = steps_of(self.lineage or FRESH), self._busy.get(process.replica, 0.0)
+        still = self.clock.now - max(self.moved_at, self.begun)
+        waits = still > self._work(process) or self._behind(process)
+        phase = "starting" if not self.first_step_at and not self.stepping else "reducing" if waits else "computing"
+        pulses = (p.Heartbeat(rank, step, phase, still, busy) for rank in process.ranks)
+        return tuple(
+            changed(heartbeat, phase="computing") if self._hangs(process, heartbeat.rank) else heartbeat
+            for heartbeat in pulses
+        )
+
+    def _behind(self, process: AgentProcess) -> bool:
+        return self.hung.get(process.replica, 0.0) > self.clock.now
+
+    def _hangs(self, process: AgentProcess, rank: int) -> bool:
+        return rank == process.ranks[0] and self._behind(process)
+
+    def stopped_ranks(self, process: AgentProcess) -> tuple[tuple[int, int], ...]:
+        """And the CPU time used, which stands still."""
+        stopped = self.stopped.get(process.replica, 0.0) > self.clock.now
+        return tuple((rank, 0) for rank in process.ranks) if stopped else ()
+
+    def stacks(self, process: AgentProcess) -> dict[int, tuple[str, ...]]:
+        """Of those that wait, a collective's."""
+        return {rank: STUCK if self._hangs(process, rank) else WAITING for rank in process.ranks}
+
+    # --- ends
+
+    def leave(self, process: AgentProcess) -> None:
+        """Its workers are gone. Those that waited for them are told by a closed connection, or wait for good."""
+        self.here.pop(process.replica, None)
+        if self.over or self.broken:
+            return
+        self.broken = True
+        for other in list(self.here.values()):
+            if self.world.network.reaches(process.host, other.host) and self.clock.chance(0.7):
+                self.clock.after(self.clock.between(0.01, 0.3), self._lost_peer, other)
+
+    def _lost_peer(self, process: AgentProcess) -> None:
+        if (left := self.stopped.get(process.replica, 0.0) - self.clock.now) > 0:
+            self.clock.after(left, self._lost_peer, process)
+            return
+        for rank in process.ranks:
+            self._exited(process, rank, 1, LOST)
+
+    def kill_worker(self, process: AgentProcess, signal: int) -> None:
+        """One worker of the process dies; the others of the round lose a peer."""
+        if process.collective is not self or self.over or process.replica not in self.here:
+            return
+        self.leave(process)
+        rank = process.ranks[self.clock.random.randrange(len(process.ranks))]
+        self.clock.after(self.clock.between(0.001, 0.02), self._exited, process, rank, -signal, ())
+
+    def _roll_back(self, error: RollBack) -> None:
+        """All ranks say the same; where one is to blame it says so first."""
+        self.broken = True
+        culprit = self.judge.flipped if self.judge is not None and error.reason == "SilentCorruption" else ""
+        if culprit:
+            self.world.rollbacks.found(culprit)
+        for process in list(self.here.values()):
+            late = AFTER_THE_CULPRIT if culprit not in ("", process.replica) else 0.0
+            reason = "RolledBack" if late else error.reason
+            fault = w.Fault(reason, str(error), p.Rollback(error.step, error.skipped))
+            self.clock.after(late + self.clock.between(0.001, 0.1), self._fail, process, fault)
+
+    def _give_up(self, error: Exception) -> None:
+        self.broken = True
+        for process in list(self.here.values()):
+            if isinstance(error, BadInput):
+                self._fail(process, w.Fault("BadInput", str(error)), w.BAD_INPUT_EXIT)
+            else:
+                for rank in process.ranks:
+                    self._exited(process, rank, 1, (f"{type(error).__name__}: {error}",))
+
+    def _fail(self, process: AgentProcess, fault: w.Fault, code: int = 1) -> None:
+        self.broken = True
+        if process.collective is not self or not process.alive:
+            return
+        for rank in process.ranks:
+            process.handle(e.WorkerMessage(self.round, rank, fault))
+            self._exited(process, rank, code, ())
+
+    def _exited(self, process: AgentProcess, rank: int, code: int, lines: tuple[str, ...]) -> None:
+        if process.collective is self and process.alive:
+            process.handle(e.WorkerExited(self.round, rank, code, lines))

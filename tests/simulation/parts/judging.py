@@ -1,0 +1,61 @@
+"""What the ranks of one round make of a step: the trainer's own rules for losses, and whom digests name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from concertina_protocol import Restore
+from concertina_protocol.ranges import Ranges, united
+from concertina_trainer.data.read.skips import positions
+from concertina_trainer.errors import RollBack
+from concertina_trainer.training.anomalies import Anomalies
+from simulation.parts.lineage import BATCH, Lineage, steps_of
+
+if TYPE_CHECKING:
+    from simulation.runs.world import World
+
+USUAL = 1.0
+"""The loss of a batch with nothing wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What all ranks agree on."""
+
+    loss: float
+    squared_norm: float = 1.0
+
+
+class Judge:
+    def __init__(self, world: World, restore: Restore, lineage: Lineage) -> None:
+        """Raises BadInput where more was left out than can be recorded."""
+        config = world.cluster.spec.trainer
+        assert config is not None
+        self.anomalies = Anomalies(config, united(lineage.skipped, restore.skipped), lineage.trend)
+        self._spoilt, self._every = world.spoilt, config.anomalies.corruption_check_steps
+        self._agreed = steps_of(lineage)
+        self.glitch: float | None = None
+        """The loss of the next step, whatever its samples."""
+        self.flipped = ""
+        """The replica in whose memory bits have changed since the last check."""
+
+    def step(self, lineage: Lineage) -> tuple[Ranges, str]:
+        """The samples of the next step, and why they are left out; empty where they count. Raises as Anomalies."""
+        done = steps_of(lineage)
+        if self._every and done % self._every == 0:
+            self._compare(done)
+        samples = positions(done * BATCH, (done + 1) * BATCH, self.anomalies.skipped)
+        loss = self.glitch if self.glitch is not None else self._loss(samples)
+        self.glitch = None
+        return samples, self.anomalies.skips(done, done * BATCH, Seen(loss))
+
+    def _compare(self, done: int) -> None:
+        if self.flipped:
+            said = f"silent corruption seen after step {done}: {self.flipped} has changed"
+            raise RollBack("SilentCorruption", said, self._agreed, self.anomalies.skipped)
+        self._agreed = done
+
+    def _loss(self, samples: Ranges) -> float:
+        hit = (loss for at, loss in self._spoilt.items() if any(begin <= at < end for begin, end in samples))
+        return next(hit, USUAL)

@@ -1,0 +1,383 @@
+"""An operator's process: caches, streams and calls, and the pass observe -> plan -> apply, interrupted anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING
+
+import concertina_protocol as p
+from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
+from concertina.plan.plan import plan
+from concertina.plan.types import (
+    Action,
+    AgentView,
+    Call,
+    ConnectionRefusal,
+    CreatePod,
+    DeletePod,
+    JobView,
+    NodeView,
+    Observed,
+    Plan,
+    PodView,
+    Refusal,
+    Refused,
+    Send,
+)
+from simulation.parts.clock import changed
+from simulation.parts.cluster import Conflict
+
+if TYPE_CHECKING:
+    from simulation.parts.agents import AgentProcess
+    from simulation.runs.world import World
+
+CALL_TIMEOUT = 3.0
+
+
+@dataclasses.dataclass
+class Contact:
+    """What this operator has of one replica's agent."""
+
+    view: AgentView = dataclasses.field(default_factory=AgentView)
+    process: AgentProcess | None = None
+    """The other end of the open stream."""
+    wanted: bool = False
+    opening: bool = False
+    silent_since: float = 0.0
+
+
+class OperatorProcess:
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.clock, self.name = world, world.clock, name
+        self.alive, self.busy, self.again = True, False, False
+        self.ahead = world.clock_of(name)
+        """Seconds by which its wall clock is ahead."""
+        cluster = world.cluster
+        self.status, self.spec, self.generation = cluster.status, cluster.spec, cluster.generation
+        self.pods: dict[str, PodView] = dict(cluster.pods)
+        self.nodes: dict[str, NodeView] = dict(cluster.nodes)
+        self.contacts: dict[str, Contact] = {}
+        self.stalls = StallDetector(self.now)
+        self.writes: list[Action] = []
+        """Under way beside the passes."""
+        self.secret_made = False
+        self.refused: Refused | None = None
+        self._arrives = 0.0
+        self._recheck = 0
+        self.passes = 0
+        cluster.listeners.append(self._changed)
+        self._tick()
+        self.trigger()
+
+    @property
+    def now(self) -> float:
+        """By its own wall clock."""
+        return self.clock.now + self.ahead
+
+    def kill(self) -> None:
+        self.world.tell(f"{self.name} dies")
+        self.alive = False
+        self.world.cluster.listeners.remove(self._changed)
+        for contact in self.contacts.values():
+            if contact.process is not None:
+                contact.process.watchers.pop(self, None)
+
+    def kill_if_alive(self) -> None:
+        if self.alive:
+            self.kill()
+
+    # --- the caches: late, in order
+
+    def _changed(self, what: str) -> None:
+        lag = self.world.network.delay() * (20 if self.world.network.unruly and self.clock.chance(0.05) else 1)
+        self._arrives = max(self._arrives + 1e-6, self.clock.now + lag)
+        cluster, (kind, _, name) = self.world.cluster, what.partition("/")
+        value = (
+            (cluster.status, cluster.spec, cluster.generation)
+            if kind == "job"
+            else cluster.pods.get(name)
+            if kind == "pod"
+            else cluster.nodes[name]
+        )
+        self.clock.after(self._arrives - self.clock.now, self._arrived, kind, name, value)
+
+    def _arrived(self, kind: str, name: str, value: object) -> None:
+        if not self.alive:
+            return
+        if kind == "job":
+            self.status, self.spec, self.generation = value  # type: ignore[misc]
+        elif kind == "node":
+            self.nodes[name] = value  # type: ignore[assignment]
+        elif value is None:
+            self.pods.pop(name, None)
+            self._forget(name)
+        else:
+            self.pods[name] = value  # type: ignore[assignment]
+        self.trigger()
+
+    def _forget(self, name: str) -> None:
+        contact = self.contacts.pop(name, None)
+        if contact is not None:
+            contact.wanted = False
+            if contact.process is not None:
+                contact.process.watchers.pop(self, None)
+
+    # --- the pass
+
+    def trigger(self) -> None:
+        if not self.alive:
+            return
+        self.again = True
+        if not self.busy:
+            self.busy = True
+            self.clock.after(0.001, self._pass)
+
+    def _pass(self) -> None:
+        if not self.alive:
+            return
+        self.again = False
+        self.passes += 1
+        observed = self._observed()
+        made = plan(observed, self.now)
+        if made.status is observed.job.status or made.status == observed.job.status:
+            self._apply(made, list(made.actions))
+        else:
+            self.clock.after(self.clock.between(0.002, 0.01), self._write, observed, made)
+
+    def _take_out_stall(self) -> None:
+        if seconds := self.stalls.seconds(self.now):
+            for contact in self.contacts.values():
+                contact.view = without_stall(contact.view, seconds)
+
+    def _observed(self) -> Observed:
+        self._take_out_stall()
+        self.world.claims += 1
+        rivalry = self.world.rivalry
+        competitors = rivalry.seen_by(self) if rivalry else ()
+        return Observed(
+            job=self.job_view,
+            pods=tuple(sorted(self.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
+            nodes=self.nodes,
+            agents={name: contact.view for name, contact in self.contacts.items() if name in self.pods},
+            fresh_claim=f"claim-{self.world.claims}",
+            secret_made=self.secret_made,
+            refused=self.refused,
+            competitors=competitors,
+            hindrance=rivalry.hindrance(self) if competitors and rivalry else None,
+        )
+
+    @property
+    def job_view(self) -> JobView:
+        world = self.world
+        number = world.rivalry.worlds.index(world) if world.rivalry else 0
+        namespace, created = f"team-{number % 2}", 1000.0 + number
+        return JobView(world.name, namespace, world.uid, self.generation, created, False, self.spec, "", self.status)
+
+    def _write(self, observed: Observed, made: Plan) -> None:
+        if not self.alive:
+            return
+        try:
+            written = self.world.cluster.write_status(self.name, observed.job.status, made.status)
+        except Conflict:
+            self.clock.after(0.2, self._done, 0.0)
+            return
+        self._tell(observed, made)
+        self.status = written
+        if self.world.crashes_operator(self):
+            return
+        self.clock.after(self.clock.between(0.002, 0.01), self._apply, made, list(made.actions))
+
+    def _tell(self, observed: Observed, made: Plan) -> None:
+        for event in made.events:
+            self.world.tell(f"{self.name}: {event.reason}: {event.message}")
+
+    def _apply(self, made: Plan, actions: list[Action]) -> None:
+        """Action by action: between any two of them the process may die. Writes go on beside the passes."""
+        for action in actions:
+            if not self.alive or self.world.crashes_operator(self):
+                return
+            if isinstance(action, Send):
+                self._send(action)
+        if not self.alive:
+            return
+        self._follow(dict(made.watch))
+        at = 0.0
+        for action in actions:
+            if not isinstance(action, Send) and action not in self.writes:
+                self.writes.append(action)
+                at += self.clock.between(0.002, 0.008)
+                self.clock.after(at, self._change, action)
+        self._done(made.recheck_after)
+
+    def _change(self, action: Action) -> None:
+        self.writes.remove(action)
+        if not self.alive or self.world.crashes_operator(self):
+            return
+        with contextlib.suppress(Conflict):
+            self._write_pod(action)
+            return
+        self.clock.after(1.0, self.trigger)
+
+    def _write_pod(self, action: Action) -> None:
+        if isinstance(action, CreatePod):
+            try:
+                stored = self.world.cluster.create(self.name, action)
+                self.pods.setdefault(stored.name, stored)  # as the shell's reflector remembers its own writes
+                self.refused = None
+            except PermissionError as error:
+                self.refused = Refused(Refusal.QUOTA, str(error), self.now, self.now)
+        elif isinstance(action, DeletePod):
+            self.world.cluster.delete(self.name, action)
+        else:
+            self.secret_made = True
+
+    def _done(self, recheck: float | None) -> None:
+        self.busy = False
+        if self.again:
+            self.trigger()
+        elif recheck is not None:
+            self._recheck += 1
+            self.clock.after(max(0.001, recheck), self._rechecked, self._recheck)
+
+    def _rechecked(self, number: int) -> None:
+        if number == self._recheck:
+            self.trigger()
+
+    # --- calls
+
+    def _send(self, action: Send) -> None:
+        message, contact = action.message, self.contacts.setdefault(action.replica, Contact())
+        kind = type(message).__name__.lower()
+        old: Call | None = getattr(contact.view, kind)
+        durable = isinstance(message, p.Drain) and message.durable
+        known = old and (old.round, old.claim) == (message.round, message.claim) and not old.error
+        if old and known and (old.durable or not durable):
+            return
+        call = Call(message.round, message.claim, self.now, durable=durable)
+        contact.view = changed(contact.view, **{kind: call})
+        network, pod = self.world.network, self.pods.get(action.replica)
+        heard = (contact, kind, call)
+        process = self.world.agents.get(action.replica)
+        if pod is None or not network.reaches(self.name, pod.node):
+            self.clock.after(CALL_TIMEOUT, self._answered, *heard, None, "timed out")
+        elif process is None or not process.alive:
+            self.clock.after(0.002, self._answered, *heard, None, "connection refused")
+        elif network.loses():
+            self.clock.after(network.delay(), self._answered, *heard, None, "connection reset")
+        else:
+            self._deliver(process, message, heard)
+            if network.doubles():
+                self.clock.after(self.clock.between(0.01, 10.0), self._deliver, process, message, None)
+
+    def _deliver(self, process: AgentProcess, message: object, heard: tuple[Contact, str, Call] | None) -> None:
+        network = self.world.network
+
+        def answered(reply: p.Message) -> None:
+            if heard is None:
+                return
+            if network.loses() or not network.talk(self.name, process.host):
+                self.clock.after(network.delay(), self._answered, *heard, None, "connection reset before the answer")
+            else:
+                self.clock.after(network.delay(), self._answered, *heard, reply, "")
+
+        self.clock.after(network.delay(), process.ask, message, answered)
+        if heard is not None:
+            self.clock.after(CALL_TIMEOUT, self._answered, *heard, None, "timed out")
+
+    def _answered(self, contact: Contact, kind: str, call: Call, reply: p.Message | None, error: str) -> None:
+        known: Call | None = getattr(contact.view, kind)
+        if self.alive and is_same_call(known, call):
+            done = changed(known, done_at=self.now, reply=reply, error=error)
+            contact.view = changed(contact.view, **{kind: done})
+            self.trigger()
+
+    # --- streams
+
+    def _follow(self, watch: dict[str, str]) -> None:
+        for name, contact in self.contacts.items():
+            if contact.wanted and name not in watch:
+                contact.wanted = False
+                if contact.process is not None:
+                    contact.process.watchers.pop(self, None)
+                    contact.process = None
+                contact.view = changed(contact.view, connected=False, wanted_at=0.0, lost_at=0.0, refusal=None)
+        for name in watch:
+            contact = self.contacts.setdefault(name, Contact())
+            if not contact.wanted:
+                contact.wanted = True
+                contact.view = changed(contact.view, wanted_at=self.now)
+                self._open(name, contact)
+
+    def _open(self, name: str, contact: Contact) -> None:
+        if not self.alive or not contact.wanted or contact.process is not None or contact.opening:
+            return
+        pod = self.pods.get(name)
+        if pod is None:
+            self.clock.after(0.5, self._open, name, contact)
+        else:
+            contact.opening = True
+            near = self.world.network.reaches(self.name, pod.node)
+            self.clock.after(self.world.network.delay() if near else CALL_TIMEOUT, self._opened, name, contact, near)
+
+    def _opened(self, name: str, contact: Contact, near: bool) -> None:
+        contact.opening = False
+        if not self.alive or not contact.wanted:
+            return
+        process = self.world.agents.get(name)
+        if near and process is not None and self.clock.stands(process):
+            near, process = False, None  # the kernel takes the connection, and nobody answers
+        if near and process is not None and process.alive:
+            contact.process, contact.silent_since = process, 0.0
+            process.watchers[self] = self.clock.now
+            contact.view = changed(contact.view, connected=True, lost_at=0.0, refusal=None)
+            process.tell_operator(self)
+        else:
+            if near:
+                contact.view = changed(contact.view, refusal=ConnectionRefusal.NOT_LISTENING)
+                self.trigger()
+            self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)
+
+    def reported(self, process: AgentProcess, report: p.Report) -> None:
+        contact = self.contacts.get(process.replica)
+        if not self.alive or contact is None or contact.process is not process:
+            return
+        if not self.world.network.carries(process.host, self.name):
+            self.clock.after(0.5, self.reported, process, process.core.report())
+            return
+        ready_at = contact.view.ready_at
+        if not report.ready or contact.view.report is None or contact.view.report.instance != report.instance:
+            ready_at = 0.0
+        contact.view = changed(contact.view, report=report, ready_at=ready_at or (self.now if report.ready else 0.0))
+        self.trigger()
+
+    def stream_ended(self, process: AgentProcess) -> None:
+        contact = self.contacts.get(process.replica)
+        if self.alive and contact is not None and contact.process is process:
+            self._lost(process.replica, contact)
+
+    def _lost(self, name: str, contact: Contact) -> None:
+        if contact.process is not None:
+            contact.process.watchers.pop(self, None)
+        contact.process = None
+        contact.view = changed(contact.view, connected=False, lost_at=self.now)
+        self._open(name, contact)
+        self.trigger()
+
+    def _tick(self) -> None:
+        """Beats stop coming where the other end can't be reached."""
+        if not self.alive:
+            return
+        self._take_out_stall()
+        for name, contact in list(self.contacts.items()):
+            if contact.process is None:
+                continue
+            process = contact.process
+            near = self.world.network.carries(process.host, self.name) and not self.clock.stands(process)
+            if near and process.alive:
+                contact.silent_since = 0.0
+            elif not contact.silent_since:
+                contact.silent_since = self.clock.now
+            elif self.clock.now - contact.silent_since >= p.SILENCE_SECONDS:
+                self._lost(name, contact)
+        self.clock.after(TICK_SECONDS, self._tick)

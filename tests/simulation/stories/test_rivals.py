@@ -1,0 +1,74 @@
+"""Two or three jobs that don't fit at once, beside one that never does: each gets its turn, and who comes first goes
+first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from concertina.plan.lifecycle import admission, room
+from concertina.plan.types import Competitor
+from simulation.parts.clock import Violation
+from simulation.runs.rivals import Rivalry
+
+SEEDS, MORE = range(20), range(20, 120)
+"""In every fourth there is a job that can never start."""
+HERE = "tests/simulation/stories/test_rivals.py"
+
+
+def fails(seed: int) -> bool:
+    try:
+        Rivalry(seed).run()
+    except Violation:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        SEEDS,
+        pytest.param(
+            MORE, marks=pytest.mark.long(law=f"{HERE}::test_jobs_that_need_the_same_nodes_all_complete[gate]")
+        ),
+    ],
+    ids=["gate", "more"],
+)
+@pytest.mark.timeout(900)
+def test_jobs_that_need_the_same_nodes_all_complete(seeds: range) -> None:
+    gave_way = 0
+    for seed in seeds:
+        rivalry = Rivalry(seed)
+        try:
+            rivalry.run()
+        except Violation as violation:
+            pytest.fail(f"seed {seed}: {rivalry.story()}\n{violation}")
+        gave_way += any("GivesWay" in text for _, text in rivalry.clock.story)
+    assert gave_way >= 2
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "says", "seed"),
+    [
+        (admission, "_may_release", lambda ctx, mine: False, 0),
+        (Competitor, "queue_position", property(lambda one: (one.priority, one.trained, -one.created, "")), 0),
+        (room, "_excluded", lambda alive: False, 5),
+        (room, "_could_hold", lambda least, alive, nodes: True, 9),
+        (room, "hindrance", lambda least, pods, nodes, quota, real=room.hindrance: real(least, pods, nodes, None), 13),
+    ],
+    ids=[
+        "room that nobody releases is a deadlock",
+        "the first in line gives way",
+        "others wait for what no node is made for",
+        "others wait for what is too large",
+        "others wait for what a quota forbids",
+    ],
+)
+def test_a_planted_fault_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, says: Any, seed: int
+) -> None:
+    """At a seed that shows it: where a change has made other runs of the seeds, one of the next hundred will."""
+    assert not fails(seed)
+    monkeypatch.setattr(where, name, says)
+    assert fails(seed), f"seed {seed} shows it no longer"

@@ -1,0 +1,62 @@
+"""Hangs, stragglers and notices, each alone: who is named, what is done about it, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from simulation.runs.schedule import Strike
+from simulation.runs.world import World
+
+
+def runs(fault: str, seeds: range, at: float = 6.0) -> Iterator[World]:
+    for seed in seeds:
+        world = World(seed, schedule=(Strike(at, fault, seed),))
+        world.run()
+        yield world
+
+
+def told(world: World, words: str) -> list[str]:
+    return [text for _, text in world.clock.story if words in text]
+
+
+def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
+    """That it is the right one, the invariants see."""
+    replaced = reported = 0
+    for world in runs("hang_worker", range(40)):
+        verdicts = [entry for entry in world.status.restarts.recent if entry.reason == "Hang"]
+        if world.cluster.spec.failure_policy.on_hang == "Report":
+            assert not world.status.restarts.total, world.story()
+            reported += bool(told(world, ": Hang: "))
+        elif told(world, "hangs"):
+            assert [entry.rung for entry in verdicts] == ["ReplacePod"], world.story()
+            pod = world.cluster.pods.get(verdicts[0].replica)
+            assert pod is None or pod.deleting, world.story()
+            replaced += 1
+    assert replaced >= 10
+    assert reported >= 2
+
+
+def test_a_straggler_is_found_and_replaced_where_that_is_wanted() -> None:
+    """Without a step lost."""
+    found = replaced = 0
+    for world in runs("ever_slow_node", range(3, 243, 8), at=0.0):
+        found += bool(told(world, ": Straggler: "))
+        deleted = told(world, "is a straggler")
+        replaced += any(" deletes " in text for text in deleted)
+        assert not world.status.steps_replayed, world.story()
+        assert world.cluster.spec.failure_policy.on_straggler == "Replace" or not world.cluster.deletes
+    assert found >= 10
+    assert replaced >= 5
+
+
+@pytest.mark.parametrize("fault", ["preempt_all", "shut_down", "spot_notice"])
+def test_a_notice_costs_no_step_where_there_is_time(fault: str) -> None:
+    """To one node or to all: what all of them hold is in storage before they go."""
+    some = 0
+    for world in runs(fault, range(30)):
+        hasty = any(told(world, f"with {grace} s") for grace in ("0.3", "0.5"))
+        assert hasty or not world.status.steps_replayed, world.story()
+        some += not hasty and world.status.rounds > 1
+    assert some >= 10

@@ -1,0 +1,232 @@
+"""Shards between agents: real TLS on the loopback, real files; holders that lie, break off or fall silent."""
+
+import asyncio
+import contextlib
+import io
+import os
+import socket
+import threading
+import time
+import zlib
+
+import pytest
+
+import concertina_protocol as p
+from builders.train.replicas import GIVE_UP, UID, write_identity
+from concertina.agents.authority import Authority
+from concertina_agent.core import events as e
+from concertina_agent.files.shards import commit, fill
+from concertina_agent.files.snapshots import SnapshotFiles
+from concertina_agent.net import tls
+from concertina_agent.net.server import AgentServer
+from concertina_agent.net.shard_wire import PREFACE
+from concertina_agent.net.wire import Connector
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.transfers.copies import Peers
+from concertina_protocol.sidecar import Damaged
+from concertina_trainer.state import snapshot
+from programs.endless import State
+
+ID = p.SnapshotId(1, 5, "digest", 1)
+DATA = os.urandom((3 << 20) + 1)
+HEADER = p.ShardHeader(ID, 0, len(DATA), zlib.crc32(DATA))
+
+
+class Holder:
+    """The agents' own server and its end of the copies, with one shard of round 1 on its volume."""
+
+    def __init__(self, volume, identity):
+        self.snapshots, self.volume = SnapshotFiles(volume), volume
+        self.heard: list[e.Event] = []
+        self.peers = Peers(
+            UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
+        )
+        self.watch = self.join = self.index = self.answer = None
+        self.pull = self.peers.answer_pull
+        self.server = AgentServer(UID, tls.server_context(identity), self, Nursery())
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
+        self.path = self.snapshots.round_folder(1) / "shard-0" / "slot-0"
+        fill(self.path, HEADER, io.BytesIO(DATA).readinto)
+        commit(self.path, HEADER)
+        self.snapshots.committed(self.path)
+
+
+WAYS = {
+    "cut off": (p.encode(HEADER) + DATA[:-1], "shard 0 broke off"),
+    "changed": (p.encode(HEADER) + DATA[:-1] + bytes([DATA[-1] ^ 1]), "shard 0 of step 5 did not arrive whole"),
+    "refuses": (p.encode(p.Refused("shard 0 is not held here", 0, "")), "shard 0 is not held here"),
+    "hangs up": (b"", "the connection was closed"),
+    "babbles": (b"how do you do\n", "not a message of this protocol"),
+}
+"""What a holder says to a Pull before it hangs up, and what is said of it."""
+
+
+class Liar(threading.Thread):
+    """A holder with the right certificate that says this to a Pull; then it leaves, or waits."""
+
+    def __init__(self, identity, words: bytes, stays: bool = False):
+        super().__init__(daemon=True)
+        self._context, self._words, self._stays = tls.server_context(identity), words, stays
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.sent, self.left = threading.Event(), threading.Event()
+        self.start()
+
+    def run(self):
+        connection, _ = self._listening.accept()
+        connection.settimeout(GIVE_UP)
+        assert connection.recv(len(PREFACE)) == PREFACE
+        with self._listening, self._context.wrap_socket(connection, server_side=True) as secure:
+            secure.recv(1 << 16)
+            secure.sendall(self._words)
+            self.sent.set()
+            with contextlib.suppress(OSError):
+                if self._stays:
+                    secure.recv(1)
+        self.left.set()
+
+
+@pytest.fixture
+def identity(tmp_path):
+    return write_identity(tmp_path / "identity", Authority(b"k" * 32, UID, time.time()))
+
+
+def assign(*addresses: str, round: int = 2) -> p.Assign:
+    members = [p.Member("me", "i", "127.0.0.1:1", 0, 1)]
+    members += [p.Member(f"holder-{i}", "i", address, 0, 0) for i, address in enumerate(addresses)]
+    holders = {"0": tuple(member.replica for member in members[1:])}
+    return p.Assign(UID, round, "claim", tuple(members), "", p.Restore("Durable", 5, ID, holders))
+
+
+def mine(folder, identity) -> tuple[Peers, SnapshotFiles, list[e.Event]]:
+    snapshots, heard = SnapshotFiles(folder / "mine"), []
+    peers = Peers(UID, "me", Connector(tls.client_context(identity), UID), snapshots, heard.append, Nursery())
+    return peers, snapshots, heard
+
+
+def run(body) -> None:
+    asyncio.run(asyncio.wait_for(body(), GIVE_UP))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_one_holder_sends_badly_another_one_is_asked_for(tmp_path, identity, way):
+    async def body():
+        bad, holder = Liar(identity, WAYS[way][0]), Holder(tmp_path / "holder", identity)
+        peers, snapshots, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(bad.address, holder.address), 1))
+        path = await peers.fetch(ID, 0)
+        assert path.read_bytes() == DATA
+        assert bad.sent.is_set()
+        assert await peers.fetch(ID, 0) == path, "once is enough"
+        assert snapshots.scan() == (), "what was fetched is for this round's workers alone"
+        await holder.server.close()
+
+    run(body)
+
+
+def test_what_no_holder_has_whole_is_named_with_what_each_of_them_did(tmp_path, identity):
+    async def body():
+        peers, snapshots, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(*(Liar(identity, words).address for words, _ in WAYS.values())), 1))
+        with pytest.raises(Damaged) as found:
+            await peers.fetch(ID, 0)
+        assert "Shard 0 of the snapshot of round 1, step 5 can't be had" in str(found.value)
+        for _, sentence in WAYS.values():
+            assert sentence in str(found.value)
+        assert snapshots.fetched(ID, 0) is None
+
+    run(body)
+
+
+def test_a_holder_whose_shard_is_damaged_sees_it_too_and_offers_it_no_more(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        holder.path.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+        peers, _, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(holder.address), 1))
+        with pytest.raises(Damaged, match="did not arrive whole"):
+            await peers.fetch(ID, 0)
+        assert holder.snapshots.find(ID, 0) is None
+        with pytest.raises(Damaged, match="is not held here"):
+            await peers.fetch(ID, 0)
+        await holder.server.close()
+
+    run(body)
+
+
+def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(tmp_path, identity):
+    """The peer does not keep up: step 0 is complete there, 1 on its way, 2 committed. A drain waits for none of it."""
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        state = State(4 << 20)  # 32 MiB: more than connections take up
+        worker = snapshot.Snapshots(holder.snapshots.round_folder(1) / "shard-0", state)
+        taken = []
+        for step in range(2):
+            taken.append(worker.take(state.at(step)))
+            holder.snapshots.committed(taken[-1].path)
+        worker.complete = 0
+        peers, copies, _ = mine(tmp_path, identity)
+        connector = Connector(tls.client_context(identity), UID)
+        with contextlib.closing(await connector.for_shards(holder.address)) as slow:
+            await slow.send(p.Pull(UID, 0, None, 1, 0))
+            header = await slow.receive()
+            assert header.id == taken[1].id
+            for step in (2, 3):
+                taken.append(worker.take(state.at(step)))
+                holder.snapshots.committed(taken[-1].path)
+            assert taken[3].path == taken[1].path
+            with pytest.raises(Damaged, match="did not arrive whole"):
+                await slow.take(tmp_path / "slow", header)
+            with contextlib.suppress(OSError):
+                assert await slow.receive() is None, "the holder has seen it too"
+        kept = holder.snapshots.find(taken[3].id, 0)
+        assert kept is not None
+        kept.verify()
+        peers.copy_from(e.CopyFrom(1, p.Member("holder", "i", holder.address, 0, 1), (0,)))
+        while e.PeerCopied(taken[3].id, 0) not in holder.heard:
+            await asyncio.sleep(0.01)
+        copies.find(taken[3].id, 0).verify()
+        peers.stop(e.KillWorkers(2))
+        await holder.server.close()
+
+    run(body)
+
+
+def test_each_commit_is_copied_and_told_to_both_ends(tmp_path, identity):
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        peers, snapshots, heard = mine(tmp_path, identity)
+        peers.copy_from(e.CopyFrom(1, p.Member("holder", "i", holder.address, 0, 1), (0,)))
+        later = p.SnapshotId(1, 6, "digest", 1)
+        for id in (ID, later):
+            if id is later:
+                commit(holder.path, p.ShardHeader(later, 0, len(DATA), zlib.crc32(DATA)))
+                holder.snapshots.committed(holder.path)
+            while e.PeerCopied(id, 0) not in holder.heard:
+                await asyncio.sleep(0.01)
+            assert heard[-1] == e.CopyHeld(id, 0)
+            assert snapshots.find(id, 0).path.read_bytes() == DATA
+        peers.stop(e.KillWorkers(2))
+        await holder.server.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("words", [b"", p.encode(HEADER) + DATA[: len(DATA) // 2]], ids=["before", "in the middle"])
+def test_a_round_that_ends_while_a_shard_is_awaited_leaves_no_connection_and_no_shard(tmp_path, identity, words):
+    async def body():
+        liar = Liar(identity, words, stays=True)
+        peers, snapshots, heard = mine(tmp_path, identity)
+        peers.copy_from(e.CopyFrom(1, p.Member("liar", "i", liar.address, 0, 1), (0,)))
+        while not liar.sent.is_set():
+            await asyncio.sleep(0.01)
+        peers.stop(e.KillWorkers(2))
+        while not liar.left.is_set():  # the connection has gone, and so whoever read from it
+            await asyncio.sleep(0.01)
+        assert heard == []
+        assert snapshots.scan() == ()
+
+    run(body)

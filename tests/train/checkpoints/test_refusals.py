@@ -1,0 +1,67 @@
+"""`concertina checkpoint` where a store can't be used: each command says what to do, and ends with exit status 1."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from builders.train import small
+from concertina.cli.checkpoint import app
+
+COMMANDS = {
+    "list": ["list", "URI"],
+    "show": ["show", "URI"],
+    "verify": ["verify", "URI"],
+    "export": ["export", "URI", "FOLDER"],
+    "copy": ["copy", "URI", "FOLDER"],
+    "prune": ["prune", "URI", "--keep", "1", "--yes"],
+}
+GOOD = "s3://train/nothing-there"
+WRONG = {
+    "bucket": ({}, "s3://nowhere/x", "The bucket nowhere does not exist at http://127.0.0.1"),
+    "no bucket": ({}, "s3:///x", "it names no bucket"),
+    "secret": (
+        {"AWS_SECRET_ACCESS_KEY": "wrong"},
+        GOOD,
+        "SignatureDoesNotMatch): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to such as may read and write it",
+    ),
+    "half a key": ({"AWS_SECRET_ACCESS_KEY": None}, GOOD, "can't be used: Missing SecretAccessKey. Correct AWS_ACCESS"),
+    "endpoint": ({"AWS_ENDPOINT_URL": "my host:80"}, GOOD, "AWS_ENDPOINT_URL is 'my host:80', which is no http:// or"),
+    "CA": ({"AWS_CA_BUNDLE": "/no/ca.pem"}, GOOD, "No such file or directory: '/no/ca.pem'"),
+    "scheme": ({}, "http://train/x", "its scheme must be s3://"),
+    "key of Azure": ({"AZURE_STORAGE_ACCOUNT_KEY": "!"}, "az://c/x", "Correct AZURE_STORAGE_ACCOUNT_NAME and"),
+    "key of Google": ({"GOOGLE_SERVICE_ACCOUNT_KEY": "{no"}, "gs://b/x", "Correct GOOGLE_SERVICE_ACCOUNT_KEY (JSON)"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(("change", "uri", "sentence"), WRONG.values(), ids=WRONG)
+def test_a_refusal_is_a_sentence(s3, monkeypatch, tmp_path, command, change, uri, sentence):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    for name, value in change.items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name)
+    given = {"URI": uri, "FOLDER": str(tmp_path)}
+    result = CliRunner().invoke(app, [given.get(word, word) for word in command])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit), result.exception
+    assert sentence in result.output
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["copy", "export"])
+def test_a_target_that_refuses(s3, command, trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(trainer))
+    uri = small.publish(f"s3://train/{tmp_path.name}", tmp_path).uri
+    result = CliRunner().invoke(app, [command, uri, "s3://nowhere/x"])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert "The bucket nowhere does not exist at http://127.0.0.1" in result.output
+
+
+def test_a_manifest_of_another_trainer_can_not_be_exported(trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(trainer))
+    uri = small.publish(f"file://{tmp_path}/run", tmp_path).uri
+    manifest = Path(uri.removeprefix("file://"), "manifest.json")
+    manifest.write_text(manifest.read_text().replace('"globalBatchSize"', '"eels"'))
+    result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/hf"])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert "of a trainer that this version does not know" in result.output

@@ -1,0 +1,127 @@
+"""Scripts as their projects' users write them, unmodified, under the agents: killed, made smaller and larger again,
+each goes on from its own checkpoint. What is asserted is what the scripts themselves print."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import concertina_protocol as p
+from builders.train.replicas import UID, Job, Replica, running
+from builders.until import until_async
+
+SCRIPTS = Path(__file__).parents[3] / "examples" / "scripts"
+LIMIT = 400.0
+"""Seconds; only a limit: several processes import torch at once, on whatever this machine has left."""
+ENDLESS = 10**9
+pytestmark = pytest.mark.timeout(LIMIT * 3)
+
+
+def command(script: str, checkpoints: Path, steps: int) -> list[str]:
+    arguments = ["--steps", str(steps), "--save-every", "5", "--checkpoints", str(checkpoints)]
+    return ["--", sys.executable, str(SCRIPTS / script), *arguments]
+
+
+def starts(replica: Replica) -> list[tuple[int, int, int]]:
+    """(rank, world, step) of each start of a worker here."""
+    found = re.findall(r"rank (\d+) of (\d+) starts at step (\d+)", replica.log())
+    return [(int(rank), int(world), int(step)) for rank, world, step in found]
+
+
+def saved(*replicas: Replica) -> int:
+    """The last step that anybody says to have saved; -1 before."""
+    said = [re.findall(r"saved step (\d+)", replica.log()) for replica in replicas]
+    return max((int(step) for steps in said for step in steps), default=-1)
+
+
+async def wait(job: Job, what: str, holds) -> None:
+    await until_async(holds, what, lambda: "\n\n".join(each.log()[-4000:] for each in job.replicas.values()), LIMIT)
+
+
+async def lose_a_worker(job: Job) -> None:
+    """Three replicas train and save; then rank 2 is killed."""
+    await job.begin(1, job[0], job[1], job[2])
+    await wait(job, "a checkpoint of three", lambda: saved(job[0]) >= 10)
+    os.kill(job[2].worker_pids()[2], signal.SIGKILL)
+    report = await job.until(job[0], lambda report: report.failures, "the lead never heard of it")
+    assert [(f.replica, f.reason) for f in report.failures if not f.secondary] == [(job[2].name, "WorkerSignaled")]
+
+
+async def go_on_with_two(job: Job) -> None:
+    """The other two go on, with another lead; then they are told to stop."""
+    before = saved(job[0])
+    await job.begin(2, job[1], job[0])
+    await wait(job, "a checkpoint of two", lambda: saved(job[1]) > before)
+    drain = p.Drain(UID, 2, "claim-2", "a replica joins", durable=False, grace_seconds=5.0)
+    assert isinstance(await job.call(job[1], drain), p.Accepted)
+    report = await job.until(job[1], lambda report: report.state == "drained", "never drained")
+    assert not report.failures
+
+
+async def end_with_three(job: Job, arguments: list[str]) -> None:
+    """All agents are lost and come back; the script is to end soon now."""
+    for replica in job.replicas.values():
+        replica.restart(arguments)
+    await job.ready()
+    await job.begin(3, job[2], job[0], job[1])
+    await wait(job, "success", lambda: job[2].report is not None and job[2].report.state == "succeeded")
+
+
+HERE = "tests/train/scripts/test_unmodified.py"
+OTHERS = pytest.mark.long(law=f"{HERE}::test_an_unmodified_script_survives_and_is_resized[fsdp.py]")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "fsdp.py",
+        *(pytest.param(name, marks=OTHERS) for name in ("hf_accelerate.py", "hf_trainer.py", "lightning_fit.py")),
+    ],
+)
+def test_an_unmodified_script_survives_and_is_resized(script, folder):
+    checkpoints = folder / "checkpoints"
+
+    async def body() -> None:
+        async with running(folder, 3, command(script, checkpoints, ENDLESS)) as job:
+            await lose_a_worker(job)
+            await go_on_with_two(job)
+            last = saved(job[0], job[1])
+            await end_with_three(job, command(script, checkpoints, last + 20))
+
+            by_world = [start for replica in job.replicas.values() for start in starts(replica)]
+            first, second, third = ([s for s in by_world if s[1:] == key] for key in _rounds(job[0]))
+            assert [len(first), len(second), len(third)] == [3, 2, 3], by_world
+            assert first[0][1:] == (3, 0)
+            assert second[0][1] == 2
+            assert 0 < second[0][2] <= third[0][2] <= last + 10
+            assert sorted(rank for rank, *_ in third) == [0, 1, 2]
+            for rank in range(3):
+                line = f"rank {rank} of 3 is through at step {last + 20}"
+                assert sum(line in replica.log() for replica in job.replicas.values()) == 1
+
+    asyncio.run(body())
+
+
+def _rounds(replica: Replica) -> list[tuple[int, int]]:
+    """(world, step) of the three rounds, from a replica that was in all of them."""
+    assert len(starts(replica)) == 3, replica.log()[-4000:]
+    return [(world, step) for _, world, step in starts(replica)]
+
+
+def test_it_is_the_same_file_that_torchrun_runs(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for steps, begun in ((10, 0), (15, 10)):
+        run = subprocess.run(
+            [*torchrun, *command("ddp.py", tmp_path, steps)[2:]],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LIMIT,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert sorted(re.findall(r"rank \d of 2 starts at step \d+", run.stdout)) == [
+            f"rank {rank} of 2 starts at step {begun}" for rank in range(2)
+        ]
+        assert f"rank 0 of 2 is through at step {steps}" in run.stdout

@@ -1,0 +1,137 @@
+"""Snapshots in node memory: what stands under a mark is whole, whatever happens while the next is written."""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders.train import node
+from concertina_trainer.errors import BadInput, RestoreFailed
+from concertina_trainer.format.shardfile import header_length, parse_header
+from concertina_trainer.state.snapshot import MappedShard, Snapshots
+from programs.endless import State
+
+
+def held(path):
+    """The step of a slot: as its mark, its header and every one of its values say."""
+    mark = json.loads(path.with_suffix(".json").read_text())
+    content = path.read_bytes()
+    assert (mark["size"], mark["crc32"]) == (len(content), zlib.crc32(content))
+    begin = header_length(content[:8])
+    step = parse_header(content[8:begin]).metadata.id.step
+    assert step == mark["id"]["step"]
+    assert (torch.frombuffer(bytearray(content[begin:]), dtype=torch.float32) == step).all()
+    return step
+
+
+def steps_in(folder):
+    return {held(mark.with_suffix("")) for mark in folder.glob("slot-*.json")}
+
+
+@settings(max_examples=50, deadline=None)
+@given(lags=st.lists(st.sampled_from([0, 1, None]), min_size=1, max_size=25))
+def test_the_newest_complete_and_the_newest_committed_are_never_overwritten(lags, tmp_path_factory):
+    """Peers have the last one, the one before it, or nothing new; as in a drain that can't wait for them."""
+    folder = tmp_path_factory.mktemp("slots")
+    state = State(10)
+    snapshots = Snapshots(folder, state)
+    for step, lag in enumerate(lags):
+        if lag is not None:
+            snapshots.complete = max(snapshots.complete, snapshots.count - 1 - lag)
+        complete, newest = snapshots.step_of(snapshots.complete), snapshots.step_of(snapshots.count - 1)
+        snapshots.take(state.at(step))
+        assert {step, newest, complete} - {None} <= steps_in(folder)
+
+
+def test_the_slots_go_round_and_keep_up_means_the_last_but_one_is_complete(tmp_path):
+    state = State(10)
+    snapshots = Snapshots(tmp_path, state)
+    names = []
+    for step in range(6):
+        snapshots.complete = step - 2
+        assert snapshots.keeping_up
+        names.append(snapshots.take(state.at(step)).path.name)
+    assert names == ["slot-0", "slot-1", "slot-2"] * 2
+    assert not snapshots.keeping_up
+    snapshots.complete = 4
+    assert snapshots.keeping_up
+
+
+def resident(path):
+    """Bytes of this process's mapping of a file that are in memory and mapped."""
+    within, kilobytes = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.partition(" ")[0]:
+            within = line.endswith(str(path))
+        elif within and line.startswith("Rss:"):
+            kilobytes += int(line.split()[1])
+    return 1024 * kilobytes
+
+
+def test_a_slot_has_all_its_pages_before_the_first_snapshot_is_copied(folder):
+    state = State(500_000)
+    slot = MappedShard(folder / "slot-0", state)
+    assert slot.path.stat().st_blocks * 512 >= state.layout.size, "allocated"
+    assert resident(slot.path) >= state.layout.size, "and mapped: the copy takes no page faults"
+
+
+def test_killed_at_any_moment_a_mark_never_lies(folder, parent):
+    """A process writes without a pause and is killed 25 times, most often in the middle of a slot."""
+    for i in range(25):
+        slots = folder / str(i)
+        pid = parent.fork("endless:main", {"CONCERTINA_SNAPSHOTS": str(slots)}, sys.stderr.fileno())
+        give_up = time.monotonic() + node.GIVE_UP
+        while len(list(slots.glob("slot-?"))) < 3:
+            assert time.monotonic() < give_up
+        time.sleep(0.001 * i)
+        os.kill(pid, signal.SIGKILL)
+        parent.wait(pid)
+        steps = sorted(steps_in(slots))
+        assert len(steps) >= 2
+        assert steps[-1] - steps[-2] <= 2
+
+
+def test_a_part_on_its_way_to_storage_stays_as_it_is(tmp_path):
+    state = State()
+    snapshots = Snapshots(tmp_path, state)
+    link = snapshots.link_for_shipping(snapshots.take(state.at(0)))
+    assert snapshots.shipping
+    before = link.read_bytes()
+    for step in range(1, 8):
+        snapshots.complete = step - 2
+        snapshots.take(state.at(step))
+    assert link.read_bytes() == before
+    assert steps_in(tmp_path) == {5, 6, 7}
+    link.unlink()
+    assert not snapshots.shipping
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "sentence"),
+    [
+        ("", BadInput, "too small for three of them and a peer's copy"),
+        ("snapshots/round-1/shard-0", RestoreFailed, "beside those of the round before"),
+        ("copies/round-1/shard-3", RestoreFailed, "beside those of the round before"),
+    ],
+)
+def test_no_room_is_said_before_a_byte_is_written(tmp_path, other, error, sentence):
+    """For good, or for a state that takes less room: what storage has makes the arenas of the round before void."""
+    (tmp_path / other).mkdir(parents=True, exist_ok=True)
+    folder, state = tmp_path / "snapshots" / "round-2" / "shard-0", State(1_000_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(error, match=f"no room for a snapshot of 8 MiB in .*{sentence}"):
+            Snapshots(folder, state).take(state.at(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(folder.iterdir()) == []

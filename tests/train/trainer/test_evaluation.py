@@ -1,0 +1,93 @@
+"""Evaluation on what was set aside: the same in every world, and nothing of the training changes by it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from builders.train import node, states
+from concertina.demo import text
+from concertina_protocol.worker_channel import Done
+from concertina_trainer.config import DataConfig, TrainerConfig
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.build.write import Recipe
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.training.evaluation import SEED
+
+STEPS, SEQUENCES = 6, 17
+"""Sequences: two whole batches of 7, and a part of one."""
+
+
+@pytest.fixture(scope="module")
+def evaluated(trainer, tmp_path_factory):
+    out = str(tmp_path_factory.mktemp("aside"))
+    files = text.write(tmp_path_factory.mktemp("text"), 30, 20_000)
+    list(build(files, out, 300_000, Recipe(validation=0.3)))
+    return {
+        **trainer, "steps": STEPS, "data": {"uri": out}, "evaluation": {"everySteps": 4, "sequences": SEQUENCES},
+    }  # fmt: skip
+
+
+def evaluations(outcome):
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    return {told.evaluated.step: told.evaluated.loss for told in outcome.progress if told.evaluated}
+
+
+def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(folder, parent, evaluated):
+    job = node.Job(folder / "with", parent, evaluated)
+    outcome = job.run(2)
+    found = evaluations(outcome)
+    assert list(found) == [4, 6], "the last step too"
+    assert f"step 4: evaluation loss {found[4]:.4f} (mean of {SEQUENCES * 32} tokens" in outcome.output
+    config = TrainerConfig.model_validate(evaluated)
+    model = Decoder(config.model)
+    weights = states.whole(job)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[f"model.{name}"])
+        reader = Reader(DataConfig(uri=f"{config.data.uri}/validation"), 32, SEED)
+        tokens = torch.from_numpy(reader.read(0, SEQUENCES))
+        expected = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+    assert found[6] == pytest.approx(expected, rel=1e-5)
+    without = {key: value for key, value in evaluated.items() if key != "evaluation"}
+    assert node.Job(folder / "without", parent, without).run(2).losses == outcome.losses
+    phases = [told.phase for told in outcome.progress]
+    assert phases.index("evaluating") == phases.index("training") + 4
+
+
+@pytest.mark.parametrize("steps", [STEPS, 4], ids=["between steps", "after the last"])
+def test_a_drain_leaves_an_evaluation_and_who_goes_on_makes_up_for_it(folder, parent, evaluated, steps):
+    """Twice: the second time by a round that has not done a step."""
+    config = {**evaluated, "steps": steps}
+    plain = node.Job(folder / "plain", parent, config).run(2)
+    job = node.Job(folder / "drained", parent, config)
+    usual, job.worker = job.worker, "workers.drained_evaluation:main"
+    script = node.Script(drain_when=lambda outcome: outcome.progress[-1].phase == "evaluating")
+    restore, losses = node.FRESH, {}
+    for _ in range(2):
+        left = job.run(2, restore, script)
+        assert evaluations(left) == {}
+        assert left.done == dict.fromkeys((0, 1), Done("drained", 4)), left.output
+        assert "step 4: the evaluation is left for a drain, after 1 of 3 batches" in left.output
+        losses |= left.losses
+        restore = job.newest()
+        assert (restore.id.round, restore.step) == (job.number, 4)
+    job.worker = usual
+    end = job.run(2, restore)
+    assert evaluations(end) == evaluations(plain)
+    assert losses | end.losses == plain.losses
+    assert end.done == plain.done == dict.fromkeys((0, 1), Done("complete", steps))
+
+
+def test_bitwise_it_is_the_same_bits_in_every_world(folder, parent, evaluated):
+    bitwise = {**evaluated, "determinism": "bitwise"}
+    found = [evaluations(node.Job(folder / str(world), parent, bitwise).run(world)) for world in (1, 3)]
+    assert found[0] == found[1]
+    assert list(found[0]) == [4, 6]
+
+
+def test_without_a_validation_split_it_is_refused(folder, parent, trainer):
+    outcome = node.Job(folder, parent, {**trainer, "evaluation": {}}).run(1)
+    assert outcome.codes == {0: 78}
+    assert "/validation does not exist" in outcome.faults[0].message
+    assert "concertina data build --validation" in outcome.faults[0].message

@@ -1,0 +1,115 @@
+"""The gradient means the same in every world (AdamW hides its scale, so losses alone would not show it)."""
+
+import json
+import os
+import socket
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from concertina.demo import text
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data.build.build import build
+from concertina_trainer.data.manifest import parse
+from concertina_trainer.data.packing import pack
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.objects.prefix import ObjectPrefix
+
+
+def whole_gradient(parent, trainer, world, tmp_path, shares=()):
+    listener = socket.create_server(("127.0.0.1", 0))
+    result = tmp_path / f"gradient-{world}"
+    with tempfile.TemporaryFile("w+b") as log:
+        store = parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
+        environment = {
+            "CONCERTINA_TRAINER": TrainerConfig.model_validate(trainer).model_dump_json(by_alias=True),
+            "CONCERTINA_ROUND": "1",
+            "CONCERTINA_POD_IP": "127.0.0.1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(listener.getsockname()[1]),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": "0",
+            "RESULT": str(result),
+            "SHARES": json.dumps(shares),
+        }
+        listener.close()
+        ranks = [
+            parent.fork("workers.gradients:main", {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)
+        ]
+        codes = [parent.wait(pid) for pid in ranks]
+        os.kill(store, 9)
+        parent.wait(store)
+        log.seek(0)
+        assert codes == [0] * world, log.read().decode()
+    return torch.load(result)
+
+
+def initialised(config):
+    model = Decoder(config.model)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(initial_weight(name, p.shape, config.model, config.seed))
+    return model
+
+
+@pytest.fixture(scope="module")
+def reference(trainer):
+    """One plain model, no sharding, no microbatches: the mean over all tokens of the batch."""
+    config = TrainerConfig.model_validate(trainer)
+    model = initialised(config)
+    reader = Reader(config.data, config.model.sequence_length, config.seed)
+    tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
+    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("world", "shares"), [(1, ()), (2, ()), (3, ()), (3, (5, 0, 2))])
+def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference, tmp_path, world, shares):
+    found = whole_gradient(parent, trainer, world, tmp_path, shares)
+    assert found["gradients"].keys() == reference.keys()
+    for name, gradient in reference.items():
+        torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-7)
+    norm = torch.cat([gradient.flatten() for gradient in reference.values()]).norm().item()
+    assert not found["late"], "imported after the fork: add it to preload"
+    assert found["norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def packed_data(tmp_path_factory):
+    """Many short documents, and one that is longer than a sequence."""
+    folder = tmp_path_factory.mktemp("packed")
+    [source] = text.write(tmp_path_factory.mktemp("text"), 1, 10_000)
+    words = source.read_text().split()
+    for i in range(200):
+        (folder / f"{i:03}.txt").write_text(" ".join(words[i : i + (100 if i == 7 else i % 9 + 1)]))
+    list(build(sorted(folder.glob("*.txt")), str(folder / "data"), shard_bytes=1500))
+    out = ObjectPrefix(str(folder / "data"))
+    list(pack(out, parse(out.get("manifest.json"), ""), 32, 2))
+    return str(folder / "data")
+
+
+@pytest.mark.parametrize(("documents", "world"), [("masked", 1), ("packed", 2), ("bucketed", 2)])
+def test_documents_don_t_see_each_other(parent, trainer, packed_data, tmp_path, documents, world):
+    """The gradient is that of each document computed alone, over the tokens that are really there."""
+    changed = {**trainer, "data": {"uri": packed_data, "documents": documents}}
+    config = TrainerConfig.model_validate(changed)
+    reader = Reader(config.data, 32, config.seed)
+    found = reader.sequences(np.arange(100, 107))
+    model = initialised(config)
+    total, count = 0.0, 0
+    for tokens, owners, predicted in zip(found.tokens, found.document_ids, found.predicted, strict=True):
+        for owner in np.unique(owners[predicted]):
+            mine = np.flatnonzero((owners == owner) & predicted)
+            alone = torch.from_numpy(tokens[mine[0] : mine[-1] + 2])[None]
+            total = total + F.cross_entropy(model(alone[:, :-1])[0], alone[0, 1:], reduction="sum")
+            count += len(mine)
+    assert count == reader.predicted(100, 107).sum()
+    (total / count).backward()
+    gradients = whole_gradient(parent, changed, world, tmp_path)
+    assert not gradients["late"], "imported after the fork: add it to preload"
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradients["gradients"][name], p.grad, rtol=1e-4, atol=1e-6)

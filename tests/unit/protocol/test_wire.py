@@ -1,0 +1,97 @@
+"""What goes over the wire, to the byte: agents run on while their operator is upgraded, so what is said today must be
+read by what is built tomorrow.
+
+`golden/<protocol>.jsonl` has a line of each kind as it is said now, `golden/<protocol>-before.jsonl` as it was said in
+the version before, which must still be read. After a change that is meant: `python tests/unit/protocol/test_wire.py`,
+and the difference is part of what is reviewed. When a version is out, its lines become those of the version before."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Union
+
+import pytest
+
+import concertina_protocol as protocol
+from concertina_protocol import worker_channel
+from concertina_protocol.typed_json import OpenEnum
+
+GOLDEN = Path(__file__).with_name("golden")
+PROTOCOLS: dict[str, ModuleType] = {"protocol": protocol, "worker_channel": worker_channel}
+SIMPLE = {int: 7, float: 0.5, bool: True}
+
+
+def sample(kind: Any, name: str = "") -> Any:
+    """A value of that type with something in each field."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Union:
+        return sample(next(each for each in args if each is not type(None)), name)
+    if origin is tuple:
+        return tuple(sample(each, name) for each in args if each is not Ellipsis)
+    if origin is not None and issubclass(origin, Mapping):
+        return {name: sample(args[1], name)}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        return kind(**{field.name: sample(hints[field.name], field.name) for field in dataclasses.fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, OpenEnum):
+        return kind(name)  # a word that this side does not know
+    return SIMPLE.get(kind, name)
+
+
+def lines(module: ModuleType) -> list[bytes]:
+    return [module.encode(sample(kind)) for kind in module.KINDS.values()]
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_each_kind_is_said_as_it_was(name: str) -> None:
+    golden = (GOLDEN / f"{name}.jsonl").read_bytes().splitlines(keepends=True)
+    assert lines(PROTOCOLS[name]) == golden
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_what_is_said_is_what_is_heard(name: str) -> None:
+    module = PROTOCOLS[name]
+    for kind in module.KINDS.values():
+        assert module.decode(module.encode(sample(kind))) == sample(kind)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_the_version_before_is_still_read(name: str) -> None:
+    """Every kind that it had, with every field that it said."""
+    module = PROTOCOLS[name]
+    before = (GOLDEN / f"{name}-before.jsonl").read_bytes().splitlines()
+    assert before
+    for line in before:
+        message = module.decode(line)
+        assert module.KINDS[typing.cast(str, _frame(line)["kind"])] is type(message)
+        assert _subset(_frame(line)["body"], dataclasses.asdict(message)), line
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_every_message_has_a_name_on_the_wire(name: str) -> None:
+    module = PROTOCOLS[name]
+    assert set(module.KINDS.values()) == set(typing.get_args(module.Message))
+
+
+def _frame(line: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _subset(said: Any, heard: Any) -> bool:
+    """Whether all that was said has been heard; lists of JSON are tuples here."""
+    if isinstance(said, dict):
+        return all(key in heard and _subset(value, heard[key]) for key, value in said.items())
+    if isinstance(said, list):
+        return len(said) == len(heard) and all(map(_subset, said, heard))
+    return bool(said == heard)
+
+
+if __name__ == "__main__":
+    for name, module in PROTOCOLS.items():
+        (GOLDEN / f"{name}.jsonl").write_bytes(b"".join(lines(module)))
