@@ -8,7 +8,8 @@ from typing import Any
 import concertina_protocol as protocol
 from concertina.api.parse import parse_spec
 from concertina.api.status import JobStatus
-from concertina.plan.types import AgentView, Call, JobView, NodeView, Observed, Plan, PodView, Send
+from concertina.plan.actions import Plan, Send
+from concertina.plan.observed import AgentView, Call, JobView, NodeView, Observed, PodView
 
 UID = "uid-1"
 T0 = 1_800_000_000.0

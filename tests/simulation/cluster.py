@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import concertina_protocol as p
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
-from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
+from concertina.plan.actions import CreatePod, DeletePod
+from concertina.plan.observed import NodeView, PodView
 from concertina_agent.core import events as e
 from simulation.agents import AgentProcess
 from simulation.clock import changed

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import concertina_protocol as p
 from concertina.api.status import JobStatus, unix_seconds
-from concertina.plan.types import CreatePod, DeletePod, PodView
+from concertina.plan.actions import CreatePod, DeletePod
+from concertina.plan.observed import PodView
 from simulation.clock import Violation
 
 if TYPE_CHECKING:

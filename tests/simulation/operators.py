@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING
 
 import concertina_protocol as p
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
-from concertina.plan.plan import plan
-from concertina.plan.types import (
-    Action,
+from concertina.plan.actions import Action, CreatePod, DeletePod, Plan, Send
+from concertina.plan.observed import (
     AgentView,
     Call,
     ConnectionRefusal,
-    CreatePod,
-    DeletePod,
     JobView,
     NodeView,
     Observed,
-    Plan,
     PodView,
     Refusal,
     Refused,
-    Send,
 )
+from concertina.plan.plan import plan
 from simulation.clock import changed
 from simulation.cluster import Conflict
 

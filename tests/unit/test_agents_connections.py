@@ -18,7 +18,7 @@ from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
 from concertina.agents.authority import Authority
 from concertina.agents.connections import AgentConnections
-from concertina.plan.types import ConnectionRefusal
+from concertina.plan.observed import ConnectionRefusal
 
 LIMIT = 20.0  # only to give up
 MASTER, UID, CREATED = b"m" * 32, "u1", 1_700_000_000.0

@@ -12,7 +12,7 @@ from concertina.controller.status import claim_tests
 from concertina.kube.errors import NamespaceEnds, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.parse.views import OwnedPod
-from concertina.plan.types import Hindrance, NodeView, PodView, Refusal, Refused
+from concertina.plan.observed import Hindrance, NodeView, PodView, Refusal, Refused
 
 
 class Known:

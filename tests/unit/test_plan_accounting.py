@@ -10,9 +10,9 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import unix_seconds
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
 from concertina.plan.status.progress import MOST_SHARES, SECONDS
-from concertina.plan.types import Observed
 
 
 def with_lead(seen: Observed, **report: object) -> Observed:

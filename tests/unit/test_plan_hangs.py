@@ -8,8 +8,8 @@ import pytest
 
 import concertina_protocol as protocol
 from builders import jobs
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Observed
 
 STACK = (
     "process 8: state S (sleeping), 9 threads",

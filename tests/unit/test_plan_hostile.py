@@ -19,8 +19,8 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.status import JobStatus
+from concertina.plan.observed import Call, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Call, Observed
 from concertina_protocol.typed_json import OpenEnum
 
 NUMBERS = (-(2**63), -1, 0, 1, 2, 39, 41, 100, 101, 2**63, 2**80)

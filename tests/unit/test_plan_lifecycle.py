@@ -11,9 +11,10 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, rfc3339
+from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Plan
 from concertina.plan.facts import constants
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeleteJob, DeletePod, EndPod, Observed, Plan
 from concertina_protocol import Durable, Storage
 
 WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})

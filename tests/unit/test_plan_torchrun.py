@@ -9,8 +9,9 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
+from concertina.plan.actions import CreatePod, CreateRendezvous, DeletePod, Plan, Rendezvous
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, CreateRendezvous, DeletePod, Observed, Plan, Rendezvous
 
 ELASTIC = {"minReplicas": 2}
 

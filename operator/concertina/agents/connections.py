@@ -15,7 +15,7 @@ from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, Request, call
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
 from concertina.agents.streams import follow
-from concertina.plan.types import AgentView, Call, ConnectionRefusal
+from concertina.plan.observed import AgentView, Call, ConnectionRefusal
 
 log = logging.getLogger(__name__)
 CALLS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from concertina.plan.types import AgentView, Call
+from concertina.plan.observed import AgentView, Call
 
 TICK_SECONDS = 0.5
 """How often `seconds` is asked at least."""

@@ -8,9 +8,9 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
+from concertina.plan.actions import CreatePod, Rendezvous
 from concertina.plan.facts import sizes
 from concertina.plan.state import snapshot_memory
-from concertina.plan.types import CreatePod, Rendezvous
 from concertina.terminal.connection import Complaint
 
 ANY_AGENT = Images("concertina/agent")

@@ -12,7 +12,8 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, TestFailed
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.events import Events
-from concertina.plan.types import Event, JobView
+from concertina.plan.actions import Event
+from concertina.plan.observed import JobView
 
 CLAIM_FIELDS = ("round", "claimId", "committed")
 """Of a claim; what makes it another one."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.status import JobStatus
+from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import (
@@ -28,6 +29,7 @@ from concertina.plan.lifecycle import (
     suspend,
     torchrun,
 )
+from concertina.plan.observed import Observed
 from concertina.plan.pods import bad_nodes, refusals
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
@@ -36,7 +38,6 @@ from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import rollback, snapshot_memory
 from concertina.plan.status import conditions
 from concertina.plan.status.fields import status_after
-from concertina.plan.types import Event, Observed, Plan
 
 Policy = Callable[[JobContext], Decision | None]
 AGENT: tuple[Policy, ...] = (

@@ -14,7 +14,7 @@ from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
-from concertina.plan.types import AgentView, NodeView, Observed, PodView, Refusal, Refused
+from concertina.plan.observed import AgentView, NodeView, Observed, PodView, Refusal, Refused
 
 PROGRESS_SECONDS = 2.0
 WRITES_PER_SECOND = 20.0

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from concertina.kube.resources import Raw
-from concertina.plan.types import JobView, PodView, Refused
+from concertina.plan.observed import JobView, PodView, Refused
 
 ENDED = ("Complete", "Failed")
 

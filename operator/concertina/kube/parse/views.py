@@ -21,7 +21,7 @@ from concertina.kube.manifests.pod import END_POD
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
-from concertina.plan.types import JobView, NodeView, PodView
+from concertina.plan.observed import JobView, NodeView, PodView
 from concertina_protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")

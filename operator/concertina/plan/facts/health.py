@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.round import Round
-from concertina.plan.types import AgentView, ConnectionRefusal, Observed, PodView
+from concertina.plan.observed import AgentView, ConnectionRefusal, Observed, PodView
 
 
 class Life(enum.Enum):

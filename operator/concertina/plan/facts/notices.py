@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.plan.types import NodeView, PodView
+from concertina.plan.observed import NodeView, PodView
 
 
 @dataclass(frozen=True)

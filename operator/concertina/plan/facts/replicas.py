@@ -12,7 +12,7 @@ from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.round import Round
-from concertina.plan.types import Observed, PodView
+from concertina.plan.observed import Observed, PodView
 
 REPLACE_POD = "ReplacePod"
 """The answer to a failure (`escalation`) that gives a pod up."""

@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from concertina.api.status import Gang, rfc3339, unix_seconds
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.observed import Competitor, Hindrance, JobView, PodView, Refusal, Refused
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
-from concertina.plan.types import Competitor, Event, Hindrance, JobView, PodView, Refusal, Refused
 
 PATIENCE = 20.0
 """Seconds for which room is held in vain by who isn't first in line; doubled after each release, three times."""

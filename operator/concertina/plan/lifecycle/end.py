@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from concertina.plan.actions import DeleteJob
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.recovery import budget
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
-from concertina.plan.types import DeleteJob
 from concertina_protocol import Prepared, State, StorageHealth
 
 ENDED = {"Complete": Phase.COMPLETE, "Failed": Phase.FAILED}

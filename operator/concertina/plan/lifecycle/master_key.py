@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods
+from concertina.plan.observed import ConnectionRefusal
 from concertina.plan.recovery import causes
-from concertina.plan.types import ConnectionRefusal
 
 MISMATCH = "MasterKeyMismatch"
 REMEDY = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 
-from concertina.plan.types import Hindrance, NodeView, PodView
+from concertina.plan.observed import Hindrance, NodeView, PodView
 
 
 def hindrance(

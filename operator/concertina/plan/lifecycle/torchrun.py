@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from concertina.api.pod_names import rendezvous_name
 from concertina.api.status import World, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -20,7 +21,6 @@ from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.shortage import waiting
 from concertina.plan.recovery import budget, startup
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import Event
 
 SIGNALLED = 128
 """Exit codes from here on are those of a process that was killed: of torchrun, not by it."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concertina.api.pod_names import parse
+from concertina.plan.actions import Action, CreatePod, CreateSecret
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff, bad_nodes, refusals
 from concertina.plan.pods.attempts import at, packed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
 from concertina.plan.state import snapshot_memory
-from concertina.plan.types import Action, CreatePod, CreateSecret, PodView
 
 
 def wanted(ctx: JobContext) -> PodPlan:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from concertina.api.pod_names import parse
 from concertina.api.status import Restart, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodView
 from concertina.plan.pods.attempts import at
-from concertina.plan.types import PodView
 
 OUTSIDE = frozenset(
     {

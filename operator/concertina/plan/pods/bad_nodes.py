@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix_seconds
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.types import Event, NodeView, PodView
+from concertina.plan.observed import NodeView, PodView
 
 VERDICTS: Mapping[str, int] = {
     "NodeLost": 1,

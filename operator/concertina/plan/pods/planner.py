@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from concertina.api.spec import CleanPodPolicy
+from concertina.plan.actions import Action, EndPod
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.observed import PodView
 from concertina.plan.pods import agent, torchrun
 from concertina.plan.pods.attempts import packed
 from concertina.plan.pods.pod_plan import PodPlan, delete
-from concertina.plan.types import Action, EndPod, PodView
 
 
 def _none(ctx: JobContext) -> PodPlan:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.types import Event, Refusal, Refused
+from concertina.plan.observed import Refusal, Refused
 
 REASON = "PodRefused"
 LONGEST = 300.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
-from concertina.plan.types import PodView
 
 
 def shortage(ctx: JobContext) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concertina.plan.actions import Action, CreatePod, CreateRendezvous, Rendezvous
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodView
 from concertina.plan.pods import refusals
 from concertina.plan.pods.attempts import packed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
-from concertina.plan.types import Action, CreatePod, CreateRendezvous, PodView, Rendezvous
 
 
 def wanted(ctx: JobContext) -> PodPlan:

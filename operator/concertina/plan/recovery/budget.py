@@ -6,10 +6,10 @@ from __future__ import annotations
 from concertina.api.status import LastFailure, Restart, Restarts, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
 from concertina.plan.recovery import escalation
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import PodView
 
 KEPT = 1001
 WITH_ERROR = 50

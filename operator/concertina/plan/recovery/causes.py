@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.api.status import Restart
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -16,7 +17,6 @@ from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import Event
 
 OWN_FAULT = frozenset(
     {

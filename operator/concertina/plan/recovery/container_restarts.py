@@ -5,11 +5,12 @@ named, and counted as the job's own."""
 from __future__ import annotations
 
 from concertina.api.status import Restart, Restarts, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodView
 from concertina.plan.pods.attempts import at, packed
 from concertina.plan.pods.backoff import OUTSIDE
 from concertina.plan.recovery import escalation
-from concertina.plan.types import Event, PodView
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 UNKNOWN_EXIT = 255

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.api.spec import Reaction
+from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import Event
 
 HANG, STANDSTILL = "Hang", "Standstill"
 """Reasons: one worker is behind and its pod is replaced; or all wait alike and only a new round can help."""

@@ -14,11 +14,11 @@ from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina.plan.facts.replicas import REPLACE_POD
+from concertina.plan.observed import PodView
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import repeats
 from concertina.plan.rounds import claims
-from concertina.plan.types import PodView
 from concertina_protocol import EXIT_OLD_PYTHON
 
 WAITING = {

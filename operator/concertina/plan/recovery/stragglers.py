@@ -7,12 +7,12 @@ from dataclasses import replace
 import concertina_protocol as protocol
 from concertina.api.spec import Reaction
 from concertina.api.status import Restart, StragglerMark, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.pods.attempts import same_replica
 from concertina.plan.pods.pod_plan import delete
-from concertina.plan.types import Event
 
 STRAGGLER = "Straggler"
 MOST = 16

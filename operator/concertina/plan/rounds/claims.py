@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
 from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
+from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
-from concertina.plan.types import Action, Call, Event, Send
 from concertina_protocol import Prepared
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
+from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import copy_distance, placement, restore
 from concertina.plan.state.placement import Place
-from concertina.plan.types import Action, Event, Send
 from concertina_protocol import Prepared
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import concertina_protocol as protocol
+from concertina.plan.actions import Action, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
-from concertina.plan.types import Action, Call, Send
 
 
 def change(ctx: JobContext) -> Decision | None:

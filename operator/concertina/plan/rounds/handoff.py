@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from concertina.plan.facts import constants, quorum
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import Call
 from concertina.plan.rounds import commits
-from concertina.plan.types import Call
 from concertina_protocol import Prepared, Restore
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from concertina.api.status import Condition, JobStatus, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.types import Event
 
 Status = Literal["True", "False", "Unknown"]
 
