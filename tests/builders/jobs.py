@@ -9,7 +9,7 @@ import concertina_protocol as protocol
 from concertina.api.parse import parse_spec
 from concertina.api.status import JobStatus
 from concertina.plan.actions import Plan, Send
-from concertina.plan.observed import AgentView, Call, JobView, NodeView, Observed, PodView
+from concertina.plan.observed import AgentView, Call, JobView, NodeView, Observed, PodPhase, PodView
 
 UID = "uid-1"
 T0 = 1_800_000_000.0
@@ -53,12 +53,13 @@ def pod(index: int, attempt: int = 0, **fields: Any) -> PodView:
         "index": index,
         "attempt": attempt,
         "created": T0,
-        "phase": "Running",
         "deleting": False,
         "node": f"node-{index}",
         "ip": f"127.0.0.{index + 1}",
+        **fields,
+        "phase": PodPhase(fields.get("phase", "Running")),
     }
-    return PodView(**{**values, **fields})
+    return PodView(**values)
 
 
 def report(name: str, **fields: Any) -> protocol.Report:

@@ -10,6 +10,7 @@ import pytest
 from concertina.kube.manifests.pod import END_POD
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.views import job_view, node_view, pod_view
+from concertina.plan.observed import PodPhase
 
 JOB: dict[str, Any] = {
     "metadata": {
@@ -50,6 +51,11 @@ def test_a_running_pod() -> None:
     assert view.created == 1767225600.0
     assert not view.deleting
     assert view.exit_code is None
+
+
+@pytest.mark.parametrize(("phase", "seen"), [("Sleeping", PodPhase.UNKNOWN), (None, PodPhase.PENDING)])
+def test_a_phase_that_kubernetes_does_not_have_is_unknown(phase: str | None, seen: PodPhase) -> None:
+    assert pod_view(pod({"phase": phase})).view.phase is seen
 
 
 def test_a_pod_that_only_wears_our_labels_is_nobodys() -> None:

@@ -31,6 +31,20 @@ class JobView:
     """The annotation by which a person asks for a checkpoint now."""
 
 
+class PodPhase(enum.StrEnum):
+    """As Kubernetes has it; but a pod that lingers has ended."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+UNSCHEDULABLE = "Unschedulable"
+"""The scheduler's word, of `PodView.waiting`."""
+
+
 @dataclass(frozen=True)
 class PodView:
     name: str
@@ -38,8 +52,7 @@ class PodView:
     index: int
     attempt: int
     created: float
-    phase: str
-    """Pending, Running, Succeeded, Failed or Unknown."""
+    phase: PodPhase
     deleting: bool
     node: str = ""
     ip: str = ""
@@ -78,9 +91,14 @@ class PodView:
     """The scheduler says that no node would take it, even if nothing else ran there."""
 
     @property
+    def unschedulable(self) -> bool:
+        """The scheduler has found no node for it so far."""
+        return self.waiting == UNSCHEDULABLE
+
+    @property
     def ended(self) -> bool:
         """Its trainer has ended, for good."""
-        return self.phase in ("Failed", "Succeeded")
+        return self.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED)
 
     @property
     def released(self) -> bool:

@@ -21,7 +21,7 @@ from concertina.kube.manifests.pod import END_POD
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
-from concertina.plan.observed import JobView, NodeView, PodView
+from concertina.plan.observed import UNSCHEDULABLE, JobView, NodeView, PodPhase, PodView
 from concertina_protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")
@@ -50,15 +50,15 @@ def pod_view(obj: Raw) -> OwnedPod:
     waiting, waiting_message = _waiting(status)
     code, reason, message = _exit(status)
     spec: Raw = obj.get("spec") or {}
-    phase = status.get("phase") or "Pending"
-    lingers = phase in ("Running", "Pending") and _is_over(spec, status)
+    phase = _phase(status)
+    lingers = phase in (PodPhase.RUNNING, PodPhase.PENDING) and _is_over(spec, status)
     view = PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         index=index,
         attempt=attempt,
         created=unix_seconds(metadata["creationTimestamp"]),
-        phase=("Failed" if code else "Succeeded") if lingers else phase,
+        phase=(PodPhase.FAILED if code else PodPhase.SUCCEEDED) if lingers else phase,
         deleting="deletionTimestamp" in metadata,
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
@@ -77,7 +77,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         round=_number(labels.get(ROUND)),
         ending=END_POD.items() <= spec.items(),
         requests=_requests(spec),
-        excluded=waiting == "Unschedulable" and excluded(waiting_message),
+        excluded=waiting == UNSCHEDULABLE and excluded(waiting_message),
         **_restarts(status),
     )
     return OwnedPod(owner, metadata["namespace"], view)
@@ -179,6 +179,11 @@ def _owner(metadata: Raw) -> tuple[str, int, int]:
     return owner["uid"], -1 if name.index is None else name.index, name.attempt
 
 
+def _phase(status: Raw) -> PodPhase:
+    word = status.get("phase") or PodPhase.PENDING
+    return PodPhase(word) if word in PodPhase._value2member_map_ else PodPhase.UNKNOWN
+
+
 def _waiting(status: Raw) -> tuple[str, str]:
     for container in _containers(status):
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -186,7 +191,7 @@ def _waiting(status: Raw) -> tuple[str, str]:
             return waiting["reason"], waiting.get("message") or ""
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return condition.get("reason") or "Unschedulable", condition.get("message") or ""
+            return condition.get("reason") or UNSCHEDULABLE, condition.get("message") or ""
     return "", ""
 
 

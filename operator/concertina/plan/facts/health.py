@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import AgentView, ConnectionRefusal, Observed, PodView
+from concertina.plan.observed import AgentView, ConnectionRefusal, Observed, PodPhase, PodView
 
 
 class Life(enum.Enum):
@@ -85,7 +85,7 @@ class Health:
     def by_contact(self, pod: PodView) -> Verdict:
         """As its agent lets itself be heard. Of members of a round that goes on their lead knows more."""
         view = self.observed.agent(pod.name)
-        if view.alive or pod.phase != "Running" or self._is_in_good_standing(pod.name):
+        if view.alive or pod.phase is not PodPhase.RUNNING or self._is_in_good_standing(pod.name):
             return ALIVE
         if not self.observed.node(pod).ready:
             return _dead(Evidence.NODE, f"can't be reached and its node {pod.node} is not ready")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.plan.observed import NodeView, PodView
+from concertina.plan.observed import NodeView, PodPhase, PodView
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class NoticeInput:
 
 def of(given: NoticeInput) -> Notice | None:
     """The most urgent one."""
-    if given.pod.phase not in ("Pending", "Running"):
+    if given.pod.phase not in (PodPhase.PENDING, PodPhase.RUNNING):
         return None
     return next((notice for check in CHECKS if (notice := check(given))), None)
 

@@ -12,7 +12,7 @@ from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import Observed, PodView
+from concertina.plan.observed import Observed, PodPhase, PodView
 
 REPLACE_POD = "ReplacePod"
 """The answer to a failure (`escalation`) that gives a pod up."""
@@ -51,7 +51,7 @@ class Replicas:
             return verdict.sentence
         if pod.name in self.to_replace:
             return f"is given up ({self.to_replace[pod.name]})"
-        if pod.waiting == "Unschedulable" and not self.avoided.issuperset(pod.avoids):
+        if pod.unschedulable and not self.avoided.issuperset(pod.avoids):
             return "found no place, and may use a node again that it had to avoid"
         return self.health.by_contact(pod).sentence
 
@@ -137,7 +137,7 @@ class Replicas:
             return ""
         lead = self.round.lead
         pod = self.pods.get(lead.replica)
-        return pod.name if pod and pod.uid == lead.uid and pod.phase == "Running" else ""
+        return pod.name if pod and pod.uid == lead.uid and pod.phase is PodPhase.RUNNING else ""
 
     def address(self, replica: str) -> str:
         pod = self.pods[replica]

@@ -21,7 +21,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.observed import Competitor, Hindrance, JobView, PodView, Refusal, Refused
+from concertina.plan.observed import Competitor, Hindrance, JobView, PodPhase, PodView, Refusal, Refused
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 
@@ -61,10 +61,10 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
     spec, gang = job.spec, job.status.internal.gang
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
-    alive = [pod for pod in pods if not pod.deleting and pod.phase in ("Pending", "Running")]
+    alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     held = sum(bool(pod.node) and pod.index >= 0 for pod in alive)
     # Whoever has released once stands in line until it starts, even while its new pods wait for their first try.
-    stuck = refused or gang.releases > 0 or any(pod.waiting == "Unschedulable" for pod in alive)
+    stuck = refused or gang.releases > 0 or any(pod.unschedulable for pod in alive)
     if not stuck or held >= sizes.least(spec):
         return None
     competitor = Competitor(

@@ -11,7 +11,7 @@ from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.observed import NodeView, PodView
+from concertina.plan.observed import NodeView, PodPhase, PodView
 
 VERDICTS: Mapping[str, int] = {
     "NodeLost": 1,
@@ -130,7 +130,7 @@ def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
 
 
 def _stranded(ctx: JobContext) -> Iterable[PodView]:
-    pending = [pod for pod in ctx.replicas.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
-    enough = sizes.fitting(sum(pod.phase == "Running" for pod in ctx.replicas.live.values()), ctx.spec)
+    pending = [pod for pod in ctx.replicas.live.values() if pod.unschedulable and pod.avoids]
+    enough = sizes.fitting(sum(pod.phase is PodPhase.RUNNING for pod in ctx.replicas.live.values()), ctx.spec)
     patience = SHORT_HANDED if enough else UNSCHEDULABLE
     return [pod for pod in pending if ctx.now - pod.created >= patience]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from concertina.api.spec import CleanPodPolicy
+from concertina.api.spec import CleanPodPolicy, Launcher
 from concertina.plan.actions import Action, EndPod
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.observed import PodView
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import agent, torchrun
 from concertina.plan.pods.attempts import packed
 from concertina.plan.pods.pod_plan import PodPlan, delete
@@ -49,7 +49,13 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
 def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
     """It has a log worth keeping, and a node that can stop it."""
     node = ctx.node(pod)
-    return pod.index >= 0 and pod.phase != "Pending" and not pod.deleting and node.ready and not node.out_of_service
+    return (
+        pod.index >= 0
+        and pod.phase is not PodPhase.PENDING
+        and not pod.deleting
+        and node.ready
+        and not node.out_of_service
+    )
 
 
 def _kept(ctx: JobContext) -> PodPlan:
@@ -57,8 +63,8 @@ def _kept(ctx: JobContext) -> PodPlan:
 
 
 Planner = Callable[[JobContext], PodPlan]
-WANTED: Mapping[str, Planner] = {"agent": agent.wanted, "torchrun": torchrun.wanted}
-"""As many as the spec wants, the dead replaced; by spec.launcher."""
+WANTED: Mapping[Launcher, Planner] = {Launcher.AGENT: agent.wanted, Launcher.TORCHRUN: torchrun.wanted}
+"""As many as the spec wants, the dead replaced."""
 
 
 def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:

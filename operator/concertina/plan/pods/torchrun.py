@@ -5,7 +5,7 @@ from __future__ import annotations
 from concertina.plan.actions import Action, CreatePod, CreateRendezvous, Rendezvous
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.observed import PodView
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import refusals
 from concertina.plan.pods.attempts import packed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
@@ -25,7 +25,7 @@ def wanted(ctx: JobContext) -> PodPlan:
         creates, wait = _allowed(ctx, (CreateRendezvous(round),))
         return PodPlan((*deletes, *creates), ctx.status.internal.attempts, recheck=wait, missing=True)
     indexes = range(sizes.most(ctx.spec))
-    ending = any(pod.phase == "Succeeded" for pod in members(ctx))
+    ending = any(pod.phase is PodPhase.SUCCEEDED for pod in members(ctx))
     attempts = dict(enumerate(ctx.status.internal.attempts))
     replaced: list[PodView] = []
     for pod in ctx.observed.pods:
@@ -51,7 +51,7 @@ def wanted(ctx: JobContext) -> PodPlan:
     missing = [index for index in indexes if (index, attempts.get(index, 0)) not in current]
     address = f"[{server.ip}]:{server.port}" if ":" in server.ip else f"{server.ip}:{server.port}"
     creations: tuple[Action, ...] = ()
-    if server.ip and server.phase == "Running" and not ending:
+    if server.ip and server.phase is PodPhase.RUNNING and not ending:
         rendezvous = Rendezvous(address, round, sizes.least(ctx.spec))
         creations = tuple(CreatePod(index, attempts.get(index, 0), rendezvous=rendezvous) for index in missing)
     creates, wait = _allowed(ctx, creations)

@@ -3,7 +3,7 @@ none (decision "What uses up maxRestarts")."""
 
 from __future__ import annotations
 
-from concertina.api.status import LastFailure, Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.status import ConditionType, LastFailure, Restart, Restarts, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.observed import PodView
@@ -76,7 +76,7 @@ def exhausted(ctx: JobContext, cause: Cause | None = None) -> Decision | None:
 
 
 def _last(ctx: JobContext) -> str:
-    running = ctx.status.condition("Running")
+    running = ctx.status.condition(ConditionType.RUNNING)
     last = next((restart for restart in reversed(ctx.recent) if restart.counted), None)
     return running.message if running and running.message else f"{last.replica}: {last.reason}" if last else "unknown"
 

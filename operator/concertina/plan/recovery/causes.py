@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import concertina_protocol as protocol
-from concertina.api.status import Restart
+from concertina.api.status import ConditionType, Restart
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
@@ -205,7 +205,7 @@ def recheck(ctx: JobContext) -> float:
 
 def as_before(ctx: JobContext) -> Decision:
     """What the status says already."""
-    ready, running = ctx.status.condition("Ready"), ctx.status.condition("Running")
+    ready, running = ctx.status.condition(ConditionType.READY), ctx.status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
     return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.api.spec import Reaction
+from concertina.api.status import ConditionType
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
@@ -37,7 +38,7 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
     message = sentence(ctx, report.hang)
-    before = ctx.status.condition("Stalled")
+    before = ctx.status.condition(ConditionType.STALLED)
     known = before is not None and (before.reason, before.message) == (HANG, message)
     events = () if known else (Event("Warning", HANG, message),)
     return replace(decision, stalled=HANG, stalled_message=message, events=(*decision.events, *events))

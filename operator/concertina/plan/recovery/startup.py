@@ -14,7 +14,7 @@ from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina.plan.facts.replicas import REPLACE_POD
-from concertina.plan.observed import PodView
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import repeats
@@ -50,7 +50,7 @@ def refused(ctx: JobContext) -> Decision | None:
     if ctx.world.members:
         return None
     for pod in ctx.observed.pods:
-        if pod.phase == "Failed" and (found := _fault(ctx, pod)):
+        if pod.phase is PodPhase.FAILED and (found := _fault(ctx, pod)):
             return stalled(*found, Pods.KEPT)
     return None
 
@@ -94,7 +94,13 @@ def _image(ctx: JobContext, pod: PodView) -> str:
 
 def _never_started(ctx: JobContext, pod: PodView) -> str:
     view = ctx.agent(pod.name)
-    if pod.phase != "Running" or view.alive or view.lost_at or not view.wanted_at or ctx.health.no_agent_reachable:
+    if (
+        pod.phase is not PodPhase.RUNNING
+        or view.alive
+        or view.lost_at
+        or not view.wanted_at
+        or ctx.health.no_agent_reachable
+    ):
         return ""
     return "its agent was never heard of" if ctx.now - view.wanted_at >= constants.AGENT_START else ""
 

@@ -11,7 +11,7 @@ from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.observed import Call
+from concertina.plan.observed import Call, PodPhase
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
@@ -71,7 +71,7 @@ def departing(ctx: JobContext) -> tuple[str, ...]:
 
 def _can_answer(ctx: JobContext, name: str) -> bool:
     pod = ctx.replicas.pods[name]
-    return bool(pod.ip) and pod.phase == "Running" and ctx.health.may_answer(name)
+    return bool(pod.ip) and pod.phase is PodPhase.RUNNING and ctx.health.may_answer(name)
 
 
 def _member_still(ctx: JobContext, name: str) -> bool:

@@ -9,6 +9,7 @@ import concertina_protocol as protocol
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
+    ConditionType,
     EvaluationMark,
     Goodput,
     JobProgress,
@@ -139,7 +140,7 @@ def goodput(ctx: JobContext, decision: Decision) -> Goodput:
         return old
     begin = unix_seconds(old.at) if old.at else unix_seconds(ctx.status.start_time)
     elapsed = max(0.0, ctx.now - begin)
-    ready = ctx.status.condition("Ready")
+    ready = ctx.status.condition(ConditionType.READY)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.WAITING
     spent = {name: getattr(old, name) for name in SECONDS}
     late = min(elapsed, max(0.0, ctx.now - _failed_at(ctx))) if phase is Phase.TRAINING else 0.0
