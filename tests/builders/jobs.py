@@ -46,7 +46,7 @@ def job(job_spec: Any, status: JobStatus | None = None) -> JobView:
     )
 
 
-def pod(index: int, attempt: int = 0, **fields: Any) -> PodView:
+def pod(index: int | None, attempt: int = 0, **fields: Any) -> PodView:
     values: dict[str, Any] = {
         "name": f"demo-{index}-{attempt}",
         "uid": f"pod-{index}-{attempt}",
@@ -55,7 +55,7 @@ def pod(index: int, attempt: int = 0, **fields: Any) -> PodView:
         "created": T0,
         "deleting": False,
         "node": f"node-{index}",
-        "ip": f"127.0.0.{index + 1}",
+        "ip": f"127.0.0.{(index or 0) + 1}",
         **fields,
         "phase": PodPhase(fields.get("phase", "Running")),
     }

@@ -390,7 +390,7 @@ class Cluster:
 
     def _set_ready(self, node: str, ready: bool) -> None:
         if self.nodes[node].ready != ready:
-            self.mark_node(node, ready=ready, not_ready_since=0.0 if ready else self.clock.now)
+            self.mark_node(node, ready=ready)
 
     def mark_node(self, node: str, **fields: object) -> None:
         """What the API server says of a node: taints, cordon, readiness."""

@@ -112,7 +112,7 @@ def test_torchruns_pods_are_refused_alike() -> None:
     assert condition(made, "Stalled") == ("True", "PodRefused")
     assert made.actions == ()
     assert [type(action) for action in plan(seen, T0 + 5).actions] == [CreateRendezvous]
-    store = jobs.pod(-1, 1, name="demo-rendezvous-1", round=1)
+    store = jobs.pod(None, 1, name="demo-rendezvous-1", round=1)
     assert started(plan(replace(seen, pods=(store,)), T0 + 5)) == [(0, 0)]
 
 

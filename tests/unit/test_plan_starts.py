@@ -15,9 +15,9 @@ from concertina.plan.observed import AgentView, NodeView, Observed
 from concertina.plan.plan import plan
 
 PULL: dict[str, Any] = {"phase": "Pending", "ip": "", "waiting": "ImagePullBackOff", "waiting_message": "no such tag"}
-SILENT: dict[str, Any] = {"connected": False, "report": None, "ready_at": 0.0, "wanted_at": T0 + 20}
+SILENT: dict[str, Any] = {"connected": False, "report": None, "ready_at": None, "wanted_at": T0 + 20}
 BROKEN: dict[str, Any] = {
-    "ready_at": 0.0,
+    "ready_at": None,
     "report": jobs.report("demo-2-0", ready=False, startup_error="torch can't be imported: no module named torch"),
 }
 

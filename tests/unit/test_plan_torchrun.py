@@ -21,7 +21,7 @@ def spec(**fields: Any) -> Any:
 
 
 def store(**fields: Any) -> Any:
-    return jobs.pod(-1, 1, **{"name": "demo-rendezvous-1", "uid": "store", "round": 1, "ip": "127.0.0.9", **fields})
+    return jobs.pod(None, 1, **{"name": "demo-rendezvous-1", "uid": "store", "round": 1, "ip": "127.0.0.9", **fields})
 
 
 def members(*indexes: int, **fields: Any) -> tuple[Any, ...]:

@@ -49,7 +49,8 @@ UNSCHEDULABLE = "Unschedulable"
 class PodView:
     name: str
     uid: str
-    index: int
+    index: int | None
+    """Of the replica; None for the pod that serves torchrun's store."""
     attempt: int
     created: float
     phase: PodPhase
@@ -67,28 +68,33 @@ class PodView:
     exit_message: str = ""
     restarts: int = 0
     """How often the trainer container was started again in this pod, and how it had ended before."""
-    last_exit_code: int = 0
+    last_exit_code: int | None = None
     last_exit_reason: str = ""
     priority: int = 0
     """As admission resolved its priority class."""
     grace: float = 30.0
     """Seconds from its deletion to SIGKILL: of the deletion under way, or as its spec says."""
-    deletion_at: float = 0.0
-    """When the grace of the deletion under way is over; 0 without one."""
+    deletion_at: float | None = None
+    """When the grace of the deletion under way is over."""
     disruption: str = ""
     """The reason of its condition DisruptionTarget: EvictionByEvictionAPI, PreemptionByScheduler and so on."""
     lingers: bool = False
     """Its trainer has ended (which `phase` says), but other containers run on: it holds its resources until deleted."""
     port: int = protocol.PORT
     """Where its agent listens."""
-    round: int = 0
-    """The rendezvous that it was made for, with `launcher: torchrun`; the pod that serves its store has index -1."""
+    round: int | None = None
+    """The rendezvous that it was made for, with `launcher: torchrun`."""
     ending: bool = False
     """Its node was told to end it and to let it be (EndPod)."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Of its containers by resource, and 1 of `pods`; empty where that is not known."""
     excluded: bool = False
     """The scheduler says that no node would take it, even if nothing else ran there."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Among the pods of its job: by replica and attempt, the store's before all."""
+        return (-1 if self.index is None else self.index), self.attempt
 
     @property
     def unschedulable(self) -> bool:
@@ -141,7 +147,6 @@ class Hindrance(enum.Enum):
 class NodeView:
     name: str
     ready: bool
-    not_ready_since: float = 0.0
     out_of_service: bool = False
     notice: str = ""
     """The taint that announces the node's end, as key or key=value."""
@@ -159,13 +164,18 @@ class Call:
     round: int
     claim: str
     sent_at: float
-    done_at: float = 0.0
+    done_at: float | None = None
     reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
     error: str = ""
     durable: bool = False
     """Of a Drain: it asked for a checkpoint in storage."""
     request: str = ""
     """Of a Save."""
+
+    @property
+    def failed_at(self) -> float | None:
+        """None where it did not fail, or not yet."""
+        return self.done_at if self.error else None
 
 
 class ConnectionRefusal(enum.Enum):
@@ -184,14 +194,14 @@ class AgentView:
 
     connected: bool = False
     """The watch stream is open and not silent."""
-    wanted_at: float = 0.0
-    """When this operator first wanted the stream; stays as it is while the stream is wanted."""
-    lost_at: float = 0.0
-    """When an open stream last broke or fell silent; 0 if it never did, or is open again."""
+    wanted_at: float | None = None
+    """When this operator first wanted the stream; stays as it is while the stream is wanted, None while it is not."""
+    lost_at: float | None = None
+    """When an open stream last broke or fell silent; None if it never did, or is open again."""
     refusal: ConnectionRefusal | None = None
     """How the last attempt to open the stream was turned away; None where it was not, or where nobody answered."""
-    ready_at: float = 0.0
-    """When a report of this agent instance first said ready; 0 until then."""
+    ready_at: float | None = None
+    """When a report of this agent instance first said ready; None until then."""
     report: protocol.Report | None = None
     """The last one, of this stream or an earlier one."""
     prepare: Call | None = None
@@ -199,6 +209,11 @@ class AgentView:
     assign: Call | None = None
     drain: Call | None = None
     save: Call | None = None
+
+    @property
+    def silent_since(self) -> float | None:
+        """Of one that is not connected: when its stream broke or, where none was open so far, was first wanted."""
+        return self.wanted_at if self.lost_at is None else self.lost_at
 
     @property
     def alive(self) -> bool:
@@ -238,7 +253,7 @@ class Refused:
 class Observed:
     job: JobView
     pods: tuple[PodView, ...]
-    """Owned by this job (by owner uid), in order of (index, attempt)."""
+    """Owned by this job (by owner uid), in their `order`."""
     nodes: Mapping[str, NodeView]
     agents: Mapping[str, AgentView]
     """By pod name."""

@@ -173,7 +173,7 @@ class ClusterCache:
         names = self._pod_names.get((job.view.namespace, job.view.name), {})
         return Observed(
             job=job.view,
-            pods=tuple(sorted([*job.pods.values(), *job.ended_unseen()], key=lambda pod: (pod.index, pod.attempt))),
+            pods=tuple(sorted([*job.pods.values(), *job.ended_unseen()], key=lambda pod: pod.order)),
             nodes=self._nodes,
             agents=self._agents(uid),
             fresh_claim=secrets.token_hex(8),

@@ -69,7 +69,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         exit_reason=reason,
         exit_message=message,
         grace=_grace(obj),
-        deletion_at=_seconds(metadata.get("deletionTimestamp")),
+        deletion_at=unix_seconds(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         disruption=_disruption(status),
         priority=spec.get("priority") or 0,
         lingers=lingers,
@@ -94,7 +94,6 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
     return NodeView(
         name=obj["metadata"]["name"],
         ready=is_ready,
-        not_ready_since=0.0 if is_ready else _seconds(ready.get("lastTransitionTime")),
         out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
@@ -167,7 +166,7 @@ def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] |
     return place
 
 
-def _owner(metadata: Raw) -> tuple[str, int, int]:
+def _owner(metadata: Raw) -> tuple[str, int | None, int]:
     """The uid of the TrainingJob that controls a pod, its replica index and attempt. By its name, which nobody can
     change once it is made, as they can a label (decision "A pod's place is its name's"). No uid where it is no pod of a
     job's."""
@@ -175,8 +174,8 @@ def _owner(metadata: Raw) -> tuple[str, int, int]:
     owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
     name = pod_names.parse(metadata["name"])
     if not owner or name is None or name.job != owner["name"] or (name.index or 0) >= MOST_INDEXES:
-        return "", -1, -1
-    return owner["uid"], -1 if name.index is None else name.index, name.attempt
+        return "", None, 0
+    return owner["uid"], name.index, name.attempt
 
 
 def _phase(status: Raw) -> PodPhase:
@@ -256,7 +255,7 @@ def _restarts(status: Raw) -> Raw:
     ended = (trainer.get("lastState") or {}).get("terminated") or {}
     return {
         "restarts": trainer.get("restartCount") or 0,
-        "last_exit_code": ended.get("exitCode") or 0,
+        "last_exit_code": ended.get("exitCode"),
         "last_exit_reason": ended.get("reason") or "",
     }
 
@@ -283,9 +282,5 @@ def _disruption(status: Raw) -> str:
     return ""
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text and _NUMBER.fullmatch(text) else 0
-
-
-def _seconds(timestamp: str | None) -> float:
-    return unix_seconds(timestamp) if timestamp else 0.0
+def _number(text: str | None) -> int | None:
+    return int(text) if text and _NUMBER.fullmatch(text) else None

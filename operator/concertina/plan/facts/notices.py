@@ -46,7 +46,8 @@ def _deleted(given: NoticeInput) -> Notice | None:
     if not pod.deleting:
         return None
     # At least half of the grace: the API server's clock may be ahead of ours.
-    left = max(pod.grace / 2, min(pod.grace, pod.deletion_at - given.now))
+    until = pod.deletion_at - given.now if pod.deletion_at is not None else 0.0
+    left = max(pod.grace / 2, min(pod.grace, until))
     return Notice(f"is being deleted{_why(pod)}", left)
 
 

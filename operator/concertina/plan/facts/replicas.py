@@ -95,7 +95,7 @@ class Replicas:
         cordoned node until another is ready."""
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
-            if not self.leaves(name):
+            if pod.index is not None and not self.leaves(name):
                 by_index.setdefault(pod.index, []).append(name)
         return {index: max(names, key=self._preference) for index, names in by_index.items()}
 
@@ -107,7 +107,7 @@ class Replicas:
     def wanted_indexes(self) -> frozenset[int]:
         """Those of spares included: those of members first, of other live pods, then the lowest free."""
         wanted = sizes.most(self.spec) + self.spec.spares
-        live = {pod.index: name for name, pod in self.live.items()}
+        live = {pod.index: name for name, pod in self.live.items() if pod.index is not None}
         kept = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted]
         free = (index for index in itertools.count() if index not in live)
         return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
@@ -125,7 +125,7 @@ class Replicas:
         if not self.spec.spares:
             return ()
         wanted = [name for index, name in self.pod_by_index.items() if index in self.wanted_indexes]
-        wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].index))
+        wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].order))
         return tuple(wanted[sizes.most(self.spec) :])
 
     # --- where to reach them

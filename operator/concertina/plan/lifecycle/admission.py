@@ -62,7 +62,7 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
-    held = sum(bool(pod.node) and pod.index >= 0 for pod in alive)
+    held = sum(bool(pod.node) and pod.index is not None for pod in alive)
     # Whoever has released once stands in line until it starts, even while its new pods wait for their first try.
     stuck = refused or gang.releases > 0 or any(pod.unschedulable for pod in alive)
     if not stuck or held >= sizes.least(spec):

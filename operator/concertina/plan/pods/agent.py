@@ -52,7 +52,7 @@ def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
         if known and known.index is not None and known.index in wanted:
             attempts[known.index] = max(attempts.get(known.index, 0), known.attempt + 1)
     for pod in ctx.observed.pods:
-        if pod.index in wanted:
+        if pod.index is not None and pod.index in wanted:
             least = pod.attempt + 1 if _goes(ctx, pod) else pod.attempt
             attempts[pod.index] = max(attempts.get(pod.index, 0), least)
     pass_over_taken(ctx.observed.job.name, attempts, wanted, ctx.observed.taken)

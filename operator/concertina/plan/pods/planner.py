@@ -20,7 +20,8 @@ def _none(ctx: JobContext) -> PodPlan:
     actions = [action for pod in ctx.observed.pods for action in delete(ctx, pod, "is not wanted now")]
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for pod in ctx.observed.pods:
-        attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
+        if pod.index is not None:
+            attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
     return PodPlan(tuple(actions), packed(attempts))
 
 
@@ -50,7 +51,7 @@ def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
     """It has a log worth keeping, and a node that can stop it."""
     node = ctx.node(pod)
     return (
-        pod.index >= 0
+        pod.index is not None
         and pod.phase is not PodPhase.PENDING
         and not pod.deleting
         and node.ready

@@ -29,9 +29,10 @@ def wanted(ctx: JobContext) -> PodPlan:
     attempts = dict(enumerate(ctx.status.internal.attempts))
     replaced: list[PodView] = []
     for pod in ctx.observed.pods:
+        if pod.index is None:
+            continue
         if pod.index not in indexes:
-            extra = pod.index >= 0 and pod.round == round
-            deletes += delete(ctx, pod, "is more than spec.replicas") if extra else []
+            deletes += delete(ctx, pod, "is more than spec.replicas") if pod.round == round else []
             continue
         gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
         least = pod.attempt + 1 if gone else pod.attempt
@@ -43,7 +44,8 @@ def wanted(ctx: JobContext) -> PodPlan:
     deletes += [
         action
         for pod in ctx.observed.pods
-        if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
+        if pod.index is not None and pod.attempt < attempts.get(pod.index, 0) - 1
+        if pod.released and pod.round == round
         for action in delete(ctx, pod, "has had two successors")
     ]
     pass_over_taken(ctx.observed.job.name, attempts, indexes, ctx.observed.taken)
@@ -77,11 +79,11 @@ def members(ctx: JobContext) -> list[PodView]:
     """Pods of this round, those aside that are going or have a successor."""
     newest: dict[int, PodView] = {}
     for pod in ctx.observed.pods:  # in order of attempts
-        if pod.index >= 0 and pod.round == ctx.world.round and not pod.deleting:
+        if pod.index is not None and pod.round == ctx.world.round and not pod.deleting:
             newest[pod.index] = pod
     return list(newest.values())
 
 
 def store(ctx: JobContext) -> PodView | None:
-    stores = (pod for pod in ctx.observed.pods if pod.index < 0 and pod.round == ctx.world.round)
+    stores = (pod for pod in ctx.observed.pods if pod.index is None and pod.round == ctx.world.round)
     return next(stores, None)

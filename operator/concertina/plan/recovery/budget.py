@@ -28,7 +28,7 @@ def restart(ctx: JobContext, cause: Cause) -> Restart | None:
         replica=cause.replica,
         node=pod.node if pod else member.node if member else "",
         reason=cause.reason,
-        step=max(ctx.round.step, cause.step),
+        step=max(ctx.round.step, cause.step or 0),
         counted=cause.counted,
         error=cause.error,
         after_seconds=max(0.0, ctx.now - unix_seconds(ctx.world.since)) if ctx.world.since else 0.0,

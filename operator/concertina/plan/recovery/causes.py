@@ -110,7 +110,7 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
             exit_code=failure.exit_code if failure.rank >= 0 else None,
             last_lines=failure.last_lines,
             error=repeats.signature(failure),
-            step=failure.step,
+            step=None if failure.step < 0 else failure.step,
         )
     if report.state == protocol.State.FAILED:
         return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)

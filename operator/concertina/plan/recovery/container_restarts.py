@@ -30,8 +30,13 @@ def restarted(ctx: JobContext) -> tuple[PodView, ...]:
 def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
     """status.internal.containerRestarts: by replica index, of the pod of its present attempt."""
     pods = ctx.observed.pods
-    counts = {pod.index: pod.restarts for pod in pods if pod.restarts and pod.attempt == at(attempts, pod.index)}
-    return packed(counts)
+    return packed(
+        {
+            pod.index: pod.restarts
+            for pod in pods
+            if pod.index is not None and pod.restarts and pod.attempt == at(attempts, pod.index)
+        }
+    )
 
 
 def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
@@ -90,4 +95,5 @@ def sentence(pod: PodView) -> str:
     again = f"replica {pod.name} on node {pod.node} was started again in its place"
     if reason(pod) == "OutOfMemory":
         return f"{again}: {OUT_OF_MEMORY}"
-    return f"{again}: its container ended with exit code {pod.last_exit_code} ({pod.last_exit_reason or 'no reason'})"
+    code = "" if pod.last_exit_code is None else f" with exit code {pod.last_exit_code}"
+    return f"{again}: its container ended{code} ({pod.last_exit_reason or 'no reason'})"

@@ -97,8 +97,8 @@ def _never_started(ctx: JobContext, pod: PodView) -> str:
     if (
         pod.phase is not PodPhase.RUNNING
         or view.alive
-        or view.lost_at
-        or not view.wanted_at
+        or view.lost_at is not None
+        or view.wanted_at is None
         or ctx.health.no_agent_reachable
     ):
         return ""

@@ -110,7 +110,7 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
     lead = ctx.world.lead or ""
     if lead not in replies:
         lead = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
-    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.replicas.pods[name].index)}
+    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.replicas.pods[name].order)}
     return tuple(
         Member(
             replica=name,

@@ -71,7 +71,8 @@ def _sentence(ctx: JobContext, names: list[str]) -> str:
 def _moving(ctx: JobContext) -> list[str]:
     """Members on cordoned nodes with a successor that is ready: once all have one, or nobody gets one any more."""
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
-    ready = [name for name in cordoned if ctx.replicas.pod_by_index.get(ctx.replicas.pods[name].index, name) != name]
+    seats, pods = ctx.replicas.pod_by_index, ctx.replicas.pods
+    ready = [name for name in cordoned if (index := pods[name].index) is not None and seats.get(index, name) != name]
     return ready if len(ready) == len(cordoned) or growth.seconds_left(ctx) <= 0 else []
 
 
@@ -99,7 +100,7 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
         return ()
     call = ctx.agent(lead).drain
     asked = call is not None and _ours(ctx, call) and (call.durable or not durable)
-    if call and asked and (not call.error or ctx.now - call.done_at < constants.RETRY):
+    if call and asked and (call.failed_at is None or ctx.now - call.failed_at < constants.RETRY):
         return ()
     uid = ctx.observed.job.uid
     message = protocol.Drain(uid, claim.round, claim.claim_id, reason, durable, grace)

@@ -46,11 +46,11 @@ def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
 
 def seconds_left(ctx: JobContext) -> float:
     """Seconds until ready replicas may join; 0 where they may, or there are none."""
-    since = [ctx.agent(name).ready_at for name in joining(ctx)] if ctx.round.committed else []
-    if not since:
+    names = joining(ctx) if ctx.round.committed else ()
+    if not names:
         return 0.0
-    quiet = max(since) + _quiet(ctx) - ctx.now
-    return max(0.0, quiet, _held(ctx))
+    since = (at for name in names if (at := ctx.agent(name).ready_at) is not None)
+    return max(0.0, _held(ctx), *(at + _quiet(ctx) - ctx.now for at in since))
 
 
 def sentence(ctx: JobContext) -> str:
