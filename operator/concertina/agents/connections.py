@@ -216,6 +216,9 @@ def _outline(view: AgentView) -> object:
     if report is None:
         return view
     progress = report.progress
-    phase = progress and (progress.phase, progress.first_step_at, progress.step >= progress.steps > 0)
-    members = {name: dataclasses.replace(member, step=-1, durable_parts=()) for name, member in report.members.items()}
+    ends = progress is not None and progress.steps is not None and progress.step >= progress.steps
+    phase = progress and (progress.phase, progress.first_step_at, ends)
+    members = {
+        name: dataclasses.replace(member, step=None, durable_parts=()) for name, member in report.members.items()
+    }
     return dataclasses.replace(view, report=dataclasses.replace(report, progress=None, members=members)), phase

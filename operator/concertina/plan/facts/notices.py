@@ -29,8 +29,8 @@ class NoticeInput:
 
     pod: PodView
     node: NodeView
-    told: float
-    """Seconds of grace that its agent was given with a SIGTERM; 0 where none was."""
+    told: float | None
+    """Seconds of grace that its agent was given with a SIGTERM; None where none was."""
     now: float
 
 
@@ -67,7 +67,9 @@ def _node_ends(given: NoticeInput) -> Notice | None:
 
 
 def _asked_to_stop(given: NoticeInput) -> Notice | None:
-    return Notice(f"was told to stop within {given.told:g} s", given.told) if given.told else None
+    if given.told is None:
+        return None
+    return Notice(f"was told to stop within {given.told:g} s", given.told)
 
 
 def _cordoned(given: NoticeInput) -> Notice | None:

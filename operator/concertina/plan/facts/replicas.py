@@ -78,7 +78,7 @@ class Replicas:
         for pod in observed.pods:
             own = observed.agent(pod.name).report
             known = told.get(pod.name) if pod.name in members else None
-            grace = (own.notice if own else 0.0) or (known.notice if known else 0.0)
+            grace = (own.notice if own else None) or (known.notice if known else None)
             if notice := notices.of(notices.NoticeInput(pod, observed.node(pod), grace, self.now)):
                 found[pod.name] = notice
         return found

@@ -107,10 +107,10 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
             failure.message,
             "" if failure.reason in NOBODYS else failure.replica,
             counted=failure.reason in OWN_FAULT,
-            exit_code=failure.exit_code if failure.rank >= 0 else None,
+            exit_code=failure.exit_code if failure.rank is not None else None,
             last_lines=failure.last_lines,
             error=repeats.signature(failure),
-            step=None if failure.step < 0 else failure.step,
+            step=failure.step,
         )
     if report.state == protocol.State.FAILED:
         return Cause("LeadFailed", f"the lead {report.replica} says that the round has failed", report.replica)
@@ -221,7 +221,7 @@ def running(ctx: JobContext) -> Decision | None:
     if report.state in (protocol.State.DRAINING, protocol.State.DRAINED):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
     progress = report.progress
-    if ctx.spec.bundled and (progress is None or not progress.first_step_at):
+    if ctx.spec.bundled and (progress is None or progress.first_step_at is None):
         phase = Phase.RECOVERING if ctx.status.rounds > 1 else Phase.STARTING
         doing = progress.phase if progress else "starting"
         message = f"round {report.round} with {total} replicas is {doing}"

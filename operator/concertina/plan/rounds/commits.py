@@ -152,4 +152,5 @@ def _history(ctx: JobContext) -> protocol.History:
 def _limits(spec: JobSpec) -> protocol.Limits:
     """What the lead is told to look out for."""
     policy = spec.failure_policy
-    return protocol.Limits(float(policy.hang_timeout_seconds or 0), constants.STRAGGLER_FACTOR)
+    seconds = policy.hang_timeout_seconds
+    return protocol.Limits(None if seconds is None else float(seconds), constants.STRAGGLER_FACTOR)

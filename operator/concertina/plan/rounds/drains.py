@@ -87,7 +87,7 @@ def must_be_saved(ctx: JobContext) -> bool:
 def limit(ctx: JobContext, durable: bool) -> float:
     """Seconds for the round to stop: the smallest grace of those who leave, less the time that a save takes."""
     progress = ctx.round.report.progress if ctx.round.report else None
-    save = (progress.save_seconds if progress else 0.0) or constants.SAVE
+    save = (progress.save_seconds if progress else None) or constants.SAVE
     steps = 3 * progress.step_seconds if progress else 0.0
     most = max(constants.DRAIN_DURABLE if durable else constants.DRAIN, steps + save)
     left = (ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name))

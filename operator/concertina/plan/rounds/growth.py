@@ -105,7 +105,7 @@ def _failed(ctx: JobContext, why: str) -> Growth:
 
 def trains(ctx: JobContext, report: protocol.Report) -> bool:
     """Whether the round has got under way."""
-    return not ctx.spec.bundled or (report.progress is not None and report.progress.first_step_at > 0)
+    return not ctx.spec.bundled or (report.progress is not None and report.progress.first_step_at is not None)
 
 
 def _settled(ctx: JobContext) -> float:

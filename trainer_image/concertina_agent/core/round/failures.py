@@ -55,7 +55,9 @@ def _exception(lines: Sequence[str]) -> str:
     return next((line for line in rest if EXCEPTION.match(line)), "")
 
 
-def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], step: int, at: float) -> Failure:
+def worker_failure(
+    replica: str, ended: WorkerExited, fault: Optional[Fault], step: Optional[int], at: float
+) -> Failure:
     """Why a worker that did not end well did so."""
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
@@ -76,7 +78,7 @@ def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], st
     return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at, rollback=rollback)
 
 
-def worker_stopped(replica: str, rank: int, step: int, at: float) -> Failure:
+def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
     """A worker that is there and does nothing: nobody else will say so."""
     message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
     return Failure(replica, "WorkerStopped", message, rank=rank, step=step, at=at)

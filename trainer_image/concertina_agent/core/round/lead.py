@@ -54,7 +54,7 @@ class Lead:
             return False  # a lost member stays lost: its round is over
         self.watchdog.heard(state.replica, () if state.state in OVER else state.pulses, now)
         # What goes on to the operator is what it needs.
-        state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False, leaving=())
+        state = dataclasses.replace(state, snapshot_step=None, pulses=(), hung=False, leaving=())
         self.members[state.replica] = state
         if state.failure is not None:
             self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
@@ -110,18 +110,19 @@ class Lead:
     def all_are(self, state: State) -> bool:
         return all(member.state == state for member in self.members.values())
 
-    def gone_unshipped(self, step: int) -> list[str]:
+    def gone_unshipped(self, step: Optional[int]) -> list[str]:
         """Members that are gone, and their part of the snapshot at `step` is not in storage."""
         others = list(self.members.values())[1:]
         return [
             member.replica
             for member in others
-            if member.replica not in self._give_up_at and not any(part.id.step >= step for part in member.durable_parts)
+            if member.replica not in self._give_up_at
+            and not any(step is None or part.id.step >= step for part in member.durable_parts)
         ]
 
-    def noticed(self) -> list[MemberState]:
-        """Members that were told to go."""
-        return [member for member in self.members.values() if member.notice]
+    def noticed(self) -> dict[str, float]:
+        """Members that were told to go, and their seconds of grace."""
+        return {name: member.notice for name, member in self.members.items() if member.notice is not None}
 
     def failures(self) -> tuple[Failure, ...]:
         return failures.mark(self._failures.values()) if self.settled else ()

@@ -60,8 +60,8 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
         return []
     if r.lead.all_are(p.State.SUCCEEDED) or r.failure is not None:
         return []
-    names = ", ".join(member.replica for member in noticed[:5])
-    grace = max(1.0, min(member.notice for member in noticed) - r.workers.save_seconds)
+    names = ", ".join(list(noticed)[:5])
+    grace = max(1.0, min(noticed.values()) - r.workers.save_seconds)
     order = p.Drain(agent.uid, *agent.seen, f"{names} must leave", durable, grace)
     return [e.Broadcast(order), *begin(agent, r, order, t)]
 
