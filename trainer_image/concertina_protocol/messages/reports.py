@@ -7,10 +7,30 @@ from collections.abc import Mapping
 from typing import Annotated, Optional
 
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
-from concertina_protocol.typed_json import Absent
+from concertina_protocol.typed_json import Absent, OpenEnum
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 """In the words of both sides: the agent says it of a worker, the operator of the whole container."""
+
+
+class FailureReason(OpenEnum):
+    """Of a member of a round; what the operator finds by itself has words of its own."""
+
+    WORKER_FAILED = "WorkerFailed"
+    WORKER_SIGNALED = "WorkerSignaled"
+    OUT_OF_MEMORY = "OutOfMemory"
+    WORKER_STOPPED = "WorkerStopped"
+    WORKER_EXITED_EARLY = "WorkerExitedEarly"
+    START_FAILED = "StartFailed"
+    MEMBER_LOST = "MemberLost"
+    LEAD_LOST = "LeadLost"
+    RESTORE_FAILED = "RestoreFailed"
+    BAD_INPUT = "BadInput"
+    LOSS_SPIKE = "LossSpike"
+    LOSS_NOT_FINITE = "LossNotFinite"
+    SILENT_CORRUPTION = "SilentCorruption"
+    ROLLED_BACK = "RolledBack"
+    """Because of another rank's corruption."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +38,7 @@ class Failure:
     """Why a member failed. The first of a round is the cause; what follows from it (lost peers) has `secondary`."""
 
     replica: str
-    reason: str
-    """WorkerFailed, WorkerSignaled, OutOfMemory, WorkerStopped, WorkerExitedEarly, StartFailed, MemberLost, LeadLost,
-    RestoreFailed, BadInput, LossSpike, LossNotFinite, SilentCorruption."""
+    reason: FailureReason
     message: str
     """A sentence, with the exit code or signal."""
     last_lines: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.observed import PodPhase
 from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.shortage import waiting
@@ -39,7 +40,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
 def next_round(ctx: JobContext) -> Decision | None:
     """A new rendezvous, where there is none or the last one is over."""
     if not ctx.world.round:
-        return _begun(ctx, Cause("FirstRound", "the first rendezvous", planned=True))
+        return _begun(ctx, Cause(Reason.FIRST_ROUND, "the first rendezvous", planned=True))
     if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
         return _begun(ctx, Cause("NameTaken", "another pod has the name of the rendezvous", planned=True))
     cause = _over(ctx)

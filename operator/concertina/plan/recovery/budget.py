@@ -6,6 +6,7 @@ from __future__ import annotations
 from concertina.api.status import ConditionType, LastFailure, Restart, Restarts, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
 from concertina.plan.recovery import escalation
@@ -116,7 +117,7 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
     node = ctx.node(pod)
     if backoff.ended_by_itself(pod):
         return {"counted": True}
-    return {"reason": "NodeLost"} if node.out_of_service or not node.ready else {}
+    return {"reason": Reason.NODE_LOST} if node.out_of_service or not node.ready else {}
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:

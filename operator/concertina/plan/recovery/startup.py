@@ -13,6 +13,7 @@ from concertina.api.status import Restart, rfc3339
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
@@ -22,10 +23,10 @@ from concertina.plan.rounds import claims
 from concertina_protocol import EXIT_OLD_PYTHON
 
 WAITING = {
-    "ErrImagePull": "ImageUnavailable",
-    "ImagePullBackOff": "ImageUnavailable",
-    "InvalidImageName": "ImageUnavailable",
-    "ErrImageNeverPull": "ImageUnavailable",
+    "ErrImagePull": Reason.IMAGE_UNAVAILABLE,
+    "ImagePullBackOff": Reason.IMAGE_UNAVAILABLE,
+    "InvalidImageName": Reason.IMAGE_UNAVAILABLE,
+    "ErrImageNeverPull": Reason.IMAGE_UNAVAILABLE,
     "CreateContainerConfigError": "ContainerConfigError",
     "CreateContainerError": "ContainerConfigError",
 }
@@ -88,7 +89,7 @@ class Symptom:
 
 def _image(ctx: JobContext, pod: PodView) -> str:
     late = ctx.now - pod.created >= IMAGE_PATIENCE
-    unavailable = WAITING.get(pod.waiting) == "ImageUnavailable"
+    unavailable = WAITING.get(pod.waiting) == Reason.IMAGE_UNAVAILABLE
     return f"{pod.waiting}: {pod.waiting_message}" if unavailable and late else ""
 
 
@@ -122,10 +123,10 @@ def _cut_off(ctx: JobContext, pod: PodView) -> str:
 
 
 SYMPTOMS = (
-    Symptom("ImageUnavailable", _image, elsewhere=True),
-    Symptom("AgentNeverStarted", _never_started, elsewhere=False),
-    Symptom("AgentCannotStart", _cannot_start, elsewhere=True),
-    Symptom("CutOff", _cut_off, elsewhere=True),
+    Symptom(Reason.IMAGE_UNAVAILABLE, _image, elsewhere=True),
+    Symptom(Reason.AGENT_NEVER_STARTED, _never_started, elsewhere=False),
+    Symptom(Reason.AGENT_CANNOT_START, _cannot_start, elsewhere=True),
+    Symptom(Reason.CUT_OFF, _cut_off, elsewhere=True),
 )
 
 

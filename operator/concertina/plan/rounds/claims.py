@@ -11,6 +11,7 @@ from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.observed import Call, PodPhase
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
@@ -309,5 +310,15 @@ def _patience(
     return left if left > 0 else None
 
 
-PLANNED = frozenset({"FirstRound", "Growing", "Shrinking", "ReplicaLeaving", "ReplicaMoving", "Drained", "Resumed"})
+PLANNED = frozenset(
+    {
+        Reason.FIRST_ROUND,
+        Reason.GROWING,
+        Reason.SHRINKING,
+        Reason.REPLICA_LEAVING,
+        Reason.REPLICA_MOVING,
+        Reason.DRAINED,
+        Reason.RESUMED,
+    }
+)
 """Reasons of claims before which nothing failed."""

@@ -7,6 +7,7 @@ from concertina.plan.actions import Action, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import claims, growth
@@ -41,20 +42,22 @@ def change(ctx: JobContext) -> Decision | None:
 def _cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     leaving = [name for name in ctx.round.members if ctx.replicas.leaves(name)]
     if leaving:
-        return Cause("ReplicaLeaving", _sentence(ctx, leaving), leaving[0], planned=True)
+        return Cause(Reason.REPLICA_LEAVING, _sentence(ctx, leaving), leaving[0], planned=True)
     if ctx.replicas.surplus:
-        return Cause("Shrinking", f"spec.replicas is {ctx.spec.replicas} now", ctx.replicas.surplus[0], planned=True)
+        return Cause(
+            Reason.SHRINKING, f"spec.replicas is {ctx.spec.replicas} now", ctx.replicas.surplus[0], planned=True
+        )
     moving = _moving(ctx)
     if moving and (
         report.state == protocol.State.DRAINED
         or (report.state == protocol.State.RUNNING and growth.trains(ctx, report))
     ):
         message = f"{_sentence(ctx, moving)}, and what takes its place is ready"
-        return Cause("ReplicaMoving", message, moving[0], planned=True)
+        return Cause(Reason.REPLICA_MOVING, message, moving[0], planned=True)
     if growing := growth.cause(ctx, report):
         return growing
     if report.state == protocol.State.DRAINED:
-        return Cause("Drained", "the round has been drained", planned=True)
+        return Cause(Reason.DRAINED, "the round has been drained", planned=True)
     if report.state == protocol.State.DRAINING:
         # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too
         # (decision "No wait for a part that went with its member").

@@ -7,7 +7,17 @@ from typing import Optional
 
 from concertina_agent.core.round import failures
 from concertina_agent.core.round.watchdog import Watchdog
-from concertina_protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId, State
+from concertina_protocol import (
+    SILENCE_SECONDS,
+    Assign,
+    Failure,
+    FailureReason,
+    Join,
+    MemberState,
+    Part,
+    SnapshotId,
+    State,
+)
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 JOIN_SECONDS = 10.0
@@ -87,7 +97,7 @@ class Lead:
 
     def _fail(self, known: MemberState, detail: str, at: float) -> None:
         replica = known.replica
-        failure = Failure(replica, "MemberLost", f"{replica} {detail}.", step=known.step, at=at)
+        failure = Failure(replica, FailureReason.MEMBER_LOST, f"{replica} {detail}.", step=known.step, at=at)
         self._failures.setdefault(replica, failure)
         self.members[replica] = dataclasses.replace(known, state=State.FAILED, failure=failure)
         self.settled = True

@@ -12,7 +12,9 @@ from concertina_agent.core.round.membership import ActiveDrain, Membership, Noti
 from concertina_agent.core.steps import own_state
 from concertina_protocol import worker_channel as w
 
-OF_COMMANDS = frozenset({"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly"})
+OF_COMMANDS = frozenset(
+    {p.FailureReason.WORKER_FAILED, p.FailureReason.WORKER_SIGNALED, p.FailureReason.WORKER_EXITED_EARLY}
+)
 LEAST_GRACE = 0.1
 """Seconds; a notice without any grace is one still."""
 
