@@ -8,7 +8,8 @@ from typing import Any
 import concertina_protocol as protocol
 from concertina.api.parse import parse_spec
 from concertina.api.status import JobStatus
-from concertina.plan.types import AgentView, Call, JobView, NodeView, Observed, Plan, PodView, Send
+from concertina.plan.actions import Plan, Send
+from concertina.plan.observed import AgentView, Call, JobView, NodeView, Observed, PodPhase, PodView
 
 UID = "uid-1"
 T0 = 1_800_000_000.0
@@ -45,19 +46,20 @@ def job(job_spec: Any, status: JobStatus | None = None) -> JobView:
     )
 
 
-def pod(index: int, attempt: int = 0, **fields: Any) -> PodView:
+def pod(index: int | None, attempt: int = 0, **fields: Any) -> PodView:
     values: dict[str, Any] = {
         "name": f"demo-{index}-{attempt}",
         "uid": f"pod-{index}-{attempt}",
         "index": index,
         "attempt": attempt,
         "created": T0,
-        "phase": "Running",
         "deleting": False,
         "node": f"node-{index}",
-        "ip": f"127.0.0.{index + 1}",
+        "ip": f"127.0.0.{(index or 0) + 1}",
+        **fields,
+        "phase": PodPhase(fields.get("phase", "Running")),
     }
-    return PodView(**{**values, **fields})
+    return PodView(**values)
 
 
 def report(name: str, **fields: Any) -> protocol.Report:

@@ -9,8 +9,8 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
+from concertina.plan.actions import CreatePod
 from concertina.plan.state import snapshot_memory
-from concertina.plan.types import CreatePod
 
 UID = "0f1e2d3c-aaaa-bbbb-cccc-000000000000"
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import concertina_protocol as p
 from concertina.api.status import JobStatus, unix_seconds
-from concertina.plan.types import CreatePod, DeletePod, PodView
+from concertina.plan.actions import CreatePod, DeletePod
+from concertina.plan.observed import PodPhase, PodView
 from simulation.parts.clock import Violation
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Invariants:
         world = self.world
         self._backed_off(action)
         for pod in world.cluster.pods.values():
-            if pod.index != action.index or pod.deleting or pod.phase not in ("Pending", "Running"):
+            if pod.index != action.index or pod.deleting or pod.phase not in (PodPhase.PENDING, PodPhase.RUNNING):
                 continue
             process = world.agents.get(pod.name)
             failed = [entry for entry in world.cluster.status.restarts.recent if entry.replica == pod.name]
@@ -179,7 +180,7 @@ class Invariants:
         avoided = self.world.cluster.status.avoided_nodes
         now = self.world.clock.now + 6.0 * bool(self.world.clocks)  # operators' clocks differ
         still = {entry.node for entry in avoided if unix_seconds(entry.until) > now}
-        return pod.phase == "Pending" and not still.issuperset(pod.avoids)
+        return pod.phase is PodPhase.PENDING and not still.issuperset(pod.avoids)
 
     def _backed_off(self, action: CreatePod) -> None:
         """A replica whose containers can't start gets its pods more and more slowly."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from concertina_protocol.typed_json import ProtocolError, from_json
+from concertina_protocol.typed_json import ProtocolError, from_json, to_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class JsonLines:
         """One line, newline included. Raises ProtocolError where it is too long."""
         kind = self._names[type(message)]
         head = {} if self.version is None else {"v": self.version}
-        frame = {**head, "kind": kind, "body": dataclasses.asdict(message)}
+        frame = {**head, "kind": kind, "body": to_json(message)}
         line = json.dumps(frame, separators=(",", ":")).encode()
         if self.most is not None and len(line) >= self.most:
             raise ProtocolError(f"a {kind} of {len(line)} bytes is over the limit of {self.most}")

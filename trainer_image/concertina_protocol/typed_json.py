@@ -1,11 +1,12 @@
-"""Parsed JSON to dataclasses, by their type hints. Standard library only, Python 3.9+."""
+"""Dataclasses to JSON and back, by their type hints. Standard library only, Python 3.9+."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import typing
-from typing import Any, Optional, TypeVar, Union
+from collections.abc import Mapping
+from typing import Annotated, Any, Optional, TypeVar, Union
 
 T = TypeVar("T")
 
@@ -30,6 +31,38 @@ class OpenEnum(str, enum.Enum):
         return unknown
 
 
+@dataclasses.dataclass(frozen=True)
+class Absent:
+    """Of a field `Annotated[Optional[X], Absent(number)]`: the number that stands in JSON for None (decision "What is
+    not there is None")."""
+
+    number: float
+
+
+_ABSENT: dict[type, Mapping[str, float]] = {}
+
+
+def absent_numbers(kind: type[Any]) -> Mapping[str, float]:
+    """By field of a dataclass, of those that have one."""
+    if kind not in _ABSENT:
+        annotated = [(name, hint) for name, hint in _hints(kind).items() if typing.get_origin(hint) is Annotated]
+        _ABSENT[kind] = {name: typing.get_args(hint)[1].number for name, hint in annotated}
+    return _ABSENT[kind]
+
+
+def to_json(value: Any) -> Any:
+    """The reverse of `from_json`, for json.dumps."""
+    if dataclasses.is_dataclass(value):
+        absent = absent_numbers(type(value))
+        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {name: absent.get(name) if each is None else to_json(each) for name, each in fields}
+    if isinstance(value, (tuple, list)):
+        return [to_json(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: to_json(each) for key, each in value.items()}
+    return value
+
+
 def from_json(kind: type[T], value: Any) -> T:
     """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
     try:
@@ -41,8 +74,15 @@ def from_json(kind: type[T], value: Any) -> T:
 _HINTS: dict[type, dict[str, Any]] = {}
 
 
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    return _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind, include_extras=True))
+
+
 def _convert(kind: Any, value: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        found = _convert(args[0], value)
+        return None if found == args[1].number else found
     if origin is Union:
         return None if value is None else _convert(next(a for a in args if a is not type(None)), value)
     if origin is tuple:
@@ -52,7 +92,7 @@ def _convert(kind: Any, value: Any) -> Any:
     if origin is not None:  # Mapping[str, X]
         return {str(key): _convert(args[1], item) for key, item in value.items()}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind))
+        hints = _hints(kind)
         return kind(**{name: _convert(hints[name], item) for name, item in value.items() if name in hints})
     if kind is Any:
         return value

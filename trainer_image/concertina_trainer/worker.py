@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from concertina_protocol import Restore, RestoreSource, Rollback, SnapshotId
+from concertina_protocol import FailureReason, Restore, RestoreSource, Rollback, SnapshotId
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
@@ -56,11 +56,11 @@ def main() -> NoReturn:
         channel.send(run(channel))
         code = 0
     except BadInput as error:
-        code = _fault(channel, "BadInput", error, BAD_INPUT_EXIT)
+        code = _fault(channel, FailureReason.BAD_INPUT, error, BAD_INPUT_EXIT)
     except RestoreFailed as error:
-        code = _fault(channel, "RestoreFailed", error, 1)
+        code = _fault(channel, FailureReason.RESTORE_FAILED, error, 1)
     except RollBack as error:
-        if error.reason == "RolledBack":
+        if error.reason == FailureReason.ROLLED_BACK:
             time.sleep(AFTER_THE_CULPRIT)
         code = _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
     except StorageError as error:
@@ -74,7 +74,9 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _fault(channel: WorkerEnd, reason: str, error: Exception, code: int, rollback: Rollback | None = None) -> int:
+def _fault(
+    channel: WorkerEnd, reason: FailureReason, error: Exception, code: int, rollback: Rollback | None = None
+) -> int:
     print(error, file=sys.stderr)
     with contextlib.suppress(ChannelClosed):
         channel.send(Fault(reason, str(error), rollback))

@@ -24,8 +24,9 @@ class Channel:
         """Calls of should_checkpoint() that have returned False, or are about to."""
         self._stop_at = 0
         self._last: Optional[Tuple[int, float]] = None
-        self._step_seconds = self._first_step_at = 0.0
-        self._restored_step = -1
+        self._step_seconds = 0.0
+        self._first_step_at: Optional[float] = None
+        self._restored_step: Optional[int] = None
         self._send(w.Hello(rank, self._pid))
         threading.Thread(target=self._listen, name="trainingjob", daemon=True).start()
 
@@ -63,7 +64,7 @@ class Channel:
         return self._send(
             Progress(
                 step=step,
-                steps=int(steps),
+                steps=int(steps) or None,
                 loss=float("nan") if loss is None else float(loss),
                 tokens_per_second=float(tokens_per_second),
                 step_seconds=self._step_seconds,

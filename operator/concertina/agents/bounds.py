@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from concertina_protocol.typed_json import absent_numbers
+
 M = TypeVar("M")
 LARGEST = 2**53
 """What JSON's readers keep exactly."""
@@ -30,7 +32,7 @@ LENGTHS = {
 SIGNED = ("exit_code", "loss")
 """Fields whose numbers may be below zero."""
 OR_NONE = ("rank", "round", "step", "snapshot_step", "restored_step")
-"""Fields in which -1 stands for none."""
+"""Fields in which -1 may stand for none."""
 COUNTS = {"last_lines": LINES, "stack": LINES, "timeline": LINES}
 """Entries of other lists, by field."""
 
@@ -41,26 +43,29 @@ def bounded(message: M) -> M:
     return bound
 
 
-def _bounded(value: Any, field: str) -> Any:
+def _bounded(value: Any, field: str, absent: float | None = None) -> Any:
+    """`absent`: the number that stands for None, which a bound may be."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, str):
         return type(value)(_text(value, LENGTHS.get(field, TEXT)))  # an enum's word stays one
     if isinstance(value, int):
         least = -LARGEST if field in SIGNED else -1 if field in OR_NONE else 0
-        return min(max(value, least), LARGEST)
+        count = min(max(value, least), LARGEST)
+        return None if count == absent else count
     if isinstance(value, float):
-        return _number(value, field)
+        number = _number(value, field)
+        return None if number == absent else number
     if isinstance(value, tuple):
         kept = tuple(_bounded(entry, field) for entry in value[: COUNTS.get(field, MOST)])
         return value if _same(value, kept) else kept
     if isinstance(value, Mapping):
         entries = list(value.items())[: COUNTS.get(field, MOST)]
         return {_text(name, NAME): _bounded(entry, field) for name, entry in entries}
-    changes = {}
+    changes, absent_by_field = {}, absent_numbers(type(value))
     for each in dataclasses.fields(value):
         old = getattr(value, each.name)
-        new = _bounded(old, each.name)
+        new = _bounded(old, each.name, absent_by_field.get(each.name))
         if new is not old:
             changes[each.name] = new
     return dataclasses.replace(value, **changes) if changes else value

@@ -15,7 +15,7 @@ from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, Identity, Request, call
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
 from concertina.agents.streams import follow
-from concertina.plan.types import AgentView, Call, ConnectionRefusal
+from concertina.plan.observed import AgentView, Call, ConnectionRefusal
 
 log = logging.getLogger(__name__)
 CALLS = {
@@ -90,15 +90,16 @@ class AgentConnections:
             return False
         connection = job.connections.setdefault(replica, AgentConnection())
         kind = CALLS[type(message)]
-        now, before = self._clock(), getattr(connection.view, kind)
+        now = self._clock()
+        before: Call | None = getattr(connection.view, kind)
         durable = isinstance(message, protocol.Drain) and message.durable
         request = message.request if isinstance(message, protocol.Save) else ""
         same = (message.round, message.claim, request)
         known = before is not None and (before.round, before.claim, before.request) == same
         if before is not None and known and (before.durable or not durable):
-            if not before.error:
+            if before.failed_at is None:
                 return False
-            if now < before.done_at + RETRY_SECONDS:
+            if now < before.failed_at + RETRY_SECONDS:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return False
         under_way = Call(message.round, message.claim, sent_at=now, durable=durable, request=request)
@@ -180,7 +181,7 @@ class AgentConnections:
                 self._changed(uid, True)
 
         connection.address = address
-        connection.view = dataclasses.replace(connection.view, wanted_at=self._clock(), lost_at=0.0, refusal=None)
+        connection.view = dataclasses.replace(connection.view, wanted_at=self._clock(), lost_at=None, refusal=None)
         connection.stream = asyncio.create_task(
             follow(job.identity, address, on_report, on_lost), name=f"watch {replica}"
         )
@@ -189,7 +190,7 @@ class AgentConnections:
         if connection.stream is not None:
             connection.stream.cancel()
         connection.stream, connection.address = None, ""
-        connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=0.0)
+        connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None)
 
 
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
@@ -199,8 +200,10 @@ def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
 
 def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentView:
     same = view.report is not None and view.report.instance == report.instance
-    ready_at = (view.ready_at if same else 0.0) or (now if report.ready else 0.0)
-    return dataclasses.replace(view, connected=True, lost_at=0.0, refusal=None, ready_at=ready_at, report=report)
+    ready_at = view.ready_at if same else None
+    if ready_at is None and report.ready:
+        ready_at = now
+    return dataclasses.replace(view, connected=True, lost_at=None, refusal=None, ready_at=ready_at, report=report)
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
@@ -213,6 +216,9 @@ def _outline(view: AgentView) -> object:
     if report is None:
         return view
     progress = report.progress
-    phase = progress and (progress.phase, progress.first_step_at, progress.step >= progress.steps > 0)
-    members = {name: dataclasses.replace(member, step=-1, durable_parts=()) for name, member in report.members.items()}
+    ends = progress is not None and progress.steps is not None and progress.step >= progress.steps
+    phase = progress and (progress.phase, progress.first_step_at, ends)
+    members = {
+        name: dataclasses.replace(member, step=None, durable_parts=()) for name, member in report.members.items()
+    }
     return dataclasses.replace(view, report=dataclasses.replace(report, progress=None, members=members)), phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from concertina.plan.types import AgentView, Call
+from concertina.plan.observed import AgentView, Call
 
 TICK_SECONDS = 0.5
 """How often `seconds` is asked at least."""
@@ -26,8 +26,8 @@ def without_stall(view: AgentView, seconds: float) -> AgentView:
     """What is known of an agent, as if the time of the stall had not passed."""
     return dataclasses.replace(
         view,
-        wanted_at=view.wanted_at and view.wanted_at + seconds,
-        lost_at=view.lost_at and view.lost_at + seconds,
+        wanted_at=_later(view.wanted_at, seconds),
+        lost_at=_later(view.lost_at, seconds),
         prepare=_call_without_stall(view.prepare, seconds),
         assign=_call_without_stall(view.assign, seconds),
         drain=_call_without_stall(view.drain, seconds),
@@ -44,5 +44,8 @@ def _call_without_stall(call: Call | None, seconds: float) -> Call | None:
     """Its answer may have been here all the time."""
     if call is None:
         return None
-    done_at = call.done_at and call.done_at + seconds
-    return dataclasses.replace(call, sent_at=call.sent_at + seconds, done_at=done_at)
+    return dataclasses.replace(call, sent_at=call.sent_at + seconds, done_at=_later(call.done_at, seconds))
+
+
+def _later(at: float | None, seconds: float) -> float | None:
+    return None if at is None else at + seconds

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import concertina_protocol as protocol
 from concertina import backoff
 from concertina.agents.calls import CallError, Identity, connection, receive
-from concertina.plan.types import ConnectionRefusal
+from concertina.plan.observed import ConnectionRefusal
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0

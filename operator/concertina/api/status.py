@@ -35,6 +35,23 @@ class RequestState(enum.StrEnum):
     REFUSED = "Refused"
 
 
+class ConditionType(enum.StrEnum):
+    """The conditions that operators of this version write; a status may have others."""
+
+    READY = "Ready"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    STALLED = "Stalled"
+    RECONCILE_ERROR = "ReconcileError"
+    """A pass over the job raised: until the next one that does not."""
+
+
+ENDED = (ConditionType.COMPLETE, ConditionType.FAILED)
+"""Where one of them is true, the job has ended, for good."""
+
+
 def rfc3339(seconds: float) -> str:
     """Unix seconds as Kubernetes writes times, to the microsecond where there is a fraction."""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from concertina.api.spec import Launcher
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
 from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
+from concertina.plan.actions import CreatePod, Rendezvous
 from concertina.plan.facts import sizes
 from concertina.plan.state import snapshot_memory
-from concertina.plan.types import CreatePod, Rendezvous
 from concertina.terminal.connection import Complaint
 
 ANY_AGENT = Images("concertina/agent")
@@ -22,7 +23,7 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
     view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))
     if view.spec is None:
         return  # the operator will say how
-    torchrun = view.spec.launcher == "torchrun"
+    torchrun = view.spec.launcher is Launcher.TORCHRUN
     create = CreatePod(
         0, 0,
         snapshot_memory=snapshot_memory.room(view.spec),

@@ -31,8 +31,8 @@ from concertina.kube.watch import trainingjobs
 from concertina.kube.watch.events import Events
 from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.reflector import Reflector
+from concertina.plan.observed import NodeView
 from concertina.plan.plan import plan
-from concertina.plan.types import NodeView
 from concertina_protocol.log import log_event
 
 LEASE = "concertina-operator"

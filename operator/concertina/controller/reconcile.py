@@ -18,7 +18,8 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
-from concertina.plan.types import Action, Observed, Plan, Refusal, Send
+from concertina.plan.actions import Action, Plan, Send
+from concertina.plan.observed import Observed, Refusal
 from concertina_protocol.log import log_event
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Reconciler:
         return plan.recheck_after
 
     async def _apply(self, job: CachedJob, plan: Plan) -> None:
-        """What is done within the pass, in the order that plan/types.py gives. Raises PreconditionFailed where the
+        """What is done within the pass, in the order that plan/actions.py gives. Raises PreconditionFailed where the
         status could not be written; then nothing else is done, so whoever loses has done no harm (decision "One status
         write a pass")."""
         uid = job.view.uid

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 
-from concertina.api.status import JobStatus, rfc3339
+from concertina.api.status import ConditionType, JobStatus, rfc3339
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, TestFailed
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.events import Events
-from concertina.plan.types import Event, JobView
+from concertina.plan.actions import Event
+from concertina.plan.observed import JobView
 from concertina_protocol.log import log_event
 
 CLAIM_FIELDS = ("round", "claimId", "committed")
@@ -65,7 +66,7 @@ class StatusWriter:
         conditions, news = failure_conditions(job.status, sentence, view.generation)
         if not news:
             return
-        self._events.post(view, Event("Warning", "ReconcileError", sentence))
+        self._events.post(view, Event("Warning", ConditionType.RECONCILE_ERROR, sentence))
         status = job.status or None
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": view.uid},
@@ -98,14 +99,14 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
     before = {condition["type"]: condition for condition in status.get("conditions") or ()}
     now = rfc3339(int(time.time()))
     news = False
-    for kind in ("ReconcileError", "Stalled"):
+    for kind in (ConditionType.RECONCILE_ERROR, ConditionType.STALLED):
         old = before.get(kind) or {}
         changed = old.get("status") != "True"
         news |= changed or old.get("message") != sentence
         before[kind] = {
-            "type": kind,
+            "type": kind.value,
             "status": "True",
-            "reason": "ReconcileError",
+            "reason": ConditionType.RECONCILE_ERROR.value,
             "message": sentence,
             "lastTransitionTime": now if changed else old["lastTransitionTime"],
             "observedGeneration": generation,

@@ -21,16 +21,8 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
-from concertina.plan.types import (
-    Action,
-    CreatePod,
-    CreateRendezvous,
-    CreateSecret,
-    DeleteJob,
-    DeletePod,
-    EndPod,
-    JobView,
-)
+from concertina.plan.actions import Action, CreatePod, CreateRendezvous, CreateSecret, DeleteJob, DeletePod, EndPod
+from concertina.plan.observed import JobView
 from concertina_protocol.log import log_event
 
 SLOTS = 16

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from concertina.api.spec import Launcher
 from concertina.api.status import JobStatus
+from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.lifecycle import (
@@ -28,6 +30,7 @@ from concertina.plan.lifecycle import (
     suspend,
     torchrun,
 )
+from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.pods import bad_nodes, refusals
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
@@ -36,7 +39,6 @@ from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import rollback, snapshot_memory
 from concertina.plan.status import conditions
 from concertina.plan.status.fields import status_after
-from concertina.plan.types import Event, Observed, Plan
 
 Policy = Callable[[JobContext], Decision | None]
 AGENT: tuple[Policy, ...] = (
@@ -71,8 +73,7 @@ TORCHRUN: tuple[Policy, ...] = (
     torchrun.next_round,
     torchrun.running,  # always answers
 )
-POLICIES: Mapping[str, tuple[Policy, ...]] = {"agent": AGENT, "torchrun": TORCHRUN}
-"""By spec.launcher."""
+POLICIES: Mapping[Launcher, tuple[Policy, ...]] = {Launcher.AGENT: AGENT, Launcher.TORCHRUN: TORCHRUN}
 
 Remark = Callable[[JobContext, Decision, PodPlan], Decision]
 REMARKS: tuple[Remark, ...] = (
@@ -147,7 +148,7 @@ def _unreadable(observed: Observed, now: float) -> Plan:
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     """The lead, also while it leaves, and who is outside of the round, to know when it is ready. While the lead is in
     doubt, all. Under torchrun there are no agents."""
-    if decision.pods is not Pods.WANTED or ctx.spec.launcher == "torchrun":
+    if decision.pods is not Pods.WANTED or ctx.spec.launcher is Launcher.TORCHRUN:
         return {}
     replicas = ctx.replicas
     return {
@@ -155,6 +156,6 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
         for name, pod in replicas.pods.items()
         if (name in replicas.live or name == replicas.leading)
         and pod.ip
-        and pod.phase == "Running"
+        and pod.phase is PodPhase.RUNNING
         and (decision.watch_all or name not in ctx.round.members or name == ctx.round.lead.replica)
     }

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from rich.console import Console
 from rich.live import Live
 
+from concertina.api.status import ConditionType
 from concertina.kube.client import Client
 from concertina.kube.errors import Gone, NotFound, Unreachable
 from concertina.kube.resources import TRAINING_JOBS, Raw
@@ -66,7 +67,7 @@ async def _lines(jobs: AsyncIterator[Raw], console: Console) -> int | None:
     said = ""
     async for job in jobs:
         status = show.status_of(job)
-        ready, progress = status.condition("Ready"), status.progress
+        ready, progress = status.condition(ConditionType.READY), status.progress
         line = f"{show.word(status)} {status.world.size} {ready.message if ready else ''}".strip()
         # Of a run that goes well, every percent is news enough.
         percent = int(progress.percent) if progress and progress.percent is not None else -1

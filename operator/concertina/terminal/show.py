@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from concertina.api.status import Condition, Goodput, JobProgress, JobStatus, unix_seconds
+from concertina.api.status import Condition, ConditionType, Goodput, JobProgress, JobStatus, unix_seconds
 from concertina.kube.resources import Raw
 from concertina_protocol.ranges import words
 
@@ -25,7 +25,7 @@ def status_of(job: Raw) -> JobStatus:
 
 def word(status: JobStatus) -> str:
     """What the job is doing, in one word, as in the column Status of `kubectl get`."""
-    ready = status.condition("Ready")
+    ready = status.condition(ConditionType.READY)
     return ready.reason if ready else "Unseen"
 
 
@@ -90,7 +90,7 @@ def detail(job: Raw) -> RenderableType:
     parts: list[RenderableType] = [title, rows]
     if status.conditions:
         parts.append(_conditions(status))
-    failure, running = status.last_failure, status.condition("Running")
+    failure, running = status.last_failure, status.condition(ConditionType.RUNNING)
     if failure and failure.last_lines and not (running and running.status == "True"):
         who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
         parts.append(Text(f"The last lines of {who}:"))
@@ -99,7 +99,7 @@ def detail(job: Raw) -> RenderableType:
 
 
 def _state(status: JobStatus) -> Text:
-    ready = status.condition("Ready")
+    ready = status.condition(ConditionType.READY)
     style = COLOURS.get(word(status), "yellow")
     message = ready.message if ready else "the operator has not seen it yet; is it running?"
     return Text.assemble((word(status), style), f"  {message}")
@@ -214,7 +214,7 @@ def _goodput(goodput: Goodput) -> str:
 def _conditions(status: JobStatus) -> Table:
     """A message that stands at the top already isn't said again."""
     result = Table("Condition", "", "Reason", "For", "Message", box=None, header_style="bold", pad_edge=False)
-    ready = status.condition("Ready")
+    ready = status.condition(ConditionType.READY)
     for condition in status.conditions:
         since = age(condition.last_transition_time)
         message = "" if ready and condition.message == ready.message else condition.message

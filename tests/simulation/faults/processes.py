@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from concertina.plan.observed import PodPhase
+
 if TYPE_CHECKING:
     from simulation.parts.agents import AgentProcess
     from simulation.runs.world import World
@@ -75,7 +77,7 @@ def break_replica(world: World, random: Random) -> None:
     index, seconds = random.randrange(world.replicas), random.uniform(2, 30)
     world.tell(f"containers of replica {index} end as soon as they start, for {seconds:.1f} s")
     world.cluster.broken[index] = world.clock.now + seconds
-    pods = [pod for pod in world.cluster.pods.values() if pod.index == index and pod.phase == "Running"]
+    pods = [pod for pod in world.cluster.pods.values() if pod.index == index and pod.phase is PodPhase.RUNNING]
     for pod in pods:
         world.cluster.restart_agent(world.cluster.hosted[pod.name])
 

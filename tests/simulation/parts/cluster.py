@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import concertina_protocol as p
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
-from concertina.plan.types import CreatePod, DeletePod, NodeView, PodView
+from concertina.plan.actions import CreatePod, DeletePod
+from concertina.plan.observed import NodeView, PodPhase, PodView
 from concertina_agent.core import events as e
 from simulation.parts.agents import AgentProcess
 from simulation.parts.clock import changed
@@ -146,7 +147,7 @@ class Cluster:
             return self.pods[name]  # 409 with our uid is success
         self.world.invariants.creating(action)
         self._uids += 1
-        pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, "Pending", False)
+        pod = PodView(name, f"uid-{self._uids}", action.index, action.attempt, self.clock.now, PodPhase.PENDING, False)
         pod = changed(
             pod, avoids=action.never_nodes, grace=GRACE, priority=self.priority, requests={"pods": Decimal(1)}
         )
@@ -238,7 +239,7 @@ class Cluster:
         )
 
     def _taken(self, node: str) -> bool:
-        return any(pod.node == node and pod.phase in ("Pending", "Running") for pod in self.pods.values())
+        return any(pod.node == node and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING) for pod in self.pods.values())
 
     def _start(self, uid: str, name: str) -> None:
         pod = self.pods.get(name)
@@ -251,7 +252,7 @@ class Cluster:
             self._put(changed(pod, waiting="ImagePullBackOff", waiting_message="the registry does not answer"))
             self.clock.after(1.0, self._start, uid, name)
             return
-        self._put(changed(pod, phase="Running", ip=name, waiting="", waiting_message=""))
+        self._put(changed(pod, phase=PodPhase.RUNNING, ip=name, waiting="", waiting_message=""))
         self.clock.after(self.clock.between(0.02, 0.2), self._start_agent, self.hosted[name])
 
     def _start_agent(self, hosted: SimPod) -> None:
@@ -312,7 +313,7 @@ class Cluster:
         else:
             if reason == "StartError":
                 self.failed_starts.setdefault(pod.index, {})[pod.name] = self.clock.now
-            phase = "Failed" if code else "Succeeded"
+            phase = PodPhase.FAILED if code else PodPhase.SUCCEEDED
             self._put(changed(pod, phase=phase, exit_code=code, exit_reason=reason))
 
     def _restart_in_place(self, hosted: SimPod, pod: PodView) -> None:
@@ -356,7 +357,7 @@ class Cluster:
             process.die()
             pod = self.pods.get(process.replica)
             if pod is not None and self._up(node) and not pod.ended:
-                self._put(changed(pod, phase="Failed", exit_code=143, exit_reason=TERMINATED))
+                self._put(changed(pod, phase=PodPhase.FAILED, exit_code=143, exit_reason=TERMINATED))
         self.kill_node(node)
 
     def _processes_on(self, node: str) -> list[AgentProcess]:
@@ -389,7 +390,7 @@ class Cluster:
 
     def _set_ready(self, node: str, ready: bool) -> None:
         if self.nodes[node].ready != ready:
-            self.mark_node(node, ready=ready, not_ready_since=0.0 if ready else self.clock.now)
+            self.mark_node(node, ready=ready)
 
     def mark_node(self, node: str, **fields: object) -> None:
         """What the API server says of a node: taints, cordon, readiness."""

@@ -233,7 +233,8 @@ class Collective:
         ahead = next((process.ahead for process in self.here.values() if 0 in process.ranks), 0.0)
         at, begun = self.clock.now + ahead, begun + ahead
         took = self.clock.now - self.begun
-        progress = p.Progress(step, steps, USUAL, 1.0, took, step, "training", at, begun, copied)
+        safe = None if copied < 0 else copied
+        progress = p.Progress(step, steps, USUAL, 1.0, took, step, "training", at, begun, safe)
         if self.judge is not None and self.judge.anomalies.skipped:
             progress = dataclasses.replace(progress, skipped=self.judge.anomalies.skipped)
         for process in list(self.here.values()):

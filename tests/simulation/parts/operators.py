@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING
 
 import concertina_protocol as p
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
-from concertina.plan.plan import plan
-from concertina.plan.types import (
-    Action,
+from concertina.plan.actions import Action, CreatePod, DeletePod, Plan, Send
+from concertina.plan.observed import (
     AgentView,
     Call,
     ConnectionRefusal,
-    CreatePod,
-    DeletePod,
     JobView,
     NodeView,
     Observed,
-    Plan,
     PodView,
     Refusal,
     Refused,
-    Send,
 )
+from concertina.plan.plan import plan
 from simulation.parts.clock import changed
 from simulation.parts.cluster import Conflict
 
@@ -157,7 +153,7 @@ class OperatorProcess:
         competitors = rivalry.seen_by(self) if rivalry else ()
         return Observed(
             job=self.job_view,
-            pods=tuple(sorted(self.pods.values(), key=lambda pod: (pod.index, pod.attempt))),
+            pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.order)),
             nodes=self.nodes,
             agents={name: contact.view for name, contact in self.contacts.items() if name in self.pods},
             fresh_claim=f"claim-{self.world.claims}",
@@ -301,7 +297,7 @@ class OperatorProcess:
                 if contact.process is not None:
                     contact.process.watchers.pop(self, None)
                     contact.process = None
-                contact.view = changed(contact.view, connected=False, wanted_at=0.0, lost_at=0.0, refusal=None)
+                contact.view = changed(contact.view, connected=False, wanted_at=None, lost_at=None, refusal=None)
         for name in watch:
             contact = self.contacts.setdefault(name, Contact())
             if not contact.wanted:
@@ -330,7 +326,7 @@ class OperatorProcess:
         if near and process is not None and process.alive:
             contact.process, contact.silent_since = process, 0.0
             process.watchers[self] = self.clock.now
-            contact.view = changed(contact.view, connected=True, lost_at=0.0, refusal=None)
+            contact.view = changed(contact.view, connected=True, lost_at=None, refusal=None)
             process.tell_operator(self)
         else:
             if near:
@@ -347,8 +343,10 @@ class OperatorProcess:
             return
         ready_at = contact.view.ready_at
         if not report.ready or contact.view.report is None or contact.view.report.instance != report.instance:
-            ready_at = 0.0
-        contact.view = changed(contact.view, report=report, ready_at=ready_at or (self.now if report.ready else 0.0))
+            ready_at = None
+        if ready_at is None and report.ready:
+            ready_at = self.now
+        contact.view = changed(contact.view, report=report, ready_at=ready_at)
         self.trigger()
 
     def stream_ended(self, process: AgentProcess) -> None:

@@ -10,7 +10,7 @@ from concertina.kube.parse.room import fits_quota
 from concertina.plan.facts import sizes
 from concertina.plan.lifecycle import room
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
-from concertina.plan.types import Competitor, Hindrance
+from concertina.plan.observed import Competitor, Hindrance
 from simulation.parts.clock import Clock, Violation
 from simulation.parts.network import Network
 from simulation.parts.operators import OperatorProcess

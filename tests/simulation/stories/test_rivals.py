@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from concertina.plan.lifecycle import admission, room
-from concertina.plan.types import Competitor
+from concertina.plan.observed import Competitor
 from simulation.parts.clock import Violation
 from simulation.runs.rivals import Rivalry
 

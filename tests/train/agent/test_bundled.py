@@ -43,7 +43,7 @@ def test_killed_worker_then_killed_agent_resume_from_memory(folder):
     async def body():
         async with running(folder, 3, TINY, TINY_STEPS="100000") as job:
             await job.begin(1, job[0], job[1], job[2])
-            report = await job.until(job[0], lambda r: trained(10)(r) and r.progress.snapshot_step > 0)
+            report = await job.until(job[0], lambda r: trained(10)(r) and (r.progress.snapshot_step or 0) > 0)
             on_peers = report.progress.snapshot_step
             os.kill(job[1].worker_pids()[1], 9)
             report = await job.until(job[0], lambda r: len(r.failures) == 3)
@@ -213,7 +213,7 @@ def test_a_snapshot_of_which_every_copy_is_damaged_is_passed_over_for_an_older_o
     async def body():
         async with running(folder, 3, TINY, TINY_STEPS="100000") as job:
             await job.begin(1, job[0], job[1], job[2])
-            await job.until(job[0], lambda r: trained(10)(r) and r.progress.snapshot_step > 2)
+            await job.until(job[0], lambda r: trained(10)(r) and (r.progress.snapshot_step or 0) > 2)
             os.kill(job[0].worker_pids()[0], 9)
             await job.until(job[0], lambda r: r.failures)
             prepared = await job.prepare(2, job[0], job[1], job[2])
@@ -246,7 +246,7 @@ def test_members_whose_clocks_are_off_by_minutes_train_and_recover(folder):
             await job.ready()
             message = job.assignment(await job.prepare(1, job[0], job[1], job[2]))
             await job.assign(p.Assign(**{**vars(message), "limits": p.Limits(hang_seconds=1.0)}))
-            await job.until(job[0], lambda r: trained(10)(r) and r.progress.snapshot_step > 2)
+            await job.until(job[0], lambda r: trained(10)(r) and (r.progress.snapshot_step or 0) > 2)
             assert abs(job[1].events()[0]["t"] - job[2].events()[0]["t"]) > 1000, "the clocks are not off"
             await asyncio.sleep(p.SILENCE_SECONDS + 1)
             assert (job[0].report.failures, job[0].report.hang) == ((), None), "clocks were compared"

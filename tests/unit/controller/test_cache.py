@@ -12,7 +12,7 @@ from concertina.controller.status import claim_tests
 from concertina.kube.errors import NamespaceEnds, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.parse.views import OwnedPod
-from concertina.plan.types import Hindrance, NodeView, PodView, Refusal, Refused
+from concertina.plan.observed import Hindrance, NodeView, PodPhase, PodView, Refusal, Refused
 
 
 class Known:
@@ -43,7 +43,8 @@ def job(uid: str, version: int, uri: str = "", created: int = 0, namespace: str 
 
 
 def pod(name: str, job_uid: str, node: str = "", index: int = 0, attempt: int = 0, phase: str = "Pending") -> OwnedPod:
-    return OwnedPod(job_uid, "n", PodView(name, f"uid-{name}", index, attempt, 0.0, phase, False, node=node))
+    view = PodView(name, f"uid-{name}", index, attempt, 0.0, PodPhase(phase), False, node=node)
+    return OwnedPod(job_uid, "n", view)
 
 
 def test_an_older_word_than_the_answer_to_our_own_write_is_ignored() -> None:

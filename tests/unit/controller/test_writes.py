@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.writes import FIRST, SLOTS, SMALLEST, Writes
 from concertina.kube.parse.views import job_view
-from concertina.plan.types import Action, CreatePod, DeletePod
+from concertina.plan.actions import Action, CreatePod, DeletePod
 
 
 def job(name: str) -> CachedJob:

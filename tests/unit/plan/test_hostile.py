@@ -19,8 +19,8 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.status import JobStatus
+from concertina.plan.observed import Call, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Call, Observed
 from concertina_protocol.typed_json import OpenEnum
 
 NUMBERS = (-(2**63), -1, 0, 1, 2, 39, 41, 100, 101, 2**63, 2**80)
@@ -108,15 +108,22 @@ def test_any_answer_to_a_prepare_is_planned_on(kind: str, seed: int) -> None:
 
 def test_what_is_within_bounds_stays_as_it_is() -> None:
     failure = protocol.Failure("demo-0-0", "WorkerSignaled", "ended by SIGKILL", ("a", "b"), exit_code=-9, at=jobs.T0)
-    progress = protocol.Progress(0, 0, -2.5, 1.0, 0.1, 0, "training", jobs.T0, timeline={"start": 0.5})
+    progress = protocol.Progress(0, None, -2.5, 1.0, 0.1, 0, "training", jobs.T0, timeline={"start": 0.5})
     told = jobs.lead_report(failures=(failure,), progress=progress)
     assert bounded(told) == told
+
+
+def test_what_is_below_the_number_for_none_is_none() -> None:
+    progress = protocol.Progress(-5, -5, 0.0, 0.0, 0.0, 0, "training", jobs.T0, math.nan, -5, mfu=-1.0)
+    told = wire(jobs.lead_report(progress=progress)).progress
+    assert (told.steps, told.first_step_at, told.snapshot_step, told.mfu) == (None, None, None, None)
+    assert told.step == -1, "a field that has no none"
 
 
 def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
     progress = protocol.Progress(2**70, -5, math.nan, math.inf, math.nan, 0, "x" * 9999, 1e300)
     told = wire(jobs.lead_report(progress=progress)).progress
-    assert (told.step, told.steps, told.tokens_per_second, told.step_seconds) == (2**53, 0, 253_402_300_799.0, 0.0)
+    assert (told.step, told.steps, told.tokens_per_second, told.step_seconds) == (2**53, None, 253_402_300_799.0, 0.0)
     assert (math.isnan(told.loss), told.at, len(told.phase)) == (True, 253_402_300_799.0, 63)
 
 

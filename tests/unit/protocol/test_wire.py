@@ -19,7 +19,7 @@ import pytest
 
 import concertina_protocol as protocol
 from concertina_protocol import worker_channel
-from concertina_protocol.typed_json import OpenEnum
+from concertina_protocol.typed_json import OpenEnum, to_json
 
 GOLDEN = Path(__file__).with_name("golden")
 PROTOCOLS: dict[str, ModuleType] = {"protocol": protocol, "worker_channel": worker_channel}
@@ -69,7 +69,18 @@ def test_the_version_before_is_still_read(name: str) -> None:
     for line in before:
         message = module.decode(line)
         assert module.KINDS[typing.cast(str, _frame(line)["kind"])] is type(message)
-        assert _subset(_frame(line)["body"], dataclasses.asdict(message)), line
+        assert _subset(_frame(line)["body"], to_json(message)), line
+
+
+def test_none_is_said_as_the_number_that_stands_for_it() -> None:
+    progress = protocol.Progress(0, None, 2.5, 0.0, 0.0, 0, "training", 1.0)
+    said = _frame(worker_channel.encode(progress))["body"]
+    told = {name: said[name] for name in ("steps", "first_step_at", "snapshot_step", "mfu", "restored_step")}
+    assert json.dumps(told) == (
+        '{"steps": 0, "first_step_at": 0.0, "snapshot_step": -1, "mfu": 0.0, "restored_step": -1}'
+    )
+    assert said["interval"] is None, "what has no such number"
+    assert worker_channel.decode(worker_channel.encode(progress)) == progress
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

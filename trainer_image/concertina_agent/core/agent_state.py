@@ -99,9 +99,9 @@ class AgentState:
             state=self.state.on_wire,
             step=r.workers.step,
             failure=r.failure,
-            notice=self.notice.grace if self.notice else 0.0,
+            notice=self.notice.grace if self.notice else None,
             leaving=self.leaving(),
-            snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else -1,
+            snapshot_step=r.workers.progress.snapshot_step if r.workers.progress else None,
             durable_parts=self.uploads.parts,
             pulses=r.hearts.pulses,
             hung=r.lead is not None and r.lead.watchdog.hung,
@@ -134,7 +134,7 @@ class AgentState:
             stragglers=lead.watchdog.stragglers.found if lead else (),
             storage=self.uploads.storage,
             startup_error=self.startup_error,
-            notice=self.notice.grace if self.notice else 0.0,
+            notice=self.notice.grace if self.notice else None,
         )
 
     @property
@@ -169,7 +169,7 @@ class AgentState:
         r = self.round
         if r is None:
             return ()
-        return tuple(member.replica for member in r.lead.noticed()) if r.lead is not None else r.leaving
+        return tuple(r.lead.noticed()) if r.lead is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
         """Also where the lead has not said yet who leaves besides this one: notices come in groups."""

@@ -40,7 +40,9 @@ class UploadState:
         """Whether LATEST may have been moved by rounds before this one that were not heard of (decision "Who was not of
         the last round looks at storage again")."""
         storage = self.storage
-        return storage is not None and storage.state != StorageHealth.UNKNOWN and storage.round < round - 1
+        if storage is None or storage.state == StorageHealth.UNKNOWN:
+            return False
+        return storage.round is None or storage.round < round - 1
 
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
         """As a member of this round: from now on its lead tells what LATEST is."""
@@ -84,9 +86,11 @@ class UploadState:
             self.storage = storage
         return news
 
-    def has(self, uid: str, step: int, complete: bool) -> bool:
+    def has(self, uid: str, step: Optional[int], complete: bool) -> bool:
         """LATEST is this job's, of that step or later; `complete`: and of the run's end. Without storage: always."""
         latest = self.latest
         if self.storage is None:
             return True
-        return latest is not None and latest.uid == uid and latest.step >= step and (latest.complete or not complete)
+        if latest is None or latest.uid != uid or (step is not None and latest.step < step):
+            return False
+        return latest.complete or not complete

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
+from typing import Annotated, Optional
 
 from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member, Restore, Storage
+from concertina_protocol.typed_json import Absent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Prepared:
 class Limits:
     """What the lead looks out for, from spec.failurePolicy."""
 
-    hang_seconds: float = 0.0
-    """The round hangs when no rank moves for so long; 0: by the usual step time."""
-    straggler_factor: float = 0.0
-    """A rank whose own work in a step takes so many times the others' is a straggler; 0: none is looked for."""
+    hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
+    """The round hangs when no rank moves for so long; None: by the usual step time."""
+    straggler_factor: Annotated[Optional[float], Absent(0.0)] = None
+    """A rank whose own work in a step takes so many times the others' is a straggler; None: none is looked for."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Optional
+from typing import Annotated, Optional
 
-from concertina_protocol.typed_json import OpenEnum
+from concertina_protocol.typed_json import Absent, OpenEnum
 from concertina_protocol.undone import Undone
 
 
@@ -66,7 +66,7 @@ class Durable:
     """The checkpoint's own folder."""
     complete: bool = False
     """The run's last step: a re-created job with it is complete at once."""
-    at: float = 0.0
+    at: Annotated[Optional[float], Absent(0.0)] = None
     """Unix seconds when it became durable."""
 
 
@@ -80,9 +80,9 @@ class Storage:
     latest: Optional[Durable] = None
     message: str = ""
     """With Error: a sentence that says what to do."""
-    round: int = -1
+    round: Annotated[Optional[int], Absent(-1)] = None
     """As of which round: the one that the agent was a member of when it last learnt this, or the highest it had seen
-    when it looked by itself. -1 where it does not say (version 1 at first)."""
+    when it looked by itself. None where it does not say (version 1 at first)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Optional
+from typing import Annotated, Optional
 
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
+from concertina_protocol.typed_json import Absent, OpenEnum
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 """In the words of both sides: the agent says it of a worker, the operator of the whole container."""
+
+
+class FailureReason(OpenEnum):
+    """Of a member of a round; what the operator finds by itself has words of its own."""
+
+    WORKER_FAILED = "WorkerFailed"
+    WORKER_SIGNALED = "WorkerSignaled"
+    OUT_OF_MEMORY = "OutOfMemory"
+    WORKER_STOPPED = "WorkerStopped"
+    WORKER_EXITED_EARLY = "WorkerExitedEarly"
+    START_FAILED = "StartFailed"
+    MEMBER_LOST = "MemberLost"
+    LEAD_LOST = "LeadLost"
+    RESTORE_FAILED = "RestoreFailed"
+    BAD_INPUT = "BadInput"
+    LOSS_SPIKE = "LossSpike"
+    LOSS_NOT_FINITE = "LossNotFinite"
+    SILENT_CORRUPTION = "SilentCorruption"
+    ROLLED_BACK = "RolledBack"
+    """Because of another rank's corruption."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,21 +38,20 @@ class Failure:
     """Why a member failed. The first of a round is the cause; what follows from it (lost peers) has `secondary`."""
 
     replica: str
-    reason: str
-    """WorkerFailed, WorkerSignaled, OutOfMemory, WorkerStopped, WorkerExitedEarly, StartFailed, MemberLost, LeadLost,
-    RestoreFailed, BadInput, LossSpike, LossNotFinite, SilentCorruption."""
+    reason: FailureReason
     message: str
     """A sentence, with the exit code or signal."""
     last_lines: tuple[str, ...] = ()
-    rank: int = -1
+    rank: Annotated[Optional[int], Absent(-1)] = None
     exit_code: int = 0
-    step: int = -1
+    """Of the worker of that rank."""
+    step: Annotated[Optional[int], Absent(-1)] = None
     permanent: bool = False
     """Trying again can't help (BadInput: the worker exited 78, EX_CONFIG)."""
     secondary: bool = False
     provoked: bool = False
     """Its last words are those of a rank that lost a peer: they say nothing about the script."""
-    at: float = 0.0
+    at: Annotated[Optional[float], Absent(0.0)] = None
     rollback: Optional[Rollback] = None
     """With LossSpike, LossNotFinite, SilentCorruption."""
 
@@ -40,8 +60,8 @@ class Failure:
 class CheckpointInterval:
     """How often checkpoints are written, and how often it would be best."""
 
-    seconds: float
-    """0: not by the clock."""
+    seconds: Annotated[Optional[float], Absent(0.0)]
+    """None: not by the clock."""
     suggested: float
     save_seconds: float
     """That training waited for a save, at most; 0 before the first of this round."""
@@ -63,8 +83,8 @@ class Progress:
 
     step: int
     """Steps finished since the run began."""
-    steps: int
-    """The last step of the run; 0 where unknown."""
+    steps: Annotated[Optional[int], Absent(0)]
+    """The last step of the run; None where unknown."""
     loss: float
     tokens_per_second: float
     step_seconds: float
@@ -73,20 +93,20 @@ class Progress:
     phase: str
     """A `heartbeat.WorkerPhase` of those for messages: starting, restoring, training, checkpointing or evaluating."""
     at: float
-    first_step_at: float = 0.0
-    """Unix seconds at which this round's first step finished; 0 until then."""
-    snapshot_step: int = -1
+    first_step_at: Annotated[Optional[float], Absent(0.0)] = None
+    """Unix seconds at which this round's first step finished; None until then."""
+    snapshot_step: Annotated[Optional[int], Absent(-1)] = None
     """Newest snapshot complete on peers."""
     checkpoint_seconds: float = 0.0
     """Seconds this round's training has waited for snapshots and checkpoints."""
     stalled_seconds: float = 0.0
     """Seconds this round's training has waited for data."""
-    mfu: float = 0.0
+    mfu: Annotated[Optional[float], Absent(0.0)] = None
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of this round's start by part: start, group, build, restore, first_step."""
-    save_seconds: float = 0.0
-    """That the slowest snapshot of this round took; 0 before the first."""
-    restored_step: int = -1
+    save_seconds: Annotated[Optional[float], Absent(0.0)] = None
+    """That the slowest snapshot of this round took; None before the first."""
+    restored_step: Annotated[Optional[int], Absent(-1)] = None
     restored_from: str = ""
     skipped: tuple[tuple[int, int], ...] = ()
     """Positions that were left out so far."""
@@ -133,8 +153,8 @@ class Hang:
 
     replica: str
     """Whose worker the others wait for; empty where all wait alike."""
-    rank: int
-    """Of that worker; -1 with no replica."""
+    rank: Annotated[Optional[int], Absent(-1)]
+    """Of that worker; None with no replica."""
     step: int
     """Steps it has finished."""
     phase: str
@@ -171,13 +191,13 @@ class MemberState:
     claim: str
     state: State
     """From starting on."""
-    step: int = -1
+    step: Annotated[Optional[int], Absent(-1)] = None
     failure: Optional[Failure] = None
-    notice: float = 0.0
-    """Seconds of grace that it was given with a SIGTERM; 0 where it may stay."""
+    notice: Annotated[Optional[float], Absent(0.0)] = None
+    """Seconds of grace that it was given with a SIGTERM; None where it may stay."""
     leaving: tuple[str, ...] = ()
     """On the lead: members with such a notice. Who leaves beside another one may be needed for what it holds."""
-    snapshot_step: int = -1
+    snapshot_step: Annotated[Optional[int], Absent(-1)] = None
     """On the lead: newest snapshot of this round that is complete on all peers; older rounds' may then be dropped."""
     durable_parts: tuple[Part, ...] = ()
     """Shards of this round in storage that are not under `LATEST` yet; the lead publishes them once all are there."""
@@ -213,5 +233,5 @@ class Report:
     storage: Optional[Storage] = None
     startup_error: str = ""
     """Why this agent can never be ready, in a sentence."""
-    notice: float = 0.0
-    """Seconds of grace that it was given with a SIGTERM; 0 where it may stay."""
+    notice: Annotated[Optional[float], Absent(0.0)] = None
+    """Seconds of grace that it was given with a SIGTERM; None where it may stay."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Optional, Type, Union
 
-from concertina_protocol import Durable, JobHistory, Progress, Restore, Rollback, SnapshotId
+from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Restore, Rollback, SnapshotId
 from concertina_protocol.typed_json import OpenEnum
 
 BAD_INPUT_EXIT = 78
@@ -105,8 +105,8 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    reason: str
-    """BadInput (then exit 78), RestoreFailed, or why the world has to roll back."""
+    reason: FailureReason
+    """BAD_INPUT (then exit 78), RESTORE_FAILED, or why the world has to roll back."""
     message: str
     rollback: Optional[Rollback] = None
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from concertina_protocol import SnapshotId, Undone
+from concertina_protocol import SnapshotId, Undone, typed_json
 from concertina_protocol.ranges import Ranges
 from concertina_protocol.typed_json import from_json
 from concertina_trainer.errors import BadInput
@@ -168,7 +168,7 @@ def parse(text: bytes, uri: str) -> Manifest:
 
 
 def to_json(value: Any) -> bytes:
-    return json.dumps(dataclasses.asdict(value)).encode()
+    return json.dumps(typed_json.to_json(value)).encode()
 
 
 def here(uid: str, id: SnapshotId) -> str:

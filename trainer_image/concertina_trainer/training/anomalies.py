@@ -10,6 +10,7 @@ import dataclasses
 import math
 from typing import Protocol
 
+from concertina_protocol import FailureReason
 from concertina_protocol.ranges import MOST_RANGES, Ranges, united, words
 from concertina_trainer.config import AnomalyResponse, TrainerConfig
 from concertina_trainer.data.read.skips import positions
@@ -48,7 +49,7 @@ def spikes(trend: Trend, loss: float, deviations: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Anomaly:
-    reason: str
+    reason: FailureReason
     description: str
     answer: AnomalyResponse
 
@@ -79,7 +80,7 @@ class Anomalies:
             self.skipped, self._in_a_row = self._with(batch), self._in_a_row + 1
             return f"{event}; left out"
         also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
-        if found.reason == "LossNotFinite":
+        if found.reason == FailureReason.LOSS_NOT_FINITE:
             raise FloatingPointError(f"{event}{also}; nothing of that step is kept")
         raise BadInput(f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start "
                        "again: the run goes on from its checkpoint.")  # fmt: skip
@@ -89,11 +90,11 @@ class Anomalies:
         if not math.isfinite(result.loss + result.squared_norm):
             norm = math.sqrt(result.squared_norm) if result.squared_norm >= 0 else result.squared_norm
             description = f"the loss is {result.loss} and the gradient's norm {norm}"
-            return _Anomaly("LossNotFinite", description, policy.non_finite)
+            return _Anomaly(FailureReason.LOSS_NOT_FINITE, description, policy.non_finite)
         if policy.spike is AnomalyResponse.ignore or not spikes(self.trend, result.loss, policy.spike_deviations):
             return None
         description = f"the loss is {result.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
-        return _Anomaly("LossSpike", description + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
+        return _Anomaly(FailureReason.LOSS_SPIKE, description + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
 
     def _with(self, more: Ranges) -> Ranges:
         return _few(united(self.skipped, more))

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from concertina_protocol import FailureReason
 from concertina_protocol.ranges import Ranges
 from concertina_trainer.errors import RollBack
 
@@ -95,7 +96,7 @@ class Digests:
             self._agreed = step
             return
         named = "; ".join(f"rank {rank} {why}" for rank, why in sorted(bad.items())[:5])
-        reason = "SilentCorruption" if self._rank in bad else "RolledBack"
+        reason = FailureReason.SILENT_CORRUPTION if self._rank in bad else FailureReason.ROLLED_BACK
         node = os.environ.get("CONCERTINA_NODE", "")
         here = f" (this is rank {self._rank} on node {node})" if self._rank in bad and node else ""
         message = (

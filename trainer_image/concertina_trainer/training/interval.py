@@ -56,5 +56,6 @@ class Interval:
 
     @property
     def reported(self) -> CheckpointInterval:
-        failures = round(self.between_failures, 1)
-        return CheckpointInterval(round(self.seconds or 0.0, 1), round(self.suggested, 1), self._cost, failures)
+        failures, seconds = round(self.between_failures, 1), self.seconds
+        seconds = None if seconds is None else round(seconds, 1)
+        return CheckpointInterval(seconds, round(self.suggested, 1), self._cost, failures)

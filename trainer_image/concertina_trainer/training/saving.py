@@ -82,7 +82,7 @@ class Saving:
         self._asked = False
         """A person wants a checkpoint."""
         self._durable_step = durable.step if durable else 0
-        self._durable_at = durable.at if durable else (0.0 if restored.id.step else time.time())
+        self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
         self.interval = interval
         self.seconds = 0.0
         """Spent on snapshots in this round."""

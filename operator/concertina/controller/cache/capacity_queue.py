@@ -9,7 +9,7 @@ from concertina.controller.cache.job import CachedJob
 from concertina.kube.parse.room import fits_quota
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.lifecycle.room import hindrance
-from concertina.plan.types import Competitor, Hindrance, NodeView
+from concertina.plan.observed import Competitor, Hindrance, NodeView
 
 
 class CapacityQueue:

@@ -14,7 +14,7 @@ from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
-from concertina.plan.types import AgentView, NodeView, Observed, PodView, Refusal, Refused
+from concertina.plan.observed import AgentView, NodeView, Observed, PodView, Refusal, Refused
 
 PROGRESS_SECONDS = 2.0
 WRITES_PER_SECOND = 20.0
@@ -173,7 +173,7 @@ class ClusterCache:
         names = self._pod_names.get((job.view.namespace, job.view.name), {})
         return Observed(
             job=job.view,
-            pods=tuple(sorted([*job.pods.values(), *job.ended_unseen()], key=lambda pod: (pod.index, pod.attempt))),
+            pods=tuple(sorted([*job.pods.values(), *job.ended_unseen()], key=lambda pod: pod.order)),
             nodes=self._nodes,
             agents=self._agents(uid),
             fresh_claim=secrets.token_hex(8),

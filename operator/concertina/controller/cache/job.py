@@ -6,10 +6,10 @@ import asyncio
 import dataclasses
 from dataclasses import dataclass, field
 
+from concertina.api.spec import Launcher
+from concertina.api.status import ENDED
 from concertina.kube.resources import Raw
-from concertina.plan.types import JobView, PodView, Refused
-
-ENDED = ("Complete", "Failed")
+from concertina.plan.observed import JobView, PodPhase, PodView, Refused
 
 
 @dataclass
@@ -54,7 +54,9 @@ class CachedJob:
         """Pods of torchrun that no complete pass saw going: their deletion and their end were heard in one burst. The
         next one sees them as ended, or it would use their names again: they stand in no status, as members do (decision
         "A pod of torchrun that goes in one burst")."""
-        if self.view.spec is None or self.view.spec.launcher != "torchrun":
+        if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []
         gone = (pod for pod in self.planned if pod.uid not in self.pods and not (pod.deleting or pod.ended))
-        return [dataclasses.replace(p, phase="Failed", deleting=True, exit_message="it was deleted") for p in gone]
+        return [
+            dataclasses.replace(p, phase=PodPhase.FAILED, deleting=True, exit_message="it was deleted") for p in gone
+        ]

@@ -16,7 +16,8 @@ from concertina.kube.manifests.containers import (
 )
 from concertina.kube.manifests.names import PORT_NAME, secret_name
 from concertina.kube.resources import Raw
-from concertina.plan.types import CreatePod, JobView
+from concertina.plan.actions import CreatePod
+from concertina.plan.observed import JobView
 
 VOLUME, VOLUME_PATH = "concertina", "/concertina"
 IDENTITY, IDENTITY_PATH = "concertina-identity", "/etc/concertina"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concertina.api import API_VERSION, KIND
 from concertina.kube.resources import Raw
-from concertina.plan.types import JobView
+from concertina.plan.observed import JobView
 
 JOB = "concertina.dev/job"
 JOB_UID = "concertina.dev/job-uid"

@@ -14,7 +14,8 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.containers import memory_of, trainer_of, with_trainer
 from concertina.kube.manifests.names import ATTEMPT, AVOIDS, INDEX, JOB_UID, ROUND, labels, owner, secret_name
 from concertina.kube.resources import Raw
-from concertina.plan.types import CreatePod, CreateRendezvous, JobView
+from concertina.plan.actions import CreatePod, CreateRendezvous
+from concertina.plan.observed import JobView
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 """Annotation: whose output `kubectl logs` shows, whatever else is in the pod."""

@@ -9,7 +9,7 @@ from concertina.api import TRAINER
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests.containers import environment, python, storage_access, trainer_of, with_trainer
 from concertina.kube.resources import Raw
-from concertina.plan.types import Rendezvous
+from concertina.plan.actions import Rendezvous
 
 PORT = protocol.PORT
 """Of the store."""

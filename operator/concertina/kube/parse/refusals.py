@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from concertina.kube.errors import Conflict, Forbidden, Invalid
-from concertina.plan.types import Refusal
+from concertina.plan.observed import Refusal
 
 FORBIDDEN = (
     (re.compile("exceeded (hierarchical )?quota|status unknown for quota"), Refusal.QUOTA),

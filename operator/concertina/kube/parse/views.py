@@ -21,7 +21,7 @@ from concertina.kube.manifests.pod import END_POD
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
-from concertina.plan.types import JobView, NodeView, PodView
+from concertina.plan.observed import UNSCHEDULABLE, JobView, NodeView, PodPhase, PodView
 from concertina_protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")
@@ -50,15 +50,15 @@ def pod_view(obj: Raw) -> OwnedPod:
     waiting, waiting_message = _waiting(status)
     code, reason, message = _exit(status)
     spec: Raw = obj.get("spec") or {}
-    phase = status.get("phase") or "Pending"
-    lingers = phase in ("Running", "Pending") and _is_over(spec, status)
+    phase = _phase(status)
+    lingers = phase in (PodPhase.RUNNING, PodPhase.PENDING) and _is_over(spec, status)
     view = PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         index=index,
         attempt=attempt,
         created=unix_seconds(metadata["creationTimestamp"]),
-        phase=("Failed" if code else "Succeeded") if lingers else phase,
+        phase=(PodPhase.FAILED if code else PodPhase.SUCCEEDED) if lingers else phase,
         deleting="deletionTimestamp" in metadata,
         node=spec.get("nodeName") or "",
         ip=status.get("podIP") or "",
@@ -69,7 +69,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         exit_reason=reason,
         exit_message=message,
         grace=_grace(obj),
-        deletion_at=_seconds(metadata.get("deletionTimestamp")),
+        deletion_at=unix_seconds(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         disruption=_disruption(status),
         priority=spec.get("priority") or 0,
         lingers=lingers,
@@ -77,7 +77,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         round=_number(labels.get(ROUND)),
         ending=END_POD.items() <= spec.items(),
         requests=_requests(spec),
-        excluded=waiting == "Unschedulable" and excluded(waiting_message),
+        excluded=waiting == UNSCHEDULABLE and excluded(waiting_message),
         **_restarts(status),
     )
     return OwnedPod(owner, metadata["namespace"], view)
@@ -94,7 +94,6 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
     return NodeView(
         name=obj["metadata"]["name"],
         ready=is_ready,
-        not_ready_since=0.0 if is_ready else _seconds(ready.get("lastTransitionTime")),
         out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
@@ -167,7 +166,7 @@ def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] |
     return place
 
 
-def _owner(metadata: Raw) -> tuple[str, int, int]:
+def _owner(metadata: Raw) -> tuple[str, int | None, int]:
     """The uid of the TrainingJob that controls a pod, its replica index and attempt. By its name, which nobody can
     change once it is made, as they can a label (decision "A pod's place is its name's"). No uid where it is no pod of a
     job's."""
@@ -175,8 +174,13 @@ def _owner(metadata: Raw) -> tuple[str, int, int]:
     owner: Raw = next((each for each in owners if each.get("controller") and each.get("kind") == KIND), {})
     name = pod_names.parse(metadata["name"])
     if not owner or name is None or name.job != owner["name"] or (name.index or 0) >= MOST_INDEXES:
-        return "", -1, -1
-    return owner["uid"], -1 if name.index is None else name.index, name.attempt
+        return "", None, 0
+    return owner["uid"], name.index, name.attempt
+
+
+def _phase(status: Raw) -> PodPhase:
+    word = status.get("phase") or PodPhase.PENDING
+    return PodPhase(word) if word in PodPhase._value2member_map_ else PodPhase.UNKNOWN
 
 
 def _waiting(status: Raw) -> tuple[str, str]:
@@ -186,7 +190,7 @@ def _waiting(status: Raw) -> tuple[str, str]:
             return waiting["reason"], waiting.get("message") or ""
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return condition.get("reason") or "Unschedulable", condition.get("message") or ""
+            return condition.get("reason") or UNSCHEDULABLE, condition.get("message") or ""
     return "", ""
 
 
@@ -251,7 +255,7 @@ def _restarts(status: Raw) -> Raw:
     ended = (trainer.get("lastState") or {}).get("terminated") or {}
     return {
         "restarts": trainer.get("restartCount") or 0,
-        "last_exit_code": ended.get("exitCode") or 0,
+        "last_exit_code": ended.get("exitCode"),
         "last_exit_reason": ended.get("reason") or "",
     }
 
@@ -278,9 +282,5 @@ def _disruption(status: Raw) -> str:
     return ""
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text and _NUMBER.fullmatch(text) else 0
-
-
-def _seconds(timestamp: str | None) -> float:
-    return unix_seconds(timestamp) if timestamp else 0.0
+def _number(text: str | None) -> int | None:
+    return int(text) if text and _NUMBER.fullmatch(text) else None

@@ -15,7 +15,8 @@ from concertina.api import API_VERSION, KIND
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import EVENTS, Raw
-from concertina.plan.types import Event, JobView
+from concertina.plan.actions import Event
+from concertina.plan.observed import JobView
 
 log = logging.getLogger(__name__)
 REPEATED_SECONDS = 600.0

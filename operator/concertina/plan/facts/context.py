@@ -10,7 +10,7 @@ from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
-from concertina.plan.types import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, NodeView, Observed, PodView
+from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, NodeView, Observed, PodView
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from concertina.api.status import Gang, LastFailure, Restart, World
-from concertina.plan.types import Action, Event
+from concertina.plan.actions import Action, Event
 
 
 class Phase(enum.Enum):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.round import Round
-from concertina.plan.types import AgentView, ConnectionRefusal, Observed, PodView
+from concertina.plan.observed import AgentView, ConnectionRefusal, Observed, PodPhase, PodView
 
 
 class Life(enum.Enum):
@@ -85,13 +85,13 @@ class Health:
     def by_contact(self, pod: PodView) -> Verdict:
         """As its agent lets itself be heard. Of members of a round that goes on their lead knows more."""
         view = self.observed.agent(pod.name)
-        if view.alive or pod.phase != "Running" or self._is_in_good_standing(pod.name):
+        if view.alive or pod.phase is not PodPhase.RUNNING or self._is_in_good_standing(pod.name):
             return ALIVE
         if not self.observed.node(pod).ready:
             return _dead(Evidence.NODE, f"can't be reached and its node {pod.node} is not ready")
-        if not (view.lost_at or view.wanted_at):
-            return ALIVE
         age = self._silent_for(view)
+        if age is None:
+            return ALIVE
         if age >= self._timeout(pod.name, view):
             return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s", age)
         return ALIVE
@@ -99,11 +99,11 @@ class Health:
     def _timeout(self, replica: str, view: AgentView) -> float:
         """Seconds. For a first contact: members once answered; others may still be starting their agent."""
         first = constants.FIRST_CONTACT if replica in self.round.members else constants.AGENT_GIVE_UP
-        limit = constants.UNREACHABLE if view.lost_at else first
+        limit = first if view.lost_at is None else constants.UNREACHABLE
         return max(limit, constants.WHOLE_WORLD) if self.no_agent_reachable else limit
 
-    def _silent_for(self, view: AgentView) -> float:
-        return self.now - (view.lost_at or view.wanted_at)
+    def _silent_for(self, view: AgentView) -> float | None:
+        return None if view.silent_since is None else self.now - view.silent_since
 
     def _is_in_good_standing(self, replica: str) -> bool:
         """A member of the committed round of which nothing bad is known."""
@@ -130,9 +130,7 @@ class Health:
             return _dead(Evidence.HOST, "is gone: its agent no longer listens")
         age = self._silent_for(view)
         # Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far.
-        if not (view.lost_at or view.wanted_at) or age < (
-            constants.RECONNECT if view.lost_at else constants.FIRST_CONTACT
-        ):
+        if age is None or age < (constants.FIRST_CONTACT if view.lost_at is None else constants.RECONNECT):
             return ALIVE
         if pod.deleting:
             return _dead(Evidence.POD, "is gone: its agent no longer listens", age)
@@ -146,5 +144,5 @@ class Health:
     def may_answer(self, replica: str) -> bool:
         """Whether it is worth waiting for its answer: neither turned away by its host nor cut off for a while."""
         view = self.observed.agent(replica)
-        cut_off = bool(view.lost_at) and self.now - view.lost_at >= constants.RECONNECT
+        cut_off = view.lost_at is not None and self.now - view.lost_at >= constants.RECONNECT
         return view.connected or (view.refusal is None and not cut_off)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina.plan.types import NodeView, PodView
+from concertina.plan.observed import NodeView, PodPhase, PodView
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class NoticeInput:
 
     pod: PodView
     node: NodeView
-    told: float
-    """Seconds of grace that its agent was given with a SIGTERM; 0 where none was."""
+    told: float | None
+    """Seconds of grace that its agent was given with a SIGTERM; None where none was."""
     now: float
 
 
 def of(given: NoticeInput) -> Notice | None:
     """The most urgent one."""
-    if given.pod.phase not in ("Pending", "Running"):
+    if given.pod.phase not in (PodPhase.PENDING, PodPhase.RUNNING):
         return None
     return next((notice for check in CHECKS if (notice := check(given))), None)
 
@@ -46,7 +46,8 @@ def _deleted(given: NoticeInput) -> Notice | None:
     if not pod.deleting:
         return None
     # At least half of the grace: the API server's clock may be ahead of ours.
-    left = max(pod.grace / 2, min(pod.grace, pod.deletion_at - given.now))
+    until = pod.deletion_at - given.now if pod.deletion_at is not None else 0.0
+    left = max(pod.grace / 2, min(pod.grace, until))
     return Notice(f"is being deleted{_why(pod)}", left)
 
 
@@ -66,7 +67,9 @@ def _node_ends(given: NoticeInput) -> Notice | None:
 
 
 def _asked_to_stop(given: NoticeInput) -> Notice | None:
-    return Notice(f"was told to stop within {given.told:g} s", given.told) if given.told else None
+    if given.told is None:
+        return None
+    return Notice(f"was told to stop within {given.told:g} s", given.told)
 
 
 def _cordoned(given: NoticeInput) -> Notice | None:

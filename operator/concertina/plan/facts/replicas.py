@@ -12,7 +12,7 @@ from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.round import Round
-from concertina.plan.types import Observed, PodView
+from concertina.plan.observed import Observed, PodPhase, PodView
 
 REPLACE_POD = "ReplacePod"
 """The answer to a failure (`escalation`) that gives a pod up."""
@@ -51,7 +51,7 @@ class Replicas:
             return verdict.sentence
         if pod.name in self.to_replace:
             return f"is given up ({self.to_replace[pod.name]})"
-        if pod.waiting == "Unschedulable" and not self.avoided.issuperset(pod.avoids):
+        if pod.unschedulable and not self.avoided.issuperset(pod.avoids):
             return "found no place, and may use a node again that it had to avoid"
         return self.health.by_contact(pod).sentence
 
@@ -78,7 +78,7 @@ class Replicas:
         for pod in observed.pods:
             own = observed.agent(pod.name).report
             known = told.get(pod.name) if pod.name in members else None
-            grace = (own.notice if own else 0.0) or (known.notice if known else 0.0)
+            grace = (own.notice if own else None) or (known.notice if known else None)
             if notice := notices.of(notices.NoticeInput(pod, observed.node(pod), grace, self.now)):
                 found[pod.name] = notice
         return found
@@ -95,7 +95,7 @@ class Replicas:
         cordoned node until another is ready."""
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
-            if not self.leaves(name):
+            if pod.index is not None and not self.leaves(name):
                 by_index.setdefault(pod.index, []).append(name)
         return {index: max(names, key=self._preference) for index, names in by_index.items()}
 
@@ -107,7 +107,7 @@ class Replicas:
     def wanted_indexes(self) -> frozenset[int]:
         """Those of spares included: those of members first, of other live pods, then the lowest free."""
         wanted = sizes.most(self.spec) + self.spec.spares
-        live = {pod.index: name for name, pod in self.live.items()}
+        live = {pod.index: name for name, pod in self.live.items() if pod.index is not None}
         kept = sorted(live, key=lambda index: (live[index] not in self.round.members, index))[:wanted]
         free = (index for index in itertools.count() if index not in live)
         return frozenset(kept) | frozenset(itertools.islice(free, wanted - len(kept)))
@@ -125,7 +125,7 @@ class Replicas:
         if not self.spec.spares:
             return ()
         wanted = [name for index, name in self.pod_by_index.items() if index in self.wanted_indexes]
-        wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].index))
+        wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].order))
         return tuple(wanted[sizes.most(self.spec) :])
 
     # --- where to reach them
@@ -137,7 +137,7 @@ class Replicas:
             return ""
         lead = self.round.lead
         pod = self.pods.get(lead.replica)
-        return pod.name if pod and pod.uid == lead.uid and pod.phase == "Running" else ""
+        return pod.name if pod and pod.uid == lead.uid and pod.phase is PodPhase.RUNNING else ""
 
     def address(self, replica: str) -> str:
         pod = self.pods[replica]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import concertina_protocol as protocol
 from concertina.api.status import Claim, Member, World
 from concertina.plan.facts.cached import cached
-from concertina.plan.types import Call, Observed
+from concertina.plan.observed import Call, Observed
 
 
 @dataclass(frozen=True)

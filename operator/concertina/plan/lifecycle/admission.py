@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from concertina.api.status import Gang, rfc3339, unix_seconds
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.observed import Competitor, Hindrance, JobView, PodPhase, PodView, Refusal, Refused
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
-from concertina.plan.types import Competitor, Event, Hindrance, JobView, PodView, Refusal, Refused
 
 PATIENCE = 20.0
 """Seconds for which room is held in vain by who isn't first in line; doubled after each release, three times."""
@@ -60,10 +61,10 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
     spec, gang = job.spec, job.status.internal.gang
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
         return None
-    alive = [pod for pod in pods if not pod.deleting and pod.phase in ("Pending", "Running")]
-    held = sum(bool(pod.node) and pod.index >= 0 for pod in alive)
+    alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
+    held = sum(bool(pod.node) and pod.index is not None for pod in alive)
     # Whoever has released once stands in line until it starts, even while its new pods wait for their first try.
-    stuck = refused or gang.releases > 0 or any(pod.waiting == "Unschedulable" for pod in alive)
+    stuck = refused or gang.releases > 0 or any(pod.unschedulable for pod in alive)
     if not stuck or held >= sizes.least(spec):
         return None
     competitor = Competitor(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import concertina_protocol as protocol
 from concertina.api.status import CheckpointMark, CheckpointRequest, RequestState, rfc3339
+from concertina.plan.actions import Action, Send
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.rounds import growth
 from concertina.plan.state import restore
-from concertina.plan.types import Action, Send
 
 NO_STORAGE = "this job has no durable checkpoints that the operator looks after: it has no spec.checkpoint, or runs a "
 NO_STORAGE += "command of its own, which saves when it sees fit"

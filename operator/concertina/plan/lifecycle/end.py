@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from concertina.api.status import ConditionType
+from concertina.plan.actions import DeleteJob
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.observed import PodPhase
 from concertina.plan.recovery import budget
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
-from concertina.plan.types import DeleteJob
 from concertina_protocol import Prepared, State, StorageHealth
 
-ENDED = {"Complete": Phase.COMPLETE, "Failed": Phase.FAILED}
+ENDED = {ConditionType.COMPLETE: Phase.COMPLETE, ConditionType.FAILED: Phase.FAILED}
 
 
 def ended(ctx: JobContext) -> Decision | None:
@@ -33,7 +35,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
     if not ctx.round.committed:
         return None
     members = (ctx.replicas.pods.get(member.replica) for member in ctx.world.members)
-    by_pods = any(pod is not None and pod.phase == "Succeeded" and not pod.deleting for pod in members)
+    by_pods = any(pod is not None and pod.phase is PodPhase.SUCCEEDED and not pod.deleting for pod in members)
     if by_pods or (ctx.round.report is not None and ctx.round.report.state == State.SUCCEEDED):
         message = f"all {ctx.world.workers} workers of round {ctx.world.round} have ended with exit code 0"
         return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import startup
 from concertina.plan.rounds import claims, commits
@@ -29,7 +30,7 @@ def first_round(ctx: JobContext) -> Decision | None:
         if not any(storage.state == StorageHealth.READY for storage in looks):
             error = next((storage.message for storage in looks if storage.state == StorageHealth.ERROR), "")
             return commits.storage_unknown(restore.Unknown(error))
-    reason = "FirstRound" if not ctx.status.rounds else "Resumed"
+    reason = Reason.FIRST_ROUND if not ctx.status.rounds else Reason.RESUMED
     return claims.claim(ctx, Cause(reason, f"{size} replicas are ready", planned=True))
 
 
@@ -49,5 +50,5 @@ def _start_trouble(ctx: JobContext) -> Decision | None:
         if (view := ctx.agent(name)).report and view.report.startup_error
     ]
     if broken:
-        return stalled("AgentCannotStart", broken[0], Pods.WANTED)
+        return stalled(Reason.AGENT_CANNOT_START, broken[0], Pods.WANTED)
     return None

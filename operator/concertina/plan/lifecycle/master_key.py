@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.api.spec import Launcher
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods
+from concertina.plan.observed import ConnectionRefusal
 from concertina.plan.recovery import causes
-from concertina.plan.types import ConnectionRefusal
 
 MISMATCH = "MasterKeyMismatch"
 REMEDY = (
@@ -22,7 +23,7 @@ REMEDY = (
 def recorded(ctx: JobContext) -> str:
     """status.masterKey: the key for new jobs as long as there are no pods. Of a job that an older operator started, the
     first agent that answers shows that it is the same one."""
-    if ctx.status.master_key or ctx.spec.launcher == "torchrun":
+    if ctx.status.master_key or ctx.spec.launcher is Launcher.TORCHRUN:
         return ctx.status.master_key
     answered = any(view.connected for view in ctx.observed.agents.values())
     return next(iter(ctx.observed.master_keys), "") if answered or not ctx.observed.pods else ""

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 
-from concertina.plan.types import Hindrance, NodeView, PodView
+from concertina.plan.observed import Hindrance, NodeView, PodPhase, PodView
 
 
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView], fits_quota: int | None
 ) -> Hindrance | None:
     """Of a job that waits for room and needs `least` pods; `fits_quota`: how many the quota that refused one allows."""
-    alive = [pod for pod in pods if not pod.deleting and pod.phase in ("Pending", "Running")]
+    alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     if _excluded(alive):
         return Hindrance.EXCLUDED
     if not _could_hold(least, alive, nodes):

@@ -13,14 +13,16 @@ from dataclasses import replace
 
 from concertina.api.pod_names import rendezvous_name
 from concertina.api.status import World, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import PodPhase
 from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.shortage import waiting
 from concertina.plan.recovery import budget, startup
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import Event
 
 SIGNALLED = 128
 """Exit codes from here on are those of a process that was killed: of torchrun, not by it."""
@@ -29,7 +31,7 @@ SIGNALLED = 128
 def succeeded(ctx: JobContext) -> Decision | None:
     """Every member has ended with 0, as torchrun does when all of its workers have, everywhere."""
     members = torchrun.members(ctx)
-    if not members or any(pod.phase != "Succeeded" for pod in members):
+    if not members or any(pod.phase is not PodPhase.SUCCEEDED for pod in members):
         return None
     message = f"torchrun has ended with exit code 0 in all {len(members)} replicas"
     return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
@@ -38,7 +40,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
 def next_round(ctx: JobContext) -> Decision | None:
     """A new rendezvous, where there is none or the last one is over."""
     if not ctx.world.round:
-        return _begun(ctx, Cause("FirstRound", "the first rendezvous", planned=True))
+        return _begun(ctx, Cause(Reason.FIRST_ROUND, "the first rendezvous", planned=True))
     if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
         return _begun(ctx, Cause("NameTaken", "another pod has the name of the rendezvous", planned=True))
     cause = _over(ctx)
@@ -58,10 +60,10 @@ def _answered(ctx: JobContext, cause: Cause) -> Decision:
 
 
 def running(ctx: JobContext) -> Decision:
-    here = [pod for pod in torchrun.members(ctx) if pod.phase == "Running" and pod.name in ctx.replicas.live]
+    here = [pod for pod in torchrun.members(ctx) if pod.phase is PodPhase.RUNNING and pod.name in ctx.replicas.live]
     least, most = sizes.least(ctx.spec), sizes.most(ctx.spec)
     text = f"{len(here)} of {most} replicas run torchrun"
-    if any(pod.phase == "Succeeded" for pod in torchrun.members(ctx)):
+    if any(pod.phase is PodPhase.SUCCEEDED for pod in torchrun.members(ctx)):
         return Decision(Phase.TRAINING, "Ending", f"{text}, the others have ended well", pods=Pods.WANTED)
     if len(here) >= least:
         message = f"{text}; who is in its world, and how far that is, torchrun does not tell"
@@ -71,7 +73,7 @@ def running(ctx: JobContext) -> Decision:
             stuck.phase, stuck.reason, stuck.message,
             stalled=stuck.stalled, stalled_message=stuck.stalled_message, pods=Pods.WANTED,
         )  # fmt: skip
-    reasons = [waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase != "Running"]
+    reasons = [waiting(ctx, pod) for pod in ctx.replicas.live.values() if pod.phase is not PodPhase.RUNNING]
     refused = [ctx.observed.refused.message] if ctx.observed.refused else []
     message = "; ".join([f"{text}, {least} are needed", *refused, *(sorted(set(reasons))[:3])])
     return Decision(Phase.WAITING, "WaitingForReplicas", message, pods=Pods.WANTED, recheck=constants.CREATE_RETRY)
@@ -88,10 +90,10 @@ def _over(ctx: JobContext) -> Cause | None:
     if ctx.spec.elastic is None and ctx.world.replicas != sizes.most(ctx.spec):
         return Cause("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size", planned=True)
     live = [pod for pod in members if pod.name in ctx.replicas.live]
-    if any(pod.phase == "Succeeded" for pod in members) and live:
+    if any(pod.phase is PodPhase.SUCCEEDED for pod in members) and live:
         return None  # they are about to end too
     for pod in members:
-        if pod.phase == "Failed" and backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
+        if pod.phase is PodPhase.FAILED and backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
             return Cause(
                 "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concertina.api.pod_names import parse
+from concertina.plan.actions import Action, CreatePod, CreateSecret
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff, bad_nodes, refusals
 from concertina.plan.pods.attempts import at, packed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
 from concertina.plan.state import snapshot_memory
-from concertina.plan.types import Action, CreatePod, CreateSecret, PodView
 
 
 def wanted(ctx: JobContext) -> PodPlan:
@@ -51,7 +52,7 @@ def _bumped(ctx: JobContext, wanted: frozenset[int]) -> tuple[int, ...]:
         if known and known.index is not None and known.index in wanted:
             attempts[known.index] = max(attempts.get(known.index, 0), known.attempt + 1)
     for pod in ctx.observed.pods:
-        if pod.index in wanted:
+        if pod.index is not None and pod.index in wanted:
             least = pod.attempt + 1 if _goes(ctx, pod) else pod.attempt
             attempts[pod.index] = max(attempts.get(pod.index, 0), least)
     pass_over_taken(ctx.observed.job.name, attempts, wanted, ctx.observed.taken)

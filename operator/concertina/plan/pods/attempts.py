@@ -13,9 +13,9 @@ def same_replica(one: str, other: str) -> bool:
     return first is not None and second is not None and first.index is not None and first.index == second.index
 
 
-def at(numbers: Sequence[int], index: int) -> int:
-    """Of a list by index: 0 beyond its end, and for the pod of torchrun's store, which has index -1."""
-    return numbers[index] if 0 <= index < len(numbers) else 0
+def at(numbers: Sequence[int], index: int | None) -> int:
+    """Of a list by index: 0 beyond its end, and for the pod of torchrun's store, which has none."""
+    return numbers[index] if index is not None and index < len(numbers) else 0
 
 
 def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:

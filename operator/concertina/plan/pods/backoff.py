@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from concertina.api.pod_names import parse
 from concertina.api.status import Restart, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import PodView
 from concertina.plan.pods.attempts import at
-from concertina.plan.types import PodView
 
 OUTSIDE = frozenset(
     {
@@ -85,7 +86,7 @@ def ended_by_itself(pod: PodView) -> bool:
 
 def entry_of(ctx: JobContext, pod: PodView) -> Restart:
     """In status.restarts, for a pod that has ended by itself."""
-    reason = pod.exit_reason or "ReplicaEnded"
+    reason = pod.exit_reason or Reason.REPLICA_ENDED
     return Restart(at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=reason, step=ctx.round.step)
 
 

@@ -8,22 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix_seconds
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
-from concertina.plan.types import Event, NodeView, PodView
+from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import NodeView, PodPhase, PodView
+from concertina_protocol import FailureReason
 
 VERDICTS: Mapping[str, int] = {
-    "NodeLost": 1,
-    "Hang": 2,
-    "Straggler": 2,
-    "SilentCorruption": 2,
-    "ImageUnavailable": 2,
-    "AgentNeverStarted": 2,
-    "AgentCannotStart": 2,
-    "CutOff": 2,
+    Reason.NODE_LOST: 1,
+    Reason.HANG: 2,
+    Reason.STRAGGLER: 2,
+    FailureReason.SILENT_CORRUPTION: 2,
+    Reason.IMAGE_UNAVAILABLE: 2,
+    Reason.AGENT_NEVER_STARTED: 2,
+    Reason.AGENT_CANNOT_START: 2,
+    Reason.CUT_OFF: 2,
 }
 """Failures that speak of the node, whatever happens on others: how much each weighs."""
-NOT_OF_THE_NODE = frozenset({"RestoreFailed", "BadInput"})
+NOT_OF_THE_NODE = frozenset({FailureReason.RESTORE_FAILED, FailureReason.BAD_INPUT})
 ENOUGH = 2
 """Weight at which a node is avoided."""
 MOST = 32
@@ -74,7 +77,11 @@ def _weight(entry: Restart, entries: Iterable[Restart]) -> int:
     """How much a failure says against its node. One that others have seen too says nothing, nor one from outside."""
     if entry.reason in VERDICTS:
         return VERDICTS[entry.reason]
-    if not entry.counted or entry.reason in NOT_OF_THE_NODE or (entry.reason == "WorkerSignaled" and not entry.error):
+    if (
+        not entry.counted
+        or entry.reason in NOT_OF_THE_NODE
+        or (entry.reason == FailureReason.WORKER_SIGNALED and not entry.error)
+    ):
         return 0
     alike = (other for other in entries if (other.reason, other.error) == (entry.reason, entry.error))
     return int(all(other.node == entry.node for other in alike))
@@ -129,7 +136,7 @@ def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
 
 
 def _stranded(ctx: JobContext) -> Iterable[PodView]:
-    pending = [pod for pod in ctx.replicas.live.values() if pod.waiting == "Unschedulable" and pod.avoids]
-    enough = sizes.fitting(sum(pod.phase == "Running" for pod in ctx.replicas.live.values()), ctx.spec)
+    pending = [pod for pod in ctx.replicas.live.values() if pod.unschedulable and pod.avoids]
+    enough = sizes.fitting(sum(pod.phase is PodPhase.RUNNING for pod in ctx.replicas.live.values()), ctx.spec)
     patience = SHORT_HANDED if enough else UNSCHEDULABLE
     return [pod for pod in pending if ctx.now - pod.created >= patience]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from concertina.api.spec import CleanPodPolicy
+from concertina.api.spec import CleanPodPolicy, Launcher
+from concertina.plan.actions import Action, EndPod
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import agent, torchrun
 from concertina.plan.pods.attempts import packed
 from concertina.plan.pods.pod_plan import PodPlan, delete
-from concertina.plan.types import Action, EndPod, PodView
 
 
 def _none(ctx: JobContext) -> PodPlan:
@@ -19,7 +20,8 @@ def _none(ctx: JobContext) -> PodPlan:
     actions = [action for pod in ctx.observed.pods for action in delete(ctx, pod, "is not wanted now")]
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for pod in ctx.observed.pods:
-        attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
+        if pod.index is not None:
+            attempts[pod.index] = max(attempts.get(pod.index, 0), pod.attempt + 1)
     return PodPlan(tuple(actions), packed(attempts))
 
 
@@ -48,7 +50,13 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
 def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
     """It has a log worth keeping, and a node that can stop it."""
     node = ctx.node(pod)
-    return pod.index >= 0 and pod.phase != "Pending" and not pod.deleting and node.ready and not node.out_of_service
+    return (
+        pod.index is not None
+        and pod.phase is not PodPhase.PENDING
+        and not pod.deleting
+        and node.ready
+        and not node.out_of_service
+    )
 
 
 def _kept(ctx: JobContext) -> PodPlan:
@@ -56,8 +64,8 @@ def _kept(ctx: JobContext) -> PodPlan:
 
 
 Planner = Callable[[JobContext], PodPlan]
-WANTED: Mapping[str, Planner] = {"agent": agent.wanted, "torchrun": torchrun.wanted}
-"""As many as the spec wants, the dead replaced; by spec.launcher."""
+WANTED: Mapping[Launcher, Planner] = {Launcher.AGENT: agent.wanted, Launcher.TORCHRUN: torchrun.wanted}
+"""As many as the spec wants, the dead replaced."""
 
 
 def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from concertina.plan.actions import Action, DeletePod, Event
 from concertina.plan.facts.context import JobContext
-from concertina.plan.types import Action, DeletePod, Event, PodView
+from concertina.plan.observed import PodView
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from concertina.api.status import ConditionType
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.types import Event, Refusal, Refused
+from concertina.plan.observed import Refusal, Refused
 
 REASON = "PodRefused"
 LONGEST = 300.0
@@ -37,7 +39,7 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     said = replace(decision, stalled=REASON, stalled_message=message)
     if decision.phase is Phase.WAITING:
         return replace(said, phase=Phase.STALLED, reason=REASON)
-    before = ctx.status.condition("Stalled")
+    before = ctx.status.condition(ConditionType.STALLED)
     known = before is not None and (before.status, before.reason) == ("True", REASON)
     return said if known else replace(said, events=(*decision.events, Event("Warning", REASON, message)))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import backoff
-from concertina.plan.types import PodView
 
 
 def shortage(ctx: JobContext) -> str:
@@ -29,7 +29,7 @@ def waiting(ctx: JobContext, pod: PodView) -> str:
         return view.report.startup_error
     if pod.waiting:
         return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
-    if pod.phase == "Running":
+    if pod.phase is PodPhase.RUNNING:
         return "its agent is warming up" if view.connected else "its agent does not answer yet"
     if pod.node and ctx.now - pod.created >= constants.SLOW_START:
         return f"no container so far, perhaps for want of a volume: kubectl describe pod {pod.name} says more"

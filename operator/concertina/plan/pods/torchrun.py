@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concertina.plan.actions import Action, CreatePod, CreateRendezvous, Rendezvous
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import refusals
 from concertina.plan.pods.attempts import packed, pass_over_taken
 from concertina.plan.pods.pod_plan import PodPlan, delete, replaced_event
-from concertina.plan.types import Action, CreatePod, CreateRendezvous, PodView, Rendezvous
 
 
 def wanted(ctx: JobContext) -> PodPlan:
@@ -24,13 +25,14 @@ def wanted(ctx: JobContext) -> PodPlan:
         creates, wait = _allowed(ctx, (CreateRendezvous(round),))
         return PodPlan((*deletes, *creates), ctx.status.internal.attempts, recheck=wait, missing=True)
     indexes = range(sizes.most(ctx.spec))
-    ending = any(pod.phase == "Succeeded" for pod in members(ctx))
+    ending = any(pod.phase is PodPhase.SUCCEEDED for pod in members(ctx))
     attempts = dict(enumerate(ctx.status.internal.attempts))
     replaced: list[PodView] = []
     for pod in ctx.observed.pods:
+        if pod.index is None:
+            continue
         if pod.index not in indexes:
-            extra = pod.index >= 0 and pod.round == round
-            deletes += delete(ctx, pod, "is more than spec.replicas") if extra else []
+            deletes += delete(ctx, pod, "is more than spec.replicas") if pod.round == round else []
             continue
         gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
         least = pod.attempt + 1 if gone else pod.attempt
@@ -42,7 +44,8 @@ def wanted(ctx: JobContext) -> PodPlan:
     deletes += [
         action
         for pod in ctx.observed.pods
-        if pod.released and pod.round == round and pod.attempt < attempts.get(pod.index, 0) - 1
+        if pod.index is not None and pod.attempt < attempts.get(pod.index, 0) - 1
+        if pod.released and pod.round == round
         for action in delete(ctx, pod, "has had two successors")
     ]
     pass_over_taken(ctx.observed.job.name, attempts, indexes, ctx.observed.taken)
@@ -50,7 +53,7 @@ def wanted(ctx: JobContext) -> PodPlan:
     missing = [index for index in indexes if (index, attempts.get(index, 0)) not in current]
     address = f"[{server.ip}]:{server.port}" if ":" in server.ip else f"{server.ip}:{server.port}"
     creations: tuple[Action, ...] = ()
-    if server.ip and server.phase == "Running" and not ending:
+    if server.ip and server.phase is PodPhase.RUNNING and not ending:
         rendezvous = Rendezvous(address, round, sizes.least(ctx.spec))
         creations = tuple(CreatePod(index, attempts.get(index, 0), rendezvous=rendezvous) for index in missing)
     creates, wait = _allowed(ctx, creations)
@@ -76,11 +79,11 @@ def members(ctx: JobContext) -> list[PodView]:
     """Pods of this round, those aside that are going or have a successor."""
     newest: dict[int, PodView] = {}
     for pod in ctx.observed.pods:  # in order of attempts
-        if pod.index >= 0 and pod.round == ctx.world.round and not pod.deleting:
+        if pod.index is not None and pod.round == ctx.world.round and not pod.deleting:
             newest[pod.index] = pod
     return list(newest.values())
 
 
 def store(ctx: JobContext) -> PodView | None:
-    stores = (pod for pod in ctx.observed.pods if pod.index < 0 and pod.round == ctx.world.round)
+    stores = (pod for pod in ctx.observed.pods if pod.index is None and pod.round == ctx.world.round)
     return next(stores, None)

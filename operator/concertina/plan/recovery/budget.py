@@ -3,13 +3,14 @@ none (decision "What uses up maxRestarts")."""
 
 from __future__ import annotations
 
-from concertina.api.status import LastFailure, Restart, Restarts, rfc3339, unix_seconds
+from concertina.api.status import ConditionType, LastFailure, Restart, Restarts, rfc3339, unix_seconds
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import PodView
 from concertina.plan.pods import backoff
 from concertina.plan.recovery import escalation
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import PodView
 
 KEPT = 1001
 WITH_ERROR = 50
@@ -28,7 +29,7 @@ def restart(ctx: JobContext, cause: Cause) -> Restart | None:
         replica=cause.replica,
         node=pod.node if pod else member.node if member else "",
         reason=cause.reason,
-        step=max(ctx.round.step, cause.step),
+        step=max(ctx.round.step, cause.step or 0),
         counted=cause.counted,
         error=cause.error,
         after_seconds=max(0.0, ctx.now - unix_seconds(ctx.world.since)) if ctx.world.since else 0.0,
@@ -76,7 +77,7 @@ def exhausted(ctx: JobContext, cause: Cause | None = None) -> Decision | None:
 
 
 def _last(ctx: JobContext) -> str:
-    running = ctx.status.condition("Running")
+    running = ctx.status.condition(ConditionType.RUNNING)
     last = next((restart for restart in reversed(ctx.recent) if restart.counted), None)
     return running.message if running and running.message else f"{last.replica}: {last.reason}" if last else "unknown"
 
@@ -116,7 +117,7 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
     node = ctx.node(pod)
     if backoff.ended_by_itself(pod):
         return {"counted": True}
-    return {"reason": "NodeLost"} if node.out_of_service or not node.ready else {}
+    return {"reason": Reason.NODE_LOST} if node.out_of_service or not node.ready else {}
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:

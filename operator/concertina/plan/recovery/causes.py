@@ -6,49 +6,51 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import concertina_protocol as protocol
-from concertina.api.status import Restart
+from concertina.api.status import ConditionType, Restart
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.health import Life
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.pods import backoff
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import Event
+from concertina_protocol import FailureReason
 
 OWN_FAULT = frozenset(
     {
-        "WorkerFailed",
-        "WorkerSignaled",
-        "OutOfMemory",
-        "WorkerStopped",
-        "WorkerExitedEarly",
-        "StartFailed",
-        "RestoreFailed",
-        "BadInput",
-        "LossSpike",
-        "LossNotFinite",
-        "SilentCorruption",
-        "RolledBack",
+        FailureReason.WORKER_FAILED,
+        FailureReason.WORKER_SIGNALED,
+        FailureReason.OUT_OF_MEMORY,
+        FailureReason.WORKER_STOPPED,
+        FailureReason.WORKER_EXITED_EARLY,
+        FailureReason.START_FAILED,
+        FailureReason.RESTORE_FAILED,
+        FailureReason.BAD_INPUT,
+        FailureReason.LOSS_SPIKE,
+        FailureReason.LOSS_NOT_FINITE,
+        FailureReason.SILENT_CORRUPTION,
+        FailureReason.ROLLED_BACK,
     }
 )
 """Failures that use up the budget; a lost member does so only when its pod turns out to have ended by itself."""
 
-NOBODYS = frozenset({"LossSpike", "LossNotFinite", "RolledBack"})
+NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, FailureReason.ROLLED_BACK})
 """All ranks have seen it alike: no replica or node is to blame."""
 
 LOST = frozenset(
     {
-        "MemberLost",
-        "LeadLost",
-        "NodeLost",
-        "ReplicaDeleted",
-        "ReplicaEnded",
-        "AgentRestarted",
-        "AssignRefused",
-        "AssignFailed",
+        FailureReason.MEMBER_LOST,
+        FailureReason.LEAD_LOST,
+        Reason.NODE_LOST,
+        Reason.REPLICA_DELETED,
+        Reason.REPLICA_ENDED,
+        Reason.AGENT_RESTARTED,
+        Reason.ASSIGN_REFUSED,
+        Reason.ASSIGN_FAILED,
     }
 )
 """The member itself is gone, or not what it was."""
@@ -107,7 +109,7 @@ def _failure_reported(ctx: JobContext) -> Cause | None:
             failure.message,
             "" if failure.reason in NOBODYS else failure.replica,
             counted=failure.reason in OWN_FAULT,
-            exit_code=failure.exit_code if failure.rank >= 0 else None,
+            exit_code=failure.exit_code if failure.rank is not None else None,
             last_lines=failure.last_lines,
             error=repeats.signature(failure),
             step=failure.step,
@@ -130,25 +132,29 @@ def _member_gone(ctx: JobContext) -> Cause | None:
         if known is not None and known.state == protocol.State.DRAINED:
             continue  # its part in the round was over: it may go before the others are through
         if pod is None or pod.uid != member.uid:
-            return Cause("ReplicaDeleted", f"replica {member.replica} is gone: its pod was deleted", member.replica)
+            return Cause(
+                Reason.REPLICA_DELETED, f"replica {member.replica} is gone: its pod was deleted", member.replica
+            )
         if pod.ended:
-            return Cause("ReplicaEnded", f"replica {pod.name} {ctx.replicas.dead[pod.name]}", pod.name)
+            return Cause(Reason.REPLICA_ENDED, f"replica {pod.name} {ctx.replicas.dead[pod.name]}", pod.name)
         if ctx.node(pod).out_of_service:
-            return Cause("NodeLost", f"replica {pod.name} {ctx.replicas.dead.get(pod.name, 'lost its node')}", pod.name)
+            return Cause(
+                Reason.NODE_LOST, f"replica {pod.name} {ctx.replicas.dead.get(pod.name, 'lost its node')}", pod.name
+            )
     return None
 
 
 def _lead_lost(ctx: JobContext) -> Cause | None:
     lead = ctx.round.lead.replica
     if ctx.health.lead.dead and ctx.round.report and ctx.round.report.state == protocol.State.DRAINED:
-        return Cause("Drained", f"the lead {lead} has left after a drain", lead, planned=True)
+        return Cause(Reason.DRAINED, f"the lead {lead} has left after a drain", lead, planned=True)
     if ctx.health.lead.dead:
-        return Cause("LeadLost", f"the lead {lead} {ctx.health.lead.sentence}", lead)
+        return Cause(FailureReason.LEAD_LOST, f"the lead {lead} {ctx.health.lead.sentence}", lead)
     report = ctx.agent(lead).report
     if not ctx.agent(lead).connected or report is None:
         return None
     if report.instance != ctx.round.lead.instance:
-        return Cause("AgentRestarted", f"the agent of the lead {lead} was restarted, its workers are gone", lead)
+        return Cause(Reason.AGENT_RESTARTED, f"the agent of the lead {lead} was restarted, its workers are gone", lead)
     if ctx.round.claim and report.round > ctx.round.claim.round:
         return Cause("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
     return None
@@ -157,11 +163,11 @@ def _lead_lost(ctx: JobContext) -> Cause | None:
 def _not_acknowledged(ctx: JobContext) -> Cause | None:
     for replica, call in ctx.round.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
-            return Cause("AssignRefused", f"replica {replica} refused: {call.reply.reason}", replica)
+            return Cause(Reason.ASSIGN_REFUSED, f"replica {replica} refused: {call.reply.reason}", replica)
         if call.error:
-            return Cause("AssignFailed", f"replica {replica} could not be told its rank: {call.error}", replica)
+            return Cause(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
         if ctx.now - call.sent_at >= constants.ACKNOWLEDGE:
-            return Cause("AssignFailed", f"replica {replica} does not acknowledge its rank", replica)
+            return Cause(Reason.ASSIGN_FAILED, f"replica {replica} does not acknowledge its rank", replica)
     return None
 
 
@@ -205,7 +211,7 @@ def recheck(ctx: JobContext) -> float:
 
 def as_before(ctx: JobContext) -> Decision:
     """What the status says already."""
-    ready, running = ctx.status.condition("Ready"), ctx.status.condition("Running")
+    ready, running = ctx.status.condition(ConditionType.READY), ctx.status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
     return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
 
@@ -221,7 +227,7 @@ def running(ctx: JobContext) -> Decision | None:
     if report.state in (protocol.State.DRAINING, protocol.State.DRAINED):
         return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
     progress = report.progress
-    if ctx.spec.bundled and (progress is None or not progress.first_step_at):
+    if ctx.spec.bundled and (progress is None or progress.first_step_at is None):
         phase = Phase.RECOVERING if ctx.status.rounds > 1 else Phase.STARTING
         doing = progress.phase if progress else "starting"
         message = f"round {report.round} with {total} replicas is {doing}"

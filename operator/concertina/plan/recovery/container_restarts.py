@@ -5,11 +5,14 @@ named, and counted as the job's own."""
 from __future__ import annotations
 
 from concertina.api.status import Restart, Restarts, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import PodView
 from concertina.plan.pods.attempts import at, packed
 from concertina.plan.pods.backoff import OUTSIDE
 from concertina.plan.recovery import escalation
-from concertina.plan.types import Event, PodView
+from concertina_protocol import FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 UNKNOWN_EXIT = 255
@@ -29,8 +32,13 @@ def restarted(ctx: JobContext) -> tuple[PodView, ...]:
 def seen(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
     """status.internal.containerRestarts: by replica index, of the pod of its present attempt."""
     pods = ctx.observed.pods
-    counts = {pod.index: pod.restarts for pod in pods if pod.restarts and pod.attempt == at(attempts, pod.index)}
-    return packed(counts)
+    return packed(
+        {
+            pod.index: pod.restarts
+            for pod in pods
+            if pod.index is not None and pod.restarts and pod.attempt == at(attempts, pod.index)
+        }
+    )
 
 
 def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
@@ -69,12 +77,12 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
     )
 
 
-LOST = frozenset({"MemberLost", "LeadLost", "AgentRestarted"})
+LOST = frozenset({FailureReason.MEMBER_LOST, FailureReason.LEAD_LOST, Reason.AGENT_RESTARTED})
 """As what the round took it."""
 
 
 def reason(pod: PodView) -> str:
-    return "OutOfMemory" if pod.last_exit_reason == "OOMKilled" else "ContainerRestarted"
+    return FailureReason.OUT_OF_MEMORY if pod.last_exit_reason == "OOMKilled" else Reason.CONTAINER_RESTARTED
 
 
 def _own(pod: PodView) -> bool:
@@ -87,6 +95,7 @@ def events(ctx: JobContext) -> tuple[Event, ...]:
 
 def sentence(pod: PodView) -> str:
     again = f"replica {pod.name} on node {pod.node} was started again in its place"
-    if reason(pod) == "OutOfMemory":
+    if reason(pod) == FailureReason.OUT_OF_MEMORY:
         return f"{again}: {OUT_OF_MEMORY}"
-    return f"{again}: its container ended with exit code {pod.last_exit_code} ({pod.last_exit_reason or 'no reason'})"
+    code = "" if pod.last_exit_code is None else f" with exit code {pod.last_exit_code}"
+    return f"{again}: its container ended{code} ({pod.last_exit_reason or 'no reason'})"

@@ -14,17 +14,18 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import Restart, RungUse
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.recovery import repeats
 from concertina.plan.state import restore
-from concertina_protocol import RestoreSource
+from concertina_protocol import FailureReason, RestoreSource
 
 NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
 IN_A_ROW = 3
 """Failures without progress that a rung answers before the next one is tried."""
 WHOLE_RESTARTS = 2
 """Within a window."""
-REPLACE_AT_ONCE = frozenset({"Hang", "Straggler", "SilentCorruption"})
+REPLACE_AT_ONCE = frozenset({Reason.HANG, Reason.STRAGGLER, FailureReason.SILENT_CORRUPTION})
 """Verdicts on a replica that a new round with it would not mend."""
 
 
@@ -47,7 +48,7 @@ class Failing:
         """Whether more than a new round could help; it can't where storage does not give the state to go on from."""
         base = self.ctx.world.base
         from_storage = base is not None and base.source == RestoreSource.STORAGE
-        return self.failed.counted and not (self.failed.reason == "RestoreFailed" and from_storage)
+        return self.failed.counted and not (self.failed.reason == FailureReason.RESTORE_FAILED and from_storage)
 
     def tried(self, rung: str) -> int:
         return sum(entry.rung == rung for entry in self.row)
@@ -94,7 +95,9 @@ def _whole_restart(failing: Failing) -> str:
         return ""
     if failing.tried(WHOLE_RESTART):
         return "a whole restart did not get it any further"
-    if failed.reason == "RestoreFailed" and any(entry.reason == "RestoreFailed" for entry in failing.row):
+    if failed.reason == FailureReason.RESTORE_FAILED and any(
+        entry.reason == FailureReason.RESTORE_FAILED for entry in failing.row
+    ):
         return "the state in node memory can't be restored"
     if failing.tried(REPLACE_POD) >= IN_A_ROW:
         return f"{failing.tried(REPLACE_POD)} replaced pods did not get it any further"

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from concertina.api.spec import Reaction
+from concertina.api.status import ConditionType
+from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.types import Event
 
-HANG, STANDSTILL = "Hang", "Standstill"
-"""Reasons: one worker is behind and its pod is replaced; or all wait alike and only a new round can help."""
 FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+) in (.+)')
 FRAMES, THREADS = 4, 3
 """Of a stack that stand in a message."""
@@ -27,7 +27,7 @@ def hung(ctx: JobContext) -> Cause | None:
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
         return None
     hang = report.hang
-    reason, error = HANG if hang.replica else STANDSTILL, f"hangs while {hang.phase}"
+    reason, error = Reason.HANG if hang.replica else Reason.STANDSTILL, f"hangs while {hang.phase}"
     return Cause(reason, sentence(ctx, hang), hang.replica, counted=True, error=error, step=hang.step)
 
 
@@ -37,10 +37,10 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
     message = sentence(ctx, report.hang)
-    before = ctx.status.condition("Stalled")
-    known = before is not None and (before.reason, before.message) == (HANG, message)
-    events = () if known else (Event("Warning", HANG, message),)
-    return replace(decision, stalled=HANG, stalled_message=message, events=(*decision.events, *events))
+    before = ctx.status.condition(ConditionType.STALLED)
+    known = before is not None and (before.reason, before.message) == (Reason.HANG, message)
+    events = () if known else (Event("Warning", Reason.HANG, message),)
+    return replace(decision, stalled=Reason.HANG, stalled_message=message, events=(*decision.events, *events))
 
 
 def sentence(ctx: JobContext, hang: protocol.Hang) -> str:

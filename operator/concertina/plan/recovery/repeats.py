@@ -9,6 +9,8 @@ import signal
 import concertina_protocol as protocol
 from concertina.api.status import Restart
 from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.reasons import Reason
+from concertina_protocol import FailureReason
 
 SLACK = 1
 """Steps that are no progress: ranks end a step one after the other, so one failure may be seen at either."""
@@ -18,9 +20,17 @@ TRIES = 3
 """Equal failures without progress between them that make a bug."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Signals that somebody sent: nothing is known about the script."""
-OF_THE_WORKER = frozenset({"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly", "StartFailed", "OutOfMemory"})
+OF_THE_WORKER = frozenset(
+    {
+        FailureReason.WORKER_FAILED,
+        FailureReason.WORKER_SIGNALED,
+        FailureReason.WORKER_EXITED_EARLY,
+        FailureReason.START_FAILED,
+        FailureReason.OUT_OF_MEMORY,
+    }
+)
 """Failures that the script itself can cause."""
-LIKE_HARDWARE = frozenset({"WorkerSignaled", "OutOfMemory", "Hang"})
+LIKE_HARDWARE = frozenset({FailureReason.WORKER_SIGNALED, FailureReason.OUT_OF_MEMORY, Reason.HANG})
 """Of those, what a bad node causes just as well: a bug only where several nodes see it."""
 LONGEST = 200
 
@@ -37,7 +47,7 @@ def signature(failure: protocol.Failure) -> str:
     """What stays the same when the same thing fails again; empty where that says nothing about the script."""
     if failure.reason not in OF_THE_WORKER or failure.provoked:
         return ""
-    if failure.reason == "WorkerSignaled" and -failure.exit_code in FROM_OUTSIDE:
+    if failure.reason == FailureReason.WORKER_SIGNALED and -failure.exit_code in FROM_OUTSIDE:
         return ""
     return normalised(failure.message)
 

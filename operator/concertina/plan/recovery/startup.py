@@ -13,19 +13,20 @@ from concertina.api.status import Restart, rfc3339
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.facts.replicas import REPLACE_POD
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import repeats
 from concertina.plan.rounds import claims
-from concertina.plan.types import PodView
 from concertina_protocol import EXIT_OLD_PYTHON
 
 WAITING = {
-    "ErrImagePull": "ImageUnavailable",
-    "ImagePullBackOff": "ImageUnavailable",
-    "InvalidImageName": "ImageUnavailable",
-    "ErrImageNeverPull": "ImageUnavailable",
+    "ErrImagePull": Reason.IMAGE_UNAVAILABLE,
+    "ImagePullBackOff": Reason.IMAGE_UNAVAILABLE,
+    "InvalidImageName": Reason.IMAGE_UNAVAILABLE,
+    "ErrImageNeverPull": Reason.IMAGE_UNAVAILABLE,
     "CreateContainerConfigError": "ContainerConfigError",
     "CreateContainerError": "ContainerConfigError",
 }
@@ -50,7 +51,7 @@ def refused(ctx: JobContext) -> Decision | None:
     if ctx.world.members:
         return None
     for pod in ctx.observed.pods:
-        if pod.phase == "Failed" and (found := _fault(ctx, pod)):
+        if pod.phase is PodPhase.FAILED and (found := _fault(ctx, pod)):
             return stalled(*found, Pods.KEPT)
     return None
 
@@ -88,13 +89,19 @@ class Symptom:
 
 def _image(ctx: JobContext, pod: PodView) -> str:
     late = ctx.now - pod.created >= IMAGE_PATIENCE
-    unavailable = WAITING.get(pod.waiting) == "ImageUnavailable"
+    unavailable = WAITING.get(pod.waiting) == Reason.IMAGE_UNAVAILABLE
     return f"{pod.waiting}: {pod.waiting_message}" if unavailable and late else ""
 
 
 def _never_started(ctx: JobContext, pod: PodView) -> str:
     view = ctx.agent(pod.name)
-    if pod.phase != "Running" or view.alive or view.lost_at or not view.wanted_at or ctx.health.no_agent_reachable:
+    if (
+        pod.phase is not PodPhase.RUNNING
+        or view.alive
+        or view.lost_at is not None
+        or view.wanted_at is None
+        or ctx.health.no_agent_reachable
+    ):
         return ""
     return "its agent was never heard of" if ctx.now - view.wanted_at >= constants.AGENT_START else ""
 
@@ -116,10 +123,10 @@ def _cut_off(ctx: JobContext, pod: PodView) -> str:
 
 
 SYMPTOMS = (
-    Symptom("ImageUnavailable", _image, elsewhere=True),
-    Symptom("AgentNeverStarted", _never_started, elsewhere=False),
-    Symptom("AgentCannotStart", _cannot_start, elsewhere=True),
-    Symptom("CutOff", _cut_off, elsewhere=True),
+    Symptom(Reason.IMAGE_UNAVAILABLE, _image, elsewhere=True),
+    Symptom(Reason.AGENT_NEVER_STARTED, _never_started, elsewhere=False),
+    Symptom(Reason.AGENT_CANNOT_START, _cannot_start, elsewhere=True),
+    Symptom(Reason.CUT_OFF, _cut_off, elsewhere=True),
 )
 
 

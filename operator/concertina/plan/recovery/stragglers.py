@@ -7,14 +7,14 @@ from dataclasses import replace
 import concertina_protocol as protocol
 from concertina.api.spec import Reaction
 from concertina.api.status import Restart, StragglerMark, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.pods.attempts import same_replica
 from concertina.plan.pods.pod_plan import delete
-from concertina.plan.types import Event
 
-STRAGGLER = "Straggler"
 MOST = 16
 REPLACEMENTS = 3
 """Of one replica within failurePolicy.windowSeconds: what stays slow on so many nodes is not the node's fault."""
@@ -49,7 +49,7 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
         return decision
     message = "; ".join((decision.message, *map(sentence, found[:3])))
     news = [mark for mark in found if mark not in ctx.status.stragglers]
-    events = tuple(Event("Warning", STRAGGLER, sentence(mark)) for mark in news[:3])
+    events = tuple(Event("Warning", Reason.STRAGGLER, sentence(mark)) for mark in news[:3])
     decision = replace(decision, message=message, events=(*decision.events, *events))
     return _replaced(ctx, decision, found[0])
 
@@ -68,7 +68,7 @@ def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decis
     pod = ctx.replicas.pods.get(mark.replica)
     if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
         return decision
-    entries = [entry for entry in ctx.recent if entry.reason == STRAGGLER]
+    entries = [entry for entry in ctx.recent if entry.reason == Reason.STRAGGLER]
     before = [entry for entry in entries if same_replica(entry.replica, mark.replica)]
     if len(before) >= REPLACEMENTS and before[-1].replica != mark.replica:
         why = f"{REPLACEMENTS} pods before it were slow as well"
@@ -76,7 +76,12 @@ def _replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decis
     if not sizes.fitting(len(ctx.replicas.ready | ctx.round.members.keys()) - 1, ctx.spec):
         return replace(decision, message=f"{decision.message}; it is not replaced: the job can't go on without it")
     entry = Restart(
-        at=rfc3339(ctx.now), replica=pod.name, node=pod.node, reason=STRAGGLER, step=ctx.round.step, counted=False
+        at=rfc3339(ctx.now),
+        replica=pod.name,
+        node=pod.node,
+        reason=Reason.STRAGGLER,
+        step=ctx.round.step,
+        counted=False,
     )
     return replace(
         decision,

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
 from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
+from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import Call, PodPhase
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
-from concertina.plan.types import Action, Call, Event, Send
 from concertina_protocol import Prepared
 
 
@@ -32,8 +34,8 @@ class Cause:
     last_lines: tuple[str, ...] = ()
     error: str = ""
     """Of the failure: `repeats.signature`."""
-    step: int = -1
-    """Of the failed worker; -1 where it said none."""
+    step: int | None = None
+    """Of the failed worker; None where it said none."""
     from_storage: bool = False
     """Whether the round goes on from durable storage, whatever is in node memory."""
 
@@ -70,7 +72,7 @@ def departing(ctx: JobContext) -> tuple[str, ...]:
 
 def _can_answer(ctx: JobContext, name: str) -> bool:
     pod = ctx.replicas.pods[name]
-    return bool(pod.ip) and pod.phase == "Running" and ctx.health.may_answer(name)
+    return bool(pod.ip) and pod.phase is PodPhase.RUNNING and ctx.health.may_answer(name)
 
 
 def _member_still(ctx: JobContext, name: str) -> bool:
@@ -150,7 +152,7 @@ def _prepares(ctx: JobContext, made: Claim, names: tuple[str, ...]) -> tuple[Act
 
 
 def _is_due(ctx: JobContext, call: Call | None) -> bool:
-    return call is None or (bool(call.error) and ctx.now - call.done_at >= constants.RETRY)
+    return call is None or (call.failed_at is not None and ctx.now - call.failed_at >= constants.RETRY)
 
 
 def _call(ctx: JobContext, name: str, made: Claim) -> Call | None:
@@ -281,10 +283,11 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 def _hopeless(ctx: JobContext, made: Claim, names: tuple[str, ...], calls: Mapping[str, Call]) -> bool:
     """Everyone has answered or failed, and it is not enough: the Prepares named other candidates than there are now, or
     some can't reach each other. Tried again under a new claim, ever more slowly."""
-    if len(calls) < len(names) or any(not call.done_at for call in calls.values()):
+    done = [call.done_at for call in calls.values() if call.done_at is not None]
+    if len(done) < len(names):
         return False
     delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - ctx.world.round))
-    last = max((call.done_at for call in calls.values()), default=ctx.now)
+    last = max(done, default=ctx.now)
     return ctx.now - last >= delay or (bool(made.at) and ctx.now - unix_seconds(made.at or "") >= 2 * delay)
 
 
@@ -292,7 +295,8 @@ def _patience(
     ctx: JobContext, names: tuple[str, ...], calls: Mapping[str, Call], replies: Mapping[str, Prepared]
 ) -> float | None:
     """Seconds to go on waiting for those who haven't answered; None: no longer."""
-    pending = [name for name in names if name not in calls or not calls[name].done_at]
+    done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
+    pending = [name for name in names if name not in done]
     if not pending:
         return None
     size = sizes.fitting(len(replies), ctx.spec)
@@ -302,9 +306,19 @@ def _patience(
         return None  # those are spares
     planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
-    left = max(calls[name].done_at for name in replies) + patience - ctx.now
+    left = max(done[name] for name in replies) + patience - ctx.now
     return left if left > 0 else None
 
 
-PLANNED = frozenset({"FirstRound", "Growing", "Shrinking", "ReplicaLeaving", "ReplicaMoving", "Drained", "Resumed"})
+PLANNED = frozenset(
+    {
+        Reason.FIRST_ROUND,
+        Reason.GROWING,
+        Reason.SHRINKING,
+        Reason.REPLICA_LEAVING,
+        Reason.REPLICA_MOVING,
+        Reason.DRAINED,
+        Reason.RESUMED,
+    }
+)
 """Reasons of claims before which nothing failed."""

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
 from concertina.api.status import Base, Claim, Member, World, rfc3339, unix_seconds
+from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import copy_distance, placement, restore
 from concertina.plan.state.placement import Place
-from concertina.plan.types import Action, Event, Send
 from concertina_protocol import Prepared
 
 
@@ -110,7 +110,7 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
     lead = ctx.world.lead or ""
     if lead not in replies:
         lead = next((name for name in replies if name in ctx.round.members), next(iter(replies)))
-    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.replicas.pods[name].index)}
+    by_index = {name: places[name] for name in sorted(replies, key=lambda name: ctx.replicas.pods[name].order)}
     return tuple(
         Member(
             replica=name,
@@ -152,4 +152,5 @@ def _history(ctx: JobContext) -> protocol.JobHistory:
 def _limits(spec: JobSpec) -> protocol.Limits:
     """What the lead is told to look out for."""
     policy = spec.failure_policy
-    return protocol.Limits(float(policy.hang_timeout_seconds or 0), constants.STRAGGLER_FACTOR)
+    seconds = policy.hang_timeout_seconds
+    return protocol.Limits(None if seconds is None else float(seconds), constants.STRAGGLER_FACTOR)

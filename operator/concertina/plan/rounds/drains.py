@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import concertina_protocol as protocol
+from concertina.plan.actions import Action, Send
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
 from concertina.plan.state import restore
-from concertina.plan.types import Action, Call, Send
 
 
 def change(ctx: JobContext) -> Decision | None:
@@ -40,20 +42,22 @@ def change(ctx: JobContext) -> Decision | None:
 def _cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     leaving = [name for name in ctx.round.members if ctx.replicas.leaves(name)]
     if leaving:
-        return Cause("ReplicaLeaving", _sentence(ctx, leaving), leaving[0], planned=True)
+        return Cause(Reason.REPLICA_LEAVING, _sentence(ctx, leaving), leaving[0], planned=True)
     if ctx.replicas.surplus:
-        return Cause("Shrinking", f"spec.replicas is {ctx.spec.replicas} now", ctx.replicas.surplus[0], planned=True)
+        return Cause(
+            Reason.SHRINKING, f"spec.replicas is {ctx.spec.replicas} now", ctx.replicas.surplus[0], planned=True
+        )
     moving = _moving(ctx)
     if moving and (
         report.state == protocol.State.DRAINED
         or (report.state == protocol.State.RUNNING and growth.trains(ctx, report))
     ):
         message = f"{_sentence(ctx, moving)}, and what takes its place is ready"
-        return Cause("ReplicaMoving", message, moving[0], planned=True)
+        return Cause(Reason.REPLICA_MOVING, message, moving[0], planned=True)
     if growing := growth.cause(ctx, report):
         return growing
     if report.state == protocol.State.DRAINED:
-        return Cause("Drained", "the round has been drained", planned=True)
+        return Cause(Reason.DRAINED, "the round has been drained", planned=True)
     if report.state == protocol.State.DRAINING:
         # Also where another operator, or the lead itself, began it: asked again, so that its time runs here too
         # (decision "No wait for a part that went with its member").
@@ -70,7 +74,8 @@ def _sentence(ctx: JobContext, names: list[str]) -> str:
 def _moving(ctx: JobContext) -> list[str]:
     """Members on cordoned nodes with a successor that is ready: once all have one, or nobody gets one any more."""
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
-    ready = [name for name in cordoned if ctx.replicas.pod_by_index.get(ctx.replicas.pods[name].index, name) != name]
+    seats, pods = ctx.replicas.pod_by_index, ctx.replicas.pods
+    ready = [name for name in cordoned if (index := pods[name].index) is not None and seats.get(index, name) != name]
     return ready if len(ready) == len(cordoned) or growth.seconds_left(ctx) <= 0 else []
 
 
@@ -85,7 +90,7 @@ def must_be_saved(ctx: JobContext) -> bool:
 def limit(ctx: JobContext, durable: bool) -> float:
     """Seconds for the round to stop: the smallest grace of those who leave, less the time that a save takes."""
     progress = ctx.round.report.progress if ctx.round.report else None
-    save = (progress.save_seconds if progress else 0.0) or constants.SAVE
+    save = (progress.save_seconds if progress else None) or constants.SAVE
     steps = 3 * progress.step_seconds if progress else 0.0
     most = max(constants.DRAIN_DURABLE if durable else constants.DRAIN, steps + save)
     left = (ctx.replicas.notices[name].left - save for name in ctx.round.members if ctx.replicas.leaves(name))
@@ -98,7 +103,7 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
         return ()
     call = ctx.agent(lead).drain
     asked = call is not None and _ours(ctx, call) and (call.durable or not durable)
-    if call and asked and (not call.error or ctx.now - call.done_at < constants.RETRY):
+    if call and asked and (call.failed_at is None or ctx.now - call.failed_at < constants.RETRY):
         return ()
     uid = ctx.observed.job.uid
     message = protocol.Drain(uid, claim.round, claim.claim_id, reason, durable, grace)

@@ -9,6 +9,7 @@ from concertina.api.status import Growth, rfc3339, unix_seconds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.rounds import claims
 from concertina.plan.rounds.claims import Cause
 
@@ -17,7 +18,6 @@ SETTLED, SETTLED_SCRIPT = 30.0, 120.0
 script's world takes longer to begin."""
 SHORTEST, LONGEST = 5.0, 600.0
 """Seconds that are doubled at each failure in a row (growAfterSeconds, where that is more), and what they end at."""
-REASON = "Growing"
 
 
 def joining(ctx: JobContext) -> tuple[str, ...]:
@@ -41,16 +41,16 @@ def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     ):
         return None
     who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {', '.join(names[:5])} join"
-    return Cause(REASON, who, planned=True)
+    return Cause(Reason.GROWING, who, planned=True)
 
 
 def seconds_left(ctx: JobContext) -> float:
     """Seconds until ready replicas may join; 0 where they may, or there are none."""
-    since = [ctx.agent(name).ready_at for name in joining(ctx)] if ctx.round.committed else []
-    if not since:
+    names = joining(ctx) if ctx.round.committed else ()
+    if not names:
         return 0.0
-    quiet = max(since) + _quiet(ctx) - ctx.now
-    return max(0.0, quiet, _held(ctx))
+    since = (at for name in names if (at := ctx.agent(name).ready_at) is not None)
+    return max(0.0, _held(ctx), *(at + _quiet(ctx) - ctx.now for at in since))
 
 
 def sentence(ctx: JobContext) -> str:
@@ -68,7 +68,7 @@ def next_status(ctx: JobContext, decision: Decision) -> Growth:
     if world is None or world.claim is None:
         return old
     if world.round > ctx.world.round:
-        return _joined(ctx, decision) if world.claim.reason == REASON else old
+        return _joined(ctx, decision) if world.claim.reason == Reason.GROWING else old
     ended = ctx.round.committed and ctx.world.round == old.round and world.claim.round > old.round
     return _failed(ctx, why) if ended and (why := _lost(ctx, decision)) else old
 
@@ -105,7 +105,7 @@ def _failed(ctx: JobContext, why: str) -> Growth:
 
 def trains(ctx: JobContext, report: protocol.Report) -> bool:
     """Whether the round has got under way."""
-    return not ctx.spec.bundled or (report.progress is not None and report.progress.first_step_at > 0)
+    return not ctx.spec.bundled or (report.progress is not None and report.progress.first_step_at is not None)
 
 
 def _settled(ctx: JobContext) -> float:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from concertina.plan.facts import constants, quorum
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import Call
 from concertina.plan.rounds import commits
-from concertina.plan.types import Call
 from concertina_protocol import Prepared, Restore
 
 
@@ -57,5 +57,5 @@ def _holders(source: Restore, answers: Mapping[str, Prepared], stay: Mapping[str
 
 def _seconds_left(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
     """Their patience: as long as that of any candidate, from when the first one was asked."""
-    waiting = [call.sent_at for call in departing.values() if call and not call.done_at]
+    waiting = [call.sent_at for call in departing.values() if call and call.done_at is None]
     return min(waiting, default=0.0) + constants.PATIENCE_PLANNED - ctx.now

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from concertina.api.status import Distance
+from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina.plan.state import placement
 from concertina.plan.state.placement import Place
-from concertina.plan.types import Event
 
 _ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
 

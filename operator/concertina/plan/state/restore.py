@@ -80,7 +80,7 @@ def _outdated(storage: Storage, status: JobStatus) -> bool:
     """Whether the agent has not looked since the last round, and was not of it: that may have gone far beyond what it
     knows, with nobody left to tell (decision "Who was not of the last round looks at storage again"). It has been asked
     to look again (Prepare does)."""
-    return storage.state == StorageHealth.READY and 0 <= storage.round < status.world.round
+    return storage.state == StorageHealth.READY and storage.round is not None and storage.round < status.world.round
 
 
 def uses_storage(spec: JobSpec) -> bool:

@@ -4,8 +4,8 @@ rollback is a new round from an older state")."""
 from __future__ import annotations
 
 from concertina.api.status import JobStatus, Rollback, SampleRange, UndoneStates, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
-from concertina.plan.types import Event
 from concertina_protocol import Undone
 from concertina_protocol.ranges import MOST_RANGES, united, words
 from concertina_protocol.undone import joined

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from concertina.api.quantities import bytes_of
 from concertina.api.spec import JobSpec
+from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
-from concertina.plan.types import Event
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 
 SHIPPING = 1

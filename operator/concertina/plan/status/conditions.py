@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from concertina.api.status import Condition, JobStatus, rfc3339
+from concertina.api.status import Condition, ConditionType, JobStatus, rfc3339
+from concertina.plan.actions import Event
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.types import Event
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -46,13 +46,13 @@ def conditions(decision: Decision, old: JobStatus, generation: int, now: float) 
     row, reason, message = TABLE[decision.phase], decision.reason, decision.message
     stalled = row.stalled or bool(decision.stalled)
     wanted = (
-        ("Ready", True, row.ready, decision.phase.value, message),
-        ("Running", True, row.running, reason, message),
-        ("Suspended", row.suspended, row.suspended, reason if row.suspended else "NotSuspended", message),
-        ("Complete", row.complete, row.complete, reason if row.complete else "NotComplete", message),
-        ("Failed", row.failed, row.failed, reason if row.failed else "NotFailed", message),
+        (ConditionType.READY, True, row.ready, decision.phase.value, message),
+        (ConditionType.RUNNING, True, row.running, reason, message),
+        (ConditionType.SUSPENDED, row.suspended, row.suspended, reason if row.suspended else "NotSuspended", message),
+        (ConditionType.COMPLETE, row.complete, row.complete, reason if row.complete else "NotComplete", message),
+        (ConditionType.FAILED, row.failed, row.failed, reason if row.failed else "NotFailed", message),
         (
-            "Stalled",
+            ConditionType.STALLED,
             stalled,
             stalled,
             decision.stalled or reason if stalled else NOT_STALLED,
@@ -77,7 +77,11 @@ ANNOUNCED = frozenset(
 
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """One where the job enters such a phase."""
-    before, ready, running = old.condition("Ready"), new.condition("Ready"), new.condition("Running")
+    before, ready, running = (
+        old.condition(ConditionType.READY),
+        new.condition(ConditionType.READY),
+        new.condition(ConditionType.RUNNING),
+    )
     if ready is None or running is None or ready.reason not in ANNOUNCED or (before and before.reason == ready.reason):
         return ()
     bad = ready.reason in (Phase.FAILED.value, Phase.STALLED.value)

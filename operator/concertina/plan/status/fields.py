@@ -55,7 +55,7 @@ CONDITIONS: Mapping[str, Row] = {
 }
 PODS: Mapping[str, Row] = {
     "replicas": lambda p: (
-        sum(not pod.ended for pod in p.ctx.observed.pods if pod.index >= 0) - len(p.ctx.replicas.spares)
+        sum(not pod.ended for pod in p.ctx.observed.pods if pod.index is not None) - len(p.ctx.replicas.spares)
     ),
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
     "spares": lambda p: Spares(

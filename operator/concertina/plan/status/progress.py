@@ -9,6 +9,7 @@ import concertina_protocol as protocol
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
+    ConditionType,
     EvaluationMark,
     Goodput,
     JobProgress,
@@ -40,7 +41,7 @@ def progress(ctx: JobContext) -> JobProgress | None:
     told = ctx.round.report.progress if ctx.round.report else None
     if told is None or told.step < 0 or not told.at:
         return ctx.status.progress
-    steps = told.steps or None
+    steps = told.steps
     left = max(0, steps - told.step) if steps else 0  # a script of one's own may go on beyond what it had planned
     return JobProgress(
         step=told.step,
@@ -49,7 +50,7 @@ def progress(ctx: JobContext) -> JobProgress | None:
         eta_seconds=round(left * told.step_seconds, 1) if steps and told.step_seconds else None,
         loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
         tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
-        mfu=round(told.mfu, 4) or None,
+        mfu=None if told.mfu is None else round(told.mfu, 4) or None,
         evaluation=_evaluation(ctx, told),
         at=rfc3339(round(told.at, 3)),
     )
@@ -85,7 +86,7 @@ def interval(ctx: JobContext) -> CheckpointEvery | None:
     if told is None:
         return ctx.status.checkpoint_interval
     return CheckpointEvery(
-        seconds=round(told.seconds),
+        seconds=round(told.seconds or 0.0),
         suggested_seconds=round(told.suggested),
         save_seconds=round(told.save_seconds, 3),
         failure_seconds=round(told.failure_seconds),
@@ -96,7 +97,9 @@ def replayed(ctx: JobContext) -> int:
     """Steps that a command of one's own trains again, as far as it reports them: known once, with the first word of a
     round, since where it goes on from is its own affair."""
     told, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
-    if ctx.spec.bundled or told is None or ctx.round.report is None or told.restored_step < 0 or old.progress is None:
+    if ctx.spec.bundled or told is None or ctx.round.report is None:
+        return 0
+    if told.restored_step is None or old.progress is None:
         return 0
     return (
         max(0, old.progress.step - told.restored_step)
@@ -108,7 +111,7 @@ def replayed(ctx: JobContext) -> int:
 def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
     told = ctx.round.report.progress if ctx.round.report else None
     old = ctx.status.last_snapshot
-    if told is None or told.snapshot_step < 0 or (old and old.step == told.snapshot_step):
+    if told is None or told.snapshot_step is None or (old and old.step == told.snapshot_step):
         return old
     return SnapshotMark(step=told.snapshot_step, at=rfc3339(round(told.at, 3)))
 
@@ -128,7 +131,7 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
             best = durable
     if best is None or (old and (old.round, old.step) >= (best.round, best.step)):
         return old
-    at = rfc3339(round(best.at or ctx.now, 3))
+    at = rfc3339(round(ctx.now if best.at is None else best.at, 3))
     return CheckpointMark(step=best.step, round=best.round, complete=best.complete, uri=best.uri, at=at)
 
 
@@ -139,7 +142,7 @@ def goodput(ctx: JobContext, decision: Decision) -> Goodput:
         return old
     begin = unix_seconds(old.at) if old.at else unix_seconds(ctx.status.start_time)
     elapsed = max(0.0, ctx.now - begin)
-    ready = ctx.status.condition("Ready")
+    ready = ctx.status.condition(ConditionType.READY)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.WAITING
     spent = {name: getattr(old, name) for name in SECONDS}
     late = min(elapsed, max(0.0, ctx.now - _failed_at(ctx))) if phase is Phase.TRAINING else 0.0
@@ -171,7 +174,7 @@ SECONDS = (
 def _failed_at(ctx: JobContext) -> float:
     """When what broke the round happened; the future where nothing did."""
     failures = ctx.round.report.failures if ctx.round.report else ()
-    return min((failure.at for failure in failures if failure.at), default=ctx.now)
+    return min((failure.at for failure in failures if failure.at is not None), default=ctx.now)
 
 
 def round_waits(ctx: JobContext) -> RoundWaits:

@@ -22,8 +22,9 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
 from concertina.local.cluster import LocalCluster
+from concertina.plan.actions import Plan
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Observed, Plan
 
 GIVE_UP = 60.0
 

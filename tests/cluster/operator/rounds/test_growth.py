@@ -16,7 +16,7 @@ from builders.cluster.pods import Pods, condition
 from concertina.kube.parse.views import pod_view
 from concertina.local.cluster import LocalCluster
 from concertina.plan.lifecycle.admission import PATIENCE
-from concertina.plan.types import PodView
+from concertina.plan.observed import PodView
 
 pytestmark = pytest.mark.usefixtures("operator")
 STAY = "import time; time.sleep(3600)"

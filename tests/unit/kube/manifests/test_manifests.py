@@ -12,8 +12,9 @@ from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
+from concertina.plan.actions import CreatePod, CreateRendezvous, Rendezvous
+from concertina.plan.observed import JobView
 from concertina.plan.state import snapshot_memory
-from concertina.plan.types import CreatePod, CreateRendezvous, JobView, Rendezvous
 
 GOLDEN = Path(__file__).parent / "golden" / "manifests.json"
 TRAINER: Raw = {

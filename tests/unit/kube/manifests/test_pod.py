@@ -11,7 +11,7 @@ from concertina.api import rules
 from concertina.kube.manifests.names import secret_name
 from concertina.kube.manifests.pod import secret_manifest
 from concertina.kube.parse.views import job_view
-from concertina.plan.types import CreatePod
+from concertina.plan.actions import CreatePod
 
 OWN: dict[str, Any] = {
     "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"], "args": ["a.py"]}]}}

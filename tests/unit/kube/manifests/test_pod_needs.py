@@ -13,7 +13,7 @@ from concertina.api.quantities import bytes_of
 from concertina.kube.manifests.agent import HOST_PORTS
 from concertina.kube.parse.views import pod_view
 from concertina.kube.resources import Raw
-from concertina.plan.types import CreatePod
+from concertina.plan.actions import CreatePod
 
 TEMPLATE: Raw = {"containers": [{"name": "trainer", "image": "i", "command": ["x"]}]}
 

@@ -7,7 +7,7 @@ from typing import Any
 from builders.manifests import container, environment, job
 from concertina.kube.manifests.pod import rendezvous_manifest
 from concertina.kube.parse.views import job_view
-from concertina.plan.types import CreateRendezvous
+from concertina.plan.actions import CreateRendezvous
 
 
 def rendezvous(trainer: dict[str, Any], **pod: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from builders.jobs import T0
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Evidence, Life, Verdict
-from concertina.plan.types import ConnectionRefusal, NodeView, Observed
+from concertina.plan.observed import ConnectionRefusal, NodeView, Observed
 
 NOW = T0 + 1000
 CUT_OFF = {"connected": False, "lost_at": NOW - constants.RECONNECT}

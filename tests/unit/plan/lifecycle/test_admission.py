@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import Gang, Internal, JobStatus, World, rfc3339
+from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.lifecycle import admission
+from concertina.plan.observed import Competitor, Hindrance, JobView, Observed, PodView
 from concertina.plan.plan import plan
-from concertina.plan.types import Competitor, CreatePod, DeletePod, Hindrance, JobView, Observed, Plan, PodView
 
 FIXED = jobs.spec(elastic=None)
 OLDER = Competitor("default", "older", "uid-0", 0, trained=False, created=T0 - 1, deferred=False)

@@ -11,9 +11,10 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, rfc3339
+from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Plan
 from concertina.plan.facts import constants
+from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeleteJob, DeletePod, EndPod, Observed, Plan
 from concertina_protocol import Durable, Storage
 
 WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
@@ -301,7 +302,7 @@ def test_what_is_kept_of_a_workers_words_is_bounded() -> None:
 
 def test_pods_that_have_all_ended_well_while_nobody_looked_are_success() -> None:
     seen = jobs.running(jobs.spec())
-    pods = tuple(replace(pod, phase="Succeeded", exit_code=0) for pod in seen.pods)
+    pods = tuple(replace(pod, phase=PodPhase.SUCCEEDED, exit_code=0) for pod in seen.pods)
     made = plan(replace(seen, pods=pods, agents={}), T0 + 30)
     assert condition(made, "Complete")[0] == "True"
 

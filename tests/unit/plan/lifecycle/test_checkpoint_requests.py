@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import concertina_protocol as protocol
 from builders import jobs
+from concertina.plan.observed import Call, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Call, Observed
 from concertina_protocol import Durable, Progress, Storage
 
 STORED = {"checkpoint": {"uri": "s3://bucket/run"}}

@@ -9,8 +9,9 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.plan.actions import CreatePod, DeletePod, Plan
+from concertina.plan.observed import AgentView, ConnectionRefusal, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import AgentView, ConnectionRefusal, CreatePod, DeletePod, Observed, Plan
 
 KEYS = ("active", "older")
 

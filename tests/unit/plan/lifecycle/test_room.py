@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from concertina.plan.lifecycle.room import hindrance
-from concertina.plan.types import Hindrance, NodeView, PodView
+from concertina.plan.observed import Hindrance, NodeView, PodView
 
 GPUS = {"pods": Decimal(1), "cpu": Decimal("1.5"), "gpu": Decimal(2)}
 

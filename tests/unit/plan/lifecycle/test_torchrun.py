@@ -9,8 +9,9 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
+from concertina.plan.actions import CreatePod, CreateRendezvous, DeletePod, Plan, Rendezvous
+from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, CreateRendezvous, DeletePod, Observed, Plan, Rendezvous
 
 ELASTIC = {"minReplicas": 2}
 
@@ -20,7 +21,7 @@ def spec(**fields: Any) -> Any:
 
 
 def store(**fields: Any) -> Any:
-    return jobs.pod(-1, 1, **{"name": "demo-rendezvous-1", "uid": "store", "round": 1, "ip": "127.0.0.9", **fields})
+    return jobs.pod(None, 1, **{"name": "demo-rendezvous-1", "uid": "store", "round": 1, "ip": "127.0.0.9", **fields})
 
 
 def members(*indexes: int, **fields: Any) -> tuple[Any, ...]:
@@ -100,7 +101,8 @@ def test_a_round_that_is_over_is_followed_by_another_with_new_pods(pods: tuple[A
     assert made.status.world.round == 2
     assert made.status.restarts.in_window == counted
     after = plan(jobs.then(seen, made), T0 + 6)
-    assert {action.name for action in of(after, DeletePod)} == {pod.name for pod in pods if pod.phase == "Running"}
+    running = {pod.name for pod in pods if pod.phase is PodPhase.RUNNING}
+    assert {action.name for action in of(after, DeletePod)} == running
     assert of(after, CreateRendezvous) == [CreateRendezvous(2)]
     assert after.status.restarts.in_window == counted, "once"
     fresh = replace(store(), name="demo-rendezvous-2", uid="store-2", attempt=2, round=2)

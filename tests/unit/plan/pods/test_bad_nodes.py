@@ -12,11 +12,12 @@ from hypothesis import strategies as some
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import AvoidedNode, JobStatus, Restart, Restarts, rfc3339, unix_seconds
+from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import NodeView, Observed, PodView
 from concertina.plan.plan import plan
 from concertina.plan.pods import bad_nodes
-from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, PodView
 
 
 def entry(node: str, after: float = 0.0, **fields: Any) -> Restart:

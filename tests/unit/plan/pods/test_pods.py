@@ -10,8 +10,9 @@ import pytest
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import AvoidedNode, Internal, JobStatus, Restart, Restarts, rfc3339
+from concertina.plan.actions import CreatePod, DeletePod, Plan
+from concertina.plan.observed import NodeView, Observed, Refusal, Refused
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, NodeView, Observed, Plan, Refusal, Refused
 
 
 def creates(made: Plan) -> list[tuple[int, int]]:

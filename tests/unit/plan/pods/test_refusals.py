@@ -13,8 +13,9 @@ from builders import jobs
 from builders.jobs import T0
 from concertina.kube.errors import Conflict, Forbidden, Invalid, from_status
 from concertina.kube.parse.refusals import refusal
+from concertina.plan.actions import CreatePod, CreateRendezvous, Plan
+from concertina.plan.observed import Observed, Refusal, Refused
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, CreateRendezvous, Observed, Plan, Refusal, Refused
 
 TYPO = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.nodeSelectorr"'
 WAITS = (Refusal.QUOTA, Refusal.TRANSIENT, Refusal.PERMISSION)
@@ -111,7 +112,7 @@ def test_torchruns_pods_are_refused_alike() -> None:
     assert condition(made, "Stalled") == ("True", "PodRefused")
     assert made.actions == ()
     assert [type(action) for action in plan(seen, T0 + 5).actions] == [CreateRendezvous]
-    store = jobs.pod(-1, 1, name="demo-rendezvous-1", round=1)
+    store = jobs.pod(None, 1, name="demo-rendezvous-1", round=1)
     assert started(plan(replace(seen, pods=(store,)), T0 + 5)) == [(0, 0)]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import concertina_protocol as protocol
 from builders import jobs
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Observed
 
 
 def restarted(seen: Observed, index: int = 1, **ended: object) -> Observed:

@@ -13,10 +13,11 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
+from concertina.plan.actions import Plan
 from concertina.plan.facts.context import JobContext
+from concertina.plan.observed import NodeView, Observed
 from concertina.plan.plan import plan
 from concertina.plan.recovery import escalation
-from concertina.plan.types import NodeView, Observed, Plan
 
 MARK = CheckpointMark(step=20, round=1, uri="s3://bucket/run", at=rfc3339(T0))
 DURABLE: dict[str, Any] = {"checkpoint": {"uri": "s3://bucket/run"}}

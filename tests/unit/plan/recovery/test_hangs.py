@@ -8,8 +8,8 @@ import pytest
 
 import concertina_protocol as protocol
 from builders import jobs
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Observed
 
 STACK = (
     "process 8: state S (sleeping), 9 threads",
@@ -45,7 +45,7 @@ def test_a_hang_leads_to_a_new_round_and_names_who_is_behind() -> None:
 
 
 def test_a_hang_of_all_blames_nobody() -> None:
-    made = plan(hanging(protocol.Hang("", -1, 40, "computing", "", 62.0, 3)), jobs.T0 + 100)
+    made = plan(hanging(protocol.Hang("", None, 40, "computing", "", 62.0, 3)), jobs.T0 + 100)
     claim = made.status.world.claim
     assert claim is not None
     assert (claim.reason, claim.message) == (
@@ -73,8 +73,8 @@ def test_report_lets_the_round_be_and_says_it_once() -> None:
     assert over.status == "False"
 
 
-@pytest.mark.parametrize(("policy", "seconds"), [({}, 0.0), ({"hangTimeoutSeconds": 7}, 7.0)])
-def test_the_lead_is_told_the_limit(policy: dict[str, object], seconds: float) -> None:
+@pytest.mark.parametrize(("policy", "seconds"), [({}, None), ({"hangTimeoutSeconds": 7}, 7.0)])
+def test_the_lead_is_told_the_limit(policy: dict[str, object], seconds: float | None) -> None:
     spec = jobs.spec(failurePolicy=policy)
     seen = jobs.observed(jobs.job(spec), tuple(jobs.pod(i) for i in range(3)), {})
     seen = replace(seen, agents={pod.name: jobs.agent(pod.name) for pod in seen.pods})

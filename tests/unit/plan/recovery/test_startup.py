@@ -9,8 +9,8 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
+from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, Plan
 
 NO_PYTHON = {"exit_code": 128, "exit_reason": "StartError"}
 NOT_FOUND = 'exec: "python3": executable file not found in $PATH: unknown'

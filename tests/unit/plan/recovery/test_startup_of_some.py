@@ -10,13 +10,14 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.plan.actions import CreatePod, DeletePod, Plan
+from concertina.plan.observed import AgentView, NodeView, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import AgentView, CreatePod, DeletePod, NodeView, Observed, Plan
 
 PULL: dict[str, Any] = {"phase": "Pending", "ip": "", "waiting": "ImagePullBackOff", "waiting_message": "no such tag"}
-SILENT: dict[str, Any] = {"connected": False, "report": None, "ready_at": 0.0, "wanted_at": T0 + 20}
+SILENT: dict[str, Any] = {"connected": False, "report": None, "ready_at": None, "wanted_at": T0 + 20}
 BROKEN: dict[str, Any] = {
-    "ready_at": 0.0,
+    "ready_at": None,
     "report": jobs.report("demo-2-0", ready=False, startup_error="torch can't be imported: no module named torch"),
 }
 

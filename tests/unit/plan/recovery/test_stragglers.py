@@ -7,8 +7,9 @@ from typing import Any
 
 import concertina_protocol as protocol
 from builders import jobs
+from concertina.plan.actions import DeletePod
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import DeletePod, Observed
 
 FOUND = protocol.Straggler("demo-2-0", 2, 0.31, 0.05)
 SAID = (

@@ -11,8 +11,9 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import Internal, rfc3339
+from concertina.plan.actions import CreatePod, DeletePod, Plan
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import CreatePod, DeletePod, Observed, Plan
 
 SPARE = jobs.spec(elastic={"minReplicas": 2, "growAfterSeconds": 5, "spares": 1})
 FIXED = jobs.spec(elastic={"spares": 1})

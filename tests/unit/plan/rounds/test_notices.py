@@ -10,8 +10,9 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.plan.actions import CreatePod, DeletePod, Plan
+from concertina.plan.observed import ConnectionRefusal, NodeView, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import ConnectionRefusal, CreatePod, DeletePod, NodeView, Observed, Plan
 
 TAINT = "aws-node-termination-handler/spot-itn"
 

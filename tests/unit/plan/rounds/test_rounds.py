@@ -11,8 +11,9 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
+from concertina.plan.actions import CreatePod, Plan
+from concertina.plan.observed import Call, ConnectionRefusal, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import Call, ConnectionRefusal, CreatePod, Observed, Plan
 
 
 def phase_of(made: Plan) -> str:

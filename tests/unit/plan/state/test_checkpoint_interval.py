@@ -23,7 +23,7 @@ def test_a_round_is_told_how_long_the_job_has_run_and_how_often_it_failed():
 def test_the_interval_stands_in_the_status():
     seen = jobs.running(jobs.spec())
     lead = seen.agents["demo-0-0"]
-    progress = replace(lead.report.progress, step=41, interval=CheckpointInterval(0.0, 84.3, 0.01234, 3600.4))
+    progress = replace(lead.report.progress, step=41, interval=CheckpointInterval(None, 84.3, 0.01234, 3600.4))
     agents = {**seen.agents, "demo-0-0": replace(lead, report=replace(lead.report, progress=progress))}
     found = plan(replace(seen, agents=agents), jobs.T0 + 60).status.checkpoint_interval
     assert (found.seconds, found.suggested_seconds, found.save_seconds, found.failure_seconds) == (0, 84, 0.012, 3600)

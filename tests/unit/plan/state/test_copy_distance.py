@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from builders import jobs
+from concertina.plan.actions import Plan
+from concertina.plan.observed import NodeView, Observed
 from concertina.plan.plan import plan
-from concertina.plan.types import NodeView, Observed, Plan
 from concertina_protocol import Assign, Prepare
 
 

@@ -126,7 +126,7 @@ def test_nothing_starts_while_the_state_is_not_known(storages: list[Storage | No
     [
         ({}, (2,), None),
         ({}, (2, 3), "Storage"),
-        ({}, (-1,), "Storage"),
+        ({}, (None,), "Storage"),
         ({"a": [(2, 3, (0, 1))]}, (2,), None),
         ({"a": [(2, 3, (0, 1))]}, (3,), "Storage"),
         ({"a": [(3, 9, (0, 1))]}, (2,), "Memory"),
@@ -134,7 +134,7 @@ def test_nothing_starts_while_the_state_is_not_known(storages: list[Storage | No
     ids=["nothing else", "one has looked", "says nothing of it", "older memory", "older memory, looked", "memory"],
 )
 def test_who_was_not_of_the_last_round_has_to_look_at_storage_again(
-    held: dict[str, Any], learnt: tuple[int, ...], source: str | None
+    held: dict[str, Any], learnt: tuple[int | None, ...], source: str | None
 ) -> None:
     """It may have gone on without them, to its end perhaps, and nobody who knows is left."""
     replies = {name: holding(*snapshots) for name, snapshots in held.items()}

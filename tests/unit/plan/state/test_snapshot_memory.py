@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from builders import jobs
+from concertina.plan.actions import CreatePod
 from concertina.plan.plan import plan
 from concertina.plan.state.snapshot_memory import BESIDES, needed
-from concertina.plan.types import CreatePod
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 

@@ -10,9 +10,9 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import unix_seconds
+from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
 from concertina.plan.status.progress import MOST_SHARES, SECONDS
-from concertina.plan.types import Observed
 
 
 def with_lead(seen: Observed, **report: object) -> Observed:
@@ -67,7 +67,7 @@ def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() ->
     for nonsense in ((), (9, 9), (0, 0, 0), (-1, 9, 10)):
         newer = replace(told, shares=nonsense, at=T0 + 16)
         assert plan(with_lead(seen, progress=newer), T0 + 16).status.shares == ()
-    pod = replace(seen.pods[1], exit_code=1, phase="Failed")
+    pod = replace(seen.pods[1], exit_code=1, phase=PodPhase.FAILED)
     lost = plan(replace(seen, pods=(seen.pods[0], pod, seen.pods[2])), T0 + 16)
     assert lost.status.shares == (), "each round begins with even shares"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from concertina_agent.core.events import WorkerExited
-from concertina_protocol import Failure
+from concertina_protocol import Failure, FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, Fault
 
@@ -31,10 +31,17 @@ EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")
 
 UNPROVOKED = frozenset(
     {
-        "WorkerSignaled", "OutOfMemory", "WorkerStopped", "MemberLost", "BadInput", "StartFailed",
-        "LossSpike", "LossNotFinite", "SilentCorruption",
+        FailureReason.WORKER_SIGNALED,
+        FailureReason.OUT_OF_MEMORY,
+        FailureReason.WORKER_STOPPED,
+        FailureReason.MEMBER_LOST,
+        FailureReason.BAD_INPUT,
+        FailureReason.START_FAILED,
+        FailureReason.LOSS_SPIKE,
+        FailureReason.LOSS_NOT_FINITE,
+        FailureReason.SILENT_CORRUPTION,
     }
-)  # fmt: skip
+)
 """Reasons that do not come from the loss of a peer."""
 
 
@@ -55,36 +62,40 @@ def _exception(lines: Sequence[str]) -> str:
     return next((line for line in rest if EXCEPTION.match(line)), "")
 
 
-def worker_failure(replica: str, ended: WorkerExited, fault: Optional[Fault], step: int, at: float) -> Failure:
+def worker_failure(
+    replica: str, ended: WorkerExited, fault: Optional[Fault], step: Optional[int], at: float
+) -> Failure:
     """Why a worker that did not end well did so."""
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
-        permanent = reason == "BadInput" and code == BAD_INPUT_EXIT
+        permanent = reason == FailureReason.BAD_INPUT and code == BAD_INPUT_EXIT
     elif code < 0 and ended.out_of_memory:
-        reason, message = "OutOfMemory", f"Rank {rank} was killed by {signal_name(-code)}: {OUT_OF_MEMORY}."
+        reason = FailureReason.OUT_OF_MEMORY
+        message = f"Rank {rank} was killed by {signal_name(-code)}: {OUT_OF_MEMORY}."
     elif code < 0:
-        reason, message = "WorkerSignaled", f"Rank {rank} was killed by {signal_name(-code)}."
+        reason, message = FailureReason.WORKER_SIGNALED, f"Rank {rank} was killed by {signal_name(-code)}."
     elif code == 0:
-        reason, message = "WorkerExitedEarly", f"Rank {rank} exited with code 0 before the run was complete."
+        reason = FailureReason.WORKER_EXITED_EARLY
+        message = f"Rank {rank} exited with code 0 before the run was complete."
     else:
         last = _exception(last_lines) or ended.last_error
         last = last or next((line for line in reversed(last_lines) if line.strip()), "")
-        reason = "WorkerFailed"
+        reason = FailureReason.WORKER_FAILED
         message = f"Rank {rank} exited with code {code}" + (f": {last.strip()[:500]}" if last else ".")
     rollback = fault.rollback if fault else None
     return Failure(replica, reason, message, last_lines, rank, code, step, permanent, at=at, rollback=rollback)
 
 
-def worker_stopped(replica: str, rank: int, step: int, at: float) -> Failure:
+def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
     """A worker that is there and does nothing: nobody else will say so."""
     message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
-    return Failure(replica, "WorkerStopped", message, rank=rank, step=step, at=at)
+    return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
 
 
 def looks_provoked(failure: Failure) -> bool:
     """Its last words are those of a rank that lost a peer, or it was taken down by its own watchdog."""
-    if failure.reason == "WorkerSignaled":
+    if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
     if failure.reason in UNPROVOKED:
         return False

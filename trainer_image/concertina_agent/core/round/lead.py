@@ -7,7 +7,17 @@ from typing import Optional
 
 from concertina_agent.core.round import failures
 from concertina_agent.core.round.watchdog import Watchdog
-from concertina_protocol import SILENCE_SECONDS, Assign, Failure, Join, MemberState, Part, SnapshotId, State
+from concertina_protocol import (
+    SILENCE_SECONDS,
+    Assign,
+    Failure,
+    FailureReason,
+    Join,
+    MemberState,
+    Part,
+    SnapshotId,
+    State,
+)
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 JOIN_SECONDS = 10.0
@@ -54,7 +64,7 @@ class Lead:
             return False  # a lost member stays lost: its round is over
         self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.pulses, now)
         # What goes on to the operator is what it needs.
-        state = dataclasses.replace(state, snapshot_step=-1, pulses=(), hung=False, leaving=())
+        state = dataclasses.replace(state, snapshot_step=None, pulses=(), hung=False, leaving=())
         self.members[state.replica] = state
         if state.failure is not None:
             self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
@@ -87,7 +97,7 @@ class Lead:
 
     def _fail(self, known: MemberState, detail: str, at: float) -> None:
         replica = known.replica
-        failure = Failure(replica, "MemberLost", f"{replica} {detail}.", step=known.step, at=at)
+        failure = Failure(replica, FailureReason.MEMBER_LOST, f"{replica} {detail}.", step=known.step, at=at)
         self._failures.setdefault(replica, failure)
         self.members[replica] = dataclasses.replace(known, state=State.FAILED, failure=failure)
         self.settled = True
@@ -110,18 +120,19 @@ class Lead:
     def all_are(self, state: State) -> bool:
         return all(member.state == state for member in self.members.values())
 
-    def gone_unshipped(self, step: int) -> list[str]:
+    def gone_unshipped(self, step: Optional[int]) -> list[str]:
         """Members that are gone, and their part of the snapshot at `step` is not in storage."""
         others = list(self.members.values())[1:]
         return [
             member.replica
             for member in others
-            if member.replica not in self._give_up_at and not any(part.id.step >= step for part in member.durable_parts)
+            if member.replica not in self._give_up_at
+            and not any(step is None or part.id.step >= step for part in member.durable_parts)
         ]
 
-    def noticed(self) -> list[MemberState]:
-        """Members that were told to go."""
-        return [member for member in self.members.values() if member.notice]
+    def noticed(self) -> dict[str, float]:
+        """Members that were told to go, and their seconds of grace."""
+        return {name: member.notice for name, member in self.members.items() if member.notice is not None}
 
     def failures(self) -> tuple[Failure, ...]:
         return failures.mark(self._failures.values()) if self.settled else ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping
+from typing import Optional
 
 from concertina_protocol import Heartbeat, Straggler
 
@@ -35,8 +36,8 @@ class Work:
 
 
 class Stragglers:
-    def __init__(self, factor: float) -> None:
-        """`factor` 0: none is looked for."""
+    def __init__(self, factor: Optional[float]) -> None:
+        """`factor` None: none is looked for."""
         self._factor = factor
         self._begun: dict[int, Heartbeat] = {}
         self._begun_at = 0.0
@@ -46,7 +47,7 @@ class Stragglers:
     def check(self, places: Mapping[int, tuple[str, Heartbeat]], now: float) -> bool:
         """`places`: rank to replica and heartbeat. Whether `found` has changed."""
         pulses = {rank: heartbeat for rank, (_, heartbeat) in places.items() if heartbeat.busy > 0}
-        if not self._factor or len(pulses) < 2 or len(pulses) < len(places):
+        if self._factor is None or len(pulses) < 2 or len(pulses) < len(places):
             return False
         if self._begun.keys() != pulses.keys():
             self._begun, self._begun_at, self._rows = pulses, now, {}

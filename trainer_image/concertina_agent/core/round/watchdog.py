@@ -146,7 +146,7 @@ class Watchdog:
         found = suspects([place.heartbeat for place in self._places.values()])
         others = [place.heartbeat for place in self._places.values() if place.heartbeat not in found]
         if not others and len(found) > 1:
-            return Hang("", -1, found[0].step, _usual_phase(found), "", round(still, 1), len(found), _stack(found[0]))
+            return Hang("", None, found[0].step, _usual_phase(found), "", round(still, 1), len(found), _stack(found[0]))
         first = found[0]
         replica = self._places[first.rank].replica
         return Hang(

@@ -32,7 +32,8 @@ class Workers:
     def __init__(self, ranks: Iterable[int], bundled: bool) -> None:
         self.progress: Optional[Progress] = None
         """From rank 0, where it is one of ours."""
-        self.step = -1
+        self.step: Optional[int] = None
+        """The highest that one of them has told."""
         self._bundled = bundled
         self._workers = {rank: Worker() for rank in ranks}
 
@@ -43,12 +44,12 @@ class Workers:
     def on_message(self, rank: int, message: w.Message) -> None:
         worker = self._workers[rank]
         worker.started = True
+        if isinstance(message, (Progress, w.Beat, w.Done)):
+            self.step = message.step if self.step is None else max(self.step, message.step)
         if isinstance(message, Progress):
-            self.progress, self.step = message, max(self.step, message.step)
-        elif isinstance(message, w.Beat):
-            self.step = max(self.step, message.step)
+            self.progress = message
         elif isinstance(message, w.Done):
-            worker.done, self.step = message, max(self.step, message.step)
+            worker.done = message
         elif isinstance(message, w.Fault):
             worker.fault = message
 
@@ -76,7 +77,7 @@ class Workers:
     @property
     def save_seconds(self) -> float:
         """That the last snapshot took, as far as rank 0 says."""
-        return self.progress.save_seconds if self.progress else 0.0
+        return (self.progress and self.progress.save_seconds) or 0.0
 
     def all_started(self) -> bool:
         return all(worker.started for worker in self._workers.values())

@@ -12,7 +12,9 @@ from concertina_agent.core.round.membership import ActiveDrain, Membership, Noti
 from concertina_agent.core.steps import own_state
 from concertina_protocol import worker_channel as w
 
-OF_COMMANDS = frozenset({"WorkerFailed", "WorkerSignaled", "WorkerExitedEarly"})
+OF_COMMANDS = frozenset(
+    {p.FailureReason.WORKER_FAILED, p.FailureReason.WORKER_SIGNALED, p.FailureReason.WORKER_EXITED_EARLY}
+)
 LEAST_GRACE = 0.1
 """Seconds; a notice without any grace is one still."""
 
@@ -60,8 +62,8 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
         return []
     if r.lead.all_are(p.State.SUCCEEDED) or r.failure is not None:
         return []
-    names = ", ".join(member.replica for member in noticed[:5])
-    grace = max(1.0, min(member.notice for member in noticed) - r.workers.save_seconds)
+    names = ", ".join(list(noticed)[:5])
+    grace = max(1.0, min(noticed.values()) - r.workers.save_seconds)
     order = p.Drain(agent.uid, *agent.seen, f"{names} must leave", durable, grace)
     return [e.Broadcast(order), *begin(agent, r, order, t)]
 

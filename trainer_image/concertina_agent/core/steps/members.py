@@ -123,5 +123,7 @@ def lead_lost(agent: AgentState, detail: str, t: e.Moment) -> list[e.Effect]:
     if agent.state in OVER:
         return []
     lead = r.assign.members[0].replica
-    failure = p.Failure(agent.replica, "LeadLost", f"The lead {lead} {detail}.", step=r.workers.step, at=t.at)
+    failure = p.Failure(
+        agent.replica, p.FailureReason.LEAD_LOST, f"The lead {lead} {detail}.", step=r.workers.step, at=t.at
+    )
     return own_state.fail(agent, failure, t)

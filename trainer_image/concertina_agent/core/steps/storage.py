@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
@@ -34,9 +36,9 @@ def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
     return [e.DropSnapshots(agent.snapshots.keep(r.assign.round, restore.id))]
 
 
-def complete_on_peers(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
-    """A snapshot of this round at `step` is safe everywhere: older rounds are not needed any more."""
-    if step <= r.assign.restore.step:
+def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
+    """A snapshot of this round at `step` is safe everywhere (None: none is): older rounds are not needed any more."""
+    if step is None or step <= r.assign.restore.step:
         return []
     older = agent.snapshots.keep(r.assign.round)
     return [e.DropSnapshots(older)] if older else []

@@ -62,7 +62,7 @@ def on_start_failed(agent: AgentState, event: e.StartFailed, t: e.Moment) -> lis
     r = agent.current(event.round)
     if r is None or r.workers.all_over():
         return []
-    return own_state.fail(agent, p.Failure(agent.replica, "StartFailed", event.message, at=t.at), t)
+    return own_state.fail(agent, p.Failure(agent.replica, p.FailureReason.START_FAILED, event.message, at=t.at), t)
 
 
 def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:

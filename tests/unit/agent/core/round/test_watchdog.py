@@ -145,7 +145,7 @@ def test_where_all_wait_alike_nobody_is_blamed() -> None:
     dog.check(100.0)
     assert dog.check(100.25)
     assert dog.hang is not None
-    assert (dog.hang.replica, dog.hang.rank, dog.hang.suspects) == ("", -1, 2)
+    assert (dog.hang.replica, dog.hang.rank, dog.hang.suspects) == ("", None, 2)
 
 
 def test_workers_that_tell_nothing_never_hang() -> None:

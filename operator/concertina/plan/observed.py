@@ -1,17 +1,4 @@
-"""What plan() is given and what it gives back. Data only.
-
-`Observed` is one consistent look at one job; `Plan` is everything that should follow from it. The shell
-(`concertina.controller.reconcile`) applies a Plan in this order:
-  1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed; where that
-     test fails nothing else is done, and the job is observed and planned again;
-  2. calls to agents, which run in the background;
-  3. the watch streams: those of `Plan.watch` are opened, all others of the job closed;
-  4. the events;
-  5. creates and deletes, in the background, some at a time (`concertina.controller.writes`): no pass waits for one,
-     none for another, and what is still to be done then is planned again.
-So a claim is written before any Prepare of it is sent, and a commit before any Assign; and a job recovers whatever
-becomes of its pods' creation.
-"""
+"""What plan() is given: `Observed` is one consistent look at one job. Data only."""
 
 from __future__ import annotations
 
@@ -44,15 +31,29 @@ class JobView:
     """The annotation by which a person asks for a checkpoint now."""
 
 
+class PodPhase(enum.StrEnum):
+    """As Kubernetes has it; but a pod that lingers has ended."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+UNSCHEDULABLE = "Unschedulable"
+"""The scheduler's word, of `PodView.waiting`."""
+
+
 @dataclass(frozen=True)
 class PodView:
     name: str
     uid: str
-    index: int
+    index: int | None
+    """Of the replica; None for the pod that serves torchrun's store."""
     attempt: int
     created: float
-    phase: str
-    """Pending, Running, Succeeded, Failed or Unknown."""
+    phase: PodPhase
     deleting: bool
     node: str = ""
     ip: str = ""
@@ -67,22 +68,22 @@ class PodView:
     exit_message: str = ""
     restarts: int = 0
     """How often the trainer container was started again in this pod, and how it had ended before."""
-    last_exit_code: int = 0
+    last_exit_code: int | None = None
     last_exit_reason: str = ""
     priority: int = 0
     """As admission resolved its priority class."""
     grace: float = 30.0
     """Seconds from its deletion to SIGKILL: of the deletion under way, or as its spec says."""
-    deletion_at: float = 0.0
-    """When the grace of the deletion under way is over; 0 without one."""
+    deletion_at: float | None = None
+    """When the grace of the deletion under way is over."""
     disruption: str = ""
     """The reason of its condition DisruptionTarget: EvictionByEvictionAPI, PreemptionByScheduler and so on."""
     lingers: bool = False
     """Its trainer has ended (which `phase` says), but other containers run on: it holds its resources until deleted."""
     port: int = protocol.PORT
     """Where its agent listens."""
-    round: int = 0
-    """The rendezvous that it was made for, with `launcher: torchrun`; the pod that serves its store has index -1."""
+    round: int | None = None
+    """The rendezvous that it was made for, with `launcher: torchrun`."""
     ending: bool = False
     """Its node was told to end it and to let it be (EndPod)."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
@@ -91,9 +92,19 @@ class PodView:
     """The scheduler says that no node would take it, even if nothing else ran there."""
 
     @property
+    def order(self) -> tuple[int, int]:
+        """Among the pods of its job: by replica and attempt, the store's before all."""
+        return (-1 if self.index is None else self.index), self.attempt
+
+    @property
+    def unschedulable(self) -> bool:
+        """The scheduler has found no node for it so far."""
+        return self.waiting == UNSCHEDULABLE
+
+    @property
     def ended(self) -> bool:
         """Its trainer has ended, for good."""
-        return self.phase in ("Failed", "Succeeded")
+        return self.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED)
 
     @property
     def released(self) -> bool:
@@ -136,7 +147,6 @@ class Hindrance(enum.Enum):
 class NodeView:
     name: str
     ready: bool
-    not_ready_since: float = 0.0
     out_of_service: bool = False
     notice: str = ""
     """The taint that announces the node's end, as key or key=value."""
@@ -154,13 +164,18 @@ class Call:
     round: int
     claim: str
     sent_at: float
-    done_at: float = 0.0
+    done_at: float | None = None
     reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
     error: str = ""
     durable: bool = False
     """Of a Drain: it asked for a checkpoint in storage."""
     request: str = ""
     """Of a Save."""
+
+    @property
+    def failed_at(self) -> float | None:
+        """None where it did not fail, or not yet."""
+        return self.done_at if self.error else None
 
 
 class ConnectionRefusal(enum.Enum):
@@ -179,14 +194,14 @@ class AgentView:
 
     connected: bool = False
     """The watch stream is open and not silent."""
-    wanted_at: float = 0.0
-    """When this operator first wanted the stream; stays as it is while the stream is wanted."""
-    lost_at: float = 0.0
-    """When an open stream last broke or fell silent; 0 if it never did, or is open again."""
+    wanted_at: float | None = None
+    """When this operator first wanted the stream; stays as it is while the stream is wanted, None while it is not."""
+    lost_at: float | None = None
+    """When an open stream last broke or fell silent; None if it never did, or is open again."""
     refusal: ConnectionRefusal | None = None
     """How the last attempt to open the stream was turned away; None where it was not, or where nobody answered."""
-    ready_at: float = 0.0
-    """When a report of this agent instance first said ready; 0 until then."""
+    ready_at: float | None = None
+    """When a report of this agent instance first said ready; None until then."""
     report: protocol.Report | None = None
     """The last one, of this stream or an earlier one."""
     prepare: Call | None = None
@@ -194,6 +209,11 @@ class AgentView:
     assign: Call | None = None
     drain: Call | None = None
     save: Call | None = None
+
+    @property
+    def silent_since(self) -> float | None:
+        """Of one that is not connected: when its stream broke or, where none was open so far, was first wanted."""
+        return self.wanted_at if self.lost_at is None else self.lost_at
 
     @property
     def alive(self) -> bool:
@@ -233,7 +253,7 @@ class Refused:
 class Observed:
     job: JobView
     pods: tuple[PodView, ...]
-    """Owned by this job (by owner uid), in order of (index, attempt)."""
+    """Owned by this job (by owner uid), in their `order`."""
     nodes: Mapping[str, NodeView]
     agents: Mapping[str, AgentView]
     """By pod name."""
@@ -266,98 +286,3 @@ class Observed:
 UNKNOWN_AGENT = AgentView()
 UNKNOWN_NODE = NodeView(name="", ready=True)
 """Nothing speaks against it."""
-
-
-@dataclass(frozen=True)
-class CreateSecret:
-    pass
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """What a member's torchrun is told, with `launcher: torchrun`."""
-
-    address: str
-    """host:port of the store."""
-    round: int
-    least: int
-    """Replicas without which it does not start."""
-
-
-@dataclass(frozen=True)
-class CreatePod:
-    index: int
-    attempt: int
-    avoid_nodes: tuple[str, ...] = ()
-    """Preferably not there."""
-    never_nodes: tuple[str, ...] = ()
-    """By no means there: others have room."""
-    spare: bool = False
-    """It is to stand by: preferably on a node without any other replica of the job."""
-    snapshot_memory: int | None = None
-    """Bytes that the bundled trainer's snapshots may take, at most; None: nothing bounds them."""
-    rendezvous: Rendezvous | None = None
-    """None where agents run in the pods."""
-
-
-@dataclass(frozen=True)
-class CreateRendezvous:
-    """The pod that serves torchrun's store."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class DeletePod:
-    name: str
-    uid: str
-    reason: str
-    force: bool = False
-    """Grace 0: the node is gone, or the pod is fenced out and unreachable."""
-
-
-@dataclass(frozen=True)
-class EndPod:
-    """Its containers are stopped; the pod has failed then, and stays with its logs."""
-
-    name: str
-    uid: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class DeleteJob:
-    """TTL after the end has passed."""
-
-
-@dataclass(frozen=True)
-class Send:
-    """A call to one agent. One of the same kind, round and claim that is under way or answered is not sent twice; one
-    that failed (Call.error) is sent again, and so is a Drain that is durable now. The Call stands in the AgentView from
-    the moment it is sent."""
-
-    replica: str
-    address: str
-    message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
-
-
-Action = CreateSecret | CreatePod | CreateRendezvous | DeletePod | EndPod | DeleteJob | Send
-
-
-@dataclass(frozen=True)
-class Event:
-    type: str
-    """Normal or Warning."""
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    status: JobStatus
-    actions: tuple[Action, ...] = ()
-    watch: Mapping[str, str] = field(default_factory=dict)
-    """Replica to address: the streams that should be open."""
-    events: tuple[Event, ...] = ()
-    recheck_after: float | None = None
-    """Seconds until the job must be planned again even if nothing happens."""
