@@ -29,13 +29,17 @@ def until(
 
 
 async def until_async(
-    condition: Callable[[], T], what: str, seen: Callable[[], object] | None = None, limit: float = GIVE_UP
+    condition: Callable[[], T],
+    what: str,
+    seen: Callable[[], object] | None = None,
+    limit: float = GIVE_UP,
+    pause: float = 0.005,
 ) -> T:
     """The same for tasks of this event loop."""
     deadline = time.monotonic() + limit
     while not (value := condition()):
         assert time.monotonic() < deadline, late(what, limit, seen() if seen else value)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(pause)
     return value
 
 

@@ -40,7 +40,10 @@ def saved(*replicas: Replica) -> int:
 
 
 async def wait(job: Job, what: str, holds) -> None:
-    await until_async(holds, what, lambda: "\n\n".join(each.log()[-4000:] for each in job.replicas.values()), LIMIT)
+    def logs() -> str:
+        return "\n\n".join(each.log()[-4000:] for each in job.replicas.values())
+
+    await until_async(holds, what, logs, LIMIT, pause=0.2)  # each look reads whole logs
 
 
 async def lose_a_worker(job: Job) -> None:
