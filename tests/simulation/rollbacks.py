@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from concertina.api.status import JobStatus
 from concertina_protocol import Undone
-from concertina_protocol.ranges import Ranges, united
+from concertina_protocol.messages.ranges import Ranges, united
 from simulation.parts.clock import Violation
 from simulation.parts.lineage import Lineage, check_lineage
 

@@ -30,7 +30,8 @@ from __future__ import annotations
 import typing
 from typing import Any, Union
 
-from concertina_protocol.lines import JsonLines
+from concertina_protocol.codec.lines import JsonLines
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.messages.operator import (
     Accepted,
     Assign,
@@ -70,8 +71,7 @@ from concertina_protocol.messages.reports import (
     Report,
     Straggler,
 )
-from concertina_protocol.typed_json import ProtocolError
-from concertina_protocol.undone import Undone
+from concertina_protocol.messages.undone import Undone
 
 __all__ = [
     "BEAT_SECONDS",

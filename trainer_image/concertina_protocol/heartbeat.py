@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from concertina_protocol import Heartbeat
-from concertina_protocol.typed_json import OpenEnum
+from concertina_protocol.codec.typed_json import OpenEnum
 
 VARIABLE = "CONCERTINA_PULSE"
 _LAYOUT = struct.Struct("<16sqdd")

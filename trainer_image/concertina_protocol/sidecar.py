@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Optional
 
+from concertina_protocol.codec.typed_json import ProtocolError, from_json
 from concertina_protocol.messages.records import SnapshotId
-from concertina_protocol.typed_json import ProtocolError, from_json
 
 SNAPSHOT_SLOTS = 3
 """Files that a worker writes its snapshots into in turn: the newest that is complete on all peers, the newest, and the

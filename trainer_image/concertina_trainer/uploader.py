@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from concertina_protocol import Durable, SnapshotId, Storage, StorageHealth
+from concertina_protocol.codec.typed_json import from_json
 from concertina_protocol.sidecar import Damaged
-from concertina_protocol.typed_json import from_json
 from concertina_protocol.worker_channel import (
     ChannelClosed,
     Message,

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from concertina_protocol import FailureReason, Restore, RestoreSource, Rollback, SnapshotId
 from concertina_protocol.heartbeat import WorkerPhase
-from concertina_protocol.ranges import united
+from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
 from concertina_trainer.data.read.batch import plan_batch

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from concertina_protocol.typed_json import absent_numbers
+from concertina_protocol.codec.typed_json import absent_numbers
 
 M = TypeVar("M")
 LARGEST = 2**53

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import concertina_protocol as protocol
 from concertina.agents.bounds import bounded
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection, connect
-from concertina_protocol.typed_json import ProtocolError
 
 CALL_SECONDS = 5.0
 """An agent that has not answered by then counts as not having got the request."""

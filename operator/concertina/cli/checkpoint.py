@@ -92,7 +92,7 @@ def show(uri: Uri, output: Annotated[str, typer.Option("--output", "-o", help="j
 
 
 def _print(uri: str, manifest: Manifest) -> None:
-    from concertina_protocol.ranges import words
+    from concertina_protocol.messages.ranges import words
 
     libraries = ", ".join(f"{name} {version}" for name, version in manifest.code.libraries.items())
     rows = {

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from concertina.api.status import Condition, ConditionType, Goodput, JobProgress, JobStatus, unix_seconds
 from concertina.kube.resources import Raw
-from concertina_protocol.ranges import words
+from concertina_protocol.messages.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 ENDED = ("Complete", "Failed")

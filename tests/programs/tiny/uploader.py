@@ -6,7 +6,7 @@ from pathlib import Path
 
 from concertina_protocol import Durable, Storage
 from concertina_protocol import worker_channel as w
-from concertina_protocol.typed_json import from_json
+from concertina_protocol.codec.typed_json import from_json
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from concertina_protocol import Restore
-from concertina_protocol.ranges import Ranges, united
+from concertina_protocol.messages.ranges import Ranges, united
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import RollBack
 from concertina_trainer.training.anomalies import Anomalies

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from concertina_protocol import Undone
-from concertina_protocol.ranges import Ranges, united
+from concertina_protocol.messages.ranges import Ranges, united
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.format.shardfile import Trend
 from simulation.parts.clock import Violation

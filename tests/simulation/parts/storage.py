@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable
 
 from concertina_protocol import Durable, SnapshotId, Undone
-from concertina_protocol.undone import joined
+from concertina_protocol.messages.undone import joined
 from simulation.parts.clock import Clock, Violation
 from simulation.parts.lineage import FRESH, Lineage, check_lineage, steps_of
 

@@ -20,7 +20,7 @@ from concertina.api.status import OLD_PLACES, JobStatus, RoundWaits
 from concertina.controller.status import dropped
 from concertina.kube.parse.views import job_view
 from concertina.plan.plan import plan
-from concertina_protocol.typed_json import ProtocolError
+from concertina_protocol.codec.typed_json import ProtocolError
 
 GOLDEN = Path(__file__).with_name("golden")
 SPEC: dict[str, Any] = {

@@ -21,7 +21,7 @@ from concertina.agents.bounds import bounded
 from concertina.api.status import JobStatus
 from concertina.plan.observed import Call, Observed
 from concertina.plan.plan import plan
-from concertina_protocol.typed_json import OpenEnum
+from concertina_protocol.codec.typed_json import OpenEnum
 
 NUMBERS = (-(2**63), -1, 0, 1, 2, 39, 41, 100, 101, 2**63, 2**80)
 FLOATS = (-1e300, -1.0, 0.0, 0.5, 2.0, jobs.T0 + 9, jobs.T0 + 15, 1e12, 1e300, math.nan, math.inf, -math.inf)

@@ -8,7 +8,7 @@ import pytest
 
 from concertina_protocol import MAX_LINE
 from concertina_protocol import worker_channel as w
-from concertina_protocol.typed_json import ProtocolError
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_protocol import Undone
-from concertina_protocol.undone import MOST_UNDONE, joined
+from concertina_protocol.messages.undone import MOST_UNDONE, joined
 
 SOME = st.lists(st.builds(Undone, st.integers(1, 9), st.integers(0, 20)), max_size=12)
 

@@ -19,7 +19,7 @@ import pytest
 
 import concertina_protocol as protocol
 from concertina_protocol import worker_channel
-from concertina_protocol.typed_json import OpenEnum, to_json
+from concertina_protocol.codec.typed_json import OpenEnum, to_json
 
 GOLDEN = Path(__file__).with_name("golden")
 PROTOCOLS: dict[str, ModuleType] = {"protocol": protocol, "worker_channel": worker_channel}

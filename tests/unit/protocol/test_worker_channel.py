@@ -9,7 +9,7 @@ import pytest
 
 import concertina_protocol as protocol
 from concertina_protocol import worker_channel as channel
-from concertina_protocol.typed_json import ProtocolError
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 ID = protocol.SnapshotId(round=3, step=7, layout="abc", shards=2)

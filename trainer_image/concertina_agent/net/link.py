@@ -12,9 +12,9 @@ from concertina_agent.core import events as e
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
-from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.05
 """Between attempts to join a lead that has not been assigned yet."""

@@ -16,8 +16,8 @@ from concertina_agent.net import tls
 from concertina_agent.net.shard_wire import THREADS, ShardWire, accept, readable
 from concertina_agent.runtime.nursery import Nursery
 from concertina_protocol.addresses import family
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
-from concertina_protocol.typed_json import ProtocolError
 
 MAX_CONNECTIONS = 2048
 """Of the job's own operator and agents; more are closed at once. A lead has one of each member, and each agent may ping

@@ -21,8 +21,8 @@ from typing import Any, Optional, TypeVar
 import concertina_protocol as p
 from concertina_agent.files.shards import Shard, commit, fill
 from concertina_protocol.addresses import family, split
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.sidecar import remove_sidecar
-from concertina_protocol.typed_json import ProtocolError
 
 PREFACE = b"shard\n"
 """TLS begins with the byte 0x16."""

@@ -8,8 +8,8 @@ import ssl
 
 import concertina_protocol as p
 from concertina_agent.net.shard_wire import THREADS, ShardWire, dial
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection, connect
-from concertina_protocol.typed_json import ProtocolError
 
 CONNECT_SECONDS = 3.0
 

@@ -19,9 +19,9 @@ from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_protocol import Durable
 from concertina_protocol import worker_channel as w
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.log import log_event
 from concertina_protocol.sidecar import Damaged
-from concertina_protocol.typed_json import ProtocolError
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 MAX_SOCKET_PATH = 100

@@ -15,10 +15,10 @@ from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.net.shard_wire import STALL_SECONDS, ShardWire
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 from concertina_protocol.log import log_event
 from concertina_protocol.sidecar import Damaged
-from concertina_protocol.typed_json import ProtocolError
 
 RETRY_SECONDS = 0.1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Optional
 
+from concertina_protocol.codec.typed_json import Absent
 from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member, Restore, Storage
-from concertina_protocol.typed_json import Absent
 
 
 @dataclasses.dataclass(frozen=True)

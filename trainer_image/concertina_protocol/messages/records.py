@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Optional
 
-from concertina_protocol.typed_json import Absent, OpenEnum
-from concertina_protocol.undone import Undone
+from concertina_protocol.codec.typed_json import Absent, OpenEnum
+from concertina_protocol.messages.undone import Undone
 
 
 class State(OpenEnum):

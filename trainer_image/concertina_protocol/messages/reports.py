@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Optional
 
+from concertina_protocol.codec.typed_json import Absent, OpenEnum
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
-from concertina_protocol.typed_json import Absent, OpenEnum
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
 """In the words of both sides: the agent says it of a worker, the operator of the whole container."""

@@ -9,7 +9,7 @@ import struct
 from typing import Optional
 
 from concertina_protocol import MAX_LINE
-from concertina_protocol.typed_json import ProtocolError
+from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.worker_channel.codec import Message, decode, encode
 
 

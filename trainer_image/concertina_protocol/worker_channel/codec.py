@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from typing import Union
 
-from concertina_protocol.lines import JsonLines
+from concertina_protocol.codec.lines import JsonLines
 from concertina_protocol.worker_channel import uploader, worker
 
 Message = Union[worker.Message, uploader.Message]

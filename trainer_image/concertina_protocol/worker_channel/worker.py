@@ -32,7 +32,7 @@ import dataclasses
 from typing import Any, Dict, Optional, Type, Union
 
 from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Restore, Rollback, SnapshotId
-from concertina_protocol.typed_json import OpenEnum
+from concertina_protocol.codec.typed_json import OpenEnum
 
 BAD_INPUT_EXIT = 78
 """EX_CONFIG: trying again can't help."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Optional
 
 from concertina_protocol import Durable, Undone
-from concertina_protocol.typed_json import from_json
+from concertina_protocol.codec.typed_json import from_json
 from concertina_trainer.checkpoints.manifest import to_json
 from concertina_trainer.format.shardfile import Continued
 from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError

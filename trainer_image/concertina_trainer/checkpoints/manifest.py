@@ -15,9 +15,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from concertina_protocol import SnapshotId, Undone, typed_json
-from concertina_protocol.ranges import Ranges
-from concertina_protocol.typed_json import from_json
+from concertina_protocol import SnapshotId, Undone
+from concertina_protocol.codec import typed_json
+from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.messages.ranges import Ranges
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format.shardfile import Continued, ShardMetadata
 

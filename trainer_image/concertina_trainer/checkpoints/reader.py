@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from concertina_protocol import SnapshotId
+from concertina_protocol.codec.typed_json import from_json
 from concertina_protocol.sidecar import Damaged
-from concertina_protocol.typed_json import from_json
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.latest import read_latest
 from concertina_trainer.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar

@@ -8,8 +8,8 @@ import zlib
 from functools import reduce
 
 from concertina_protocol import Durable, Undone
-from concertina_protocol.typed_json import from_json
-from concertina_protocol.undone import joined
+from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.messages.undone import joined
 from concertina_trainer.checkpoints.latest import Latest, change_latest, read_all_of_latest
 from concertina_trainer.checkpoints.manifest import NAME, Manifest
 from concertina_trainer.checkpoints.retention import found

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from concertina_protocol.typed_json import ProtocolError, from_json
+from concertina_protocol.codec.typed_json import ProtocolError, from_json
 from concertina_trainer.config import DocumentMode
 from concertina_trainer.errors import BadInput
 

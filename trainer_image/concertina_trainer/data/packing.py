@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_protocol.typed_json import ProtocolError, from_json
+from concertina_protocol.codec.typed_json import ProtocolError, from_json
 from concertina_trainer.data.manifest import DataManifest, TokenShard
 from concertina_trainer.data.sequence_plan import bucketed, packed
 from concertina_trainer.errors import BadInput

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Optional
 
 from concertina_protocol import SnapshotId
-from concertina_protocol.ranges import MOST_RANGES, Ranges
+from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.messages.ranges import MOST_RANGES, Ranges
 from concertina_protocol.sidecar import Damaged
-from concertina_protocol.typed_json import from_json
 
 ITEM_SIZES = {"F64": 8, "F32": 4, "I64": 8, "BF16": 2, "F16": 2}
 ALIGNMENT = 64

@@ -11,7 +11,7 @@ import math
 from typing import Protocol
 
 from concertina_protocol import FailureReason
-from concertina_protocol.ranges import MOST_RANGES, Ranges, united, words
+from concertina_protocol.messages.ranges import MOST_RANGES, Ranges, united, words
 from concertina_trainer.config import AnomalyResponse, TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import BadInput, RollBack

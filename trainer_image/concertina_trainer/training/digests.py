@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import FailureReason
-from concertina_protocol.ranges import Ranges
+from concertina_protocol.messages.ranges import Ranges
 from concertina_trainer.errors import RollBack
 
 _MODULUS = 2**48 - 59

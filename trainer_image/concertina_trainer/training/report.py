@@ -12,7 +12,7 @@ from typing import Any
 from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource
 from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.log_lines import RoundStarted, StepDone
-from concertina_protocol.ranges import Ranges
+from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.parallel.waits import Waits

@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 from concertina_protocol import CheckpointInterval, Durable
-from concertina_protocol.ranges import Ranges
+from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import (
     Committed,
     CopiedUpTo,

@@ -7,8 +7,8 @@ from concertina.api.status import JobStatus, Rollback, SampleRange, UndoneStates
 from concertina.plan.actions import Event
 from concertina.plan.facts.context import JobContext
 from concertina_protocol import Undone
-from concertina_protocol.ranges import MOST_RANGES, united, words
-from concertina_protocol.undone import joined
+from concertina_protocol.messages.ranges import MOST_RANGES, united, words
+from concertina_protocol.messages.undone import joined
 
 
 def seen(ctx: JobContext) -> Rollback | None:

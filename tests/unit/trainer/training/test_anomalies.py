@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina_protocol.ranges import MOST_RANGES, united
+from concertina_protocol.messages.ranges import MOST_RANGES, united
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import BadInput, RollBack

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from concertina_protocol.typed_json import from_json
+from concertina_protocol.codec.typed_json import from_json
 from concertina_trainer.data.build.sources import Piece, Source, cut, find
 from concertina_trainer.data.build.write import Recipe, ShardInput, Written, write
 from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, DataManifest, TokenizerFacts

@@ -7,7 +7,7 @@ nothing of the past (decision "Samples that are left out are counted out").
 
 from __future__ import annotations
 
-from concertina_protocol.ranges import Ranges
+from concertina_protocol.messages.ranges import Ranges
 
 
 def positions(start: int, stop: int, skipped: Ranges) -> Ranges:

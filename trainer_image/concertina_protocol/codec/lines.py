@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from concertina_protocol.typed_json import ProtocolError, from_json, to_json
+from concertina_protocol.codec.typed_json import ProtocolError, from_json, to_json
 
 
 @dataclasses.dataclass(frozen=True)
