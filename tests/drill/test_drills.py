@@ -21,6 +21,8 @@ from concertina.drill.scenarios import SCENARIOS
 JOBS = "tests/cluster/operator/lifecycle/test_jobs.py"
 RECOVERY = "tests/cluster/operator/recovery"
 SAME = {
+    "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
+    "notice": "tests/cluster/operator/rounds/test_notices.py::test_a_taint_a_cordon_a_drain_and_a_deletion",
     "kill-lead": f"{JOBS}::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the lead]",
     "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_is_stopped_and_goes_on",
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",

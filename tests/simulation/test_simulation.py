@@ -17,7 +17,7 @@ from simulation.runs.world import World, failure
 from simulation.shrink import shortest
 
 CALM = 100
-GATE, MORE = 600, 2000
+GATE, MORE = 400, 2000
 HERE = "tests/simulation/test_simulation.py"
 
 
