@@ -16,8 +16,8 @@ from simulation.mutations import MUTATIONS, Patch, Planted
 from simulation.runs.world import World, failure
 from simulation.shrink import shortest
 
-CALM = 100
-GATE, MORE = 400, 2000
+CALM = 60
+GATE, MORE = 250, 2000
 HERE = "tests/simulation/test_simulation.py"
 
 

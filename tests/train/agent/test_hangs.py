@@ -25,6 +25,7 @@ def environment(trainer, **more: str) -> dict[str, str]:
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 100_000}),
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
         "PYTHONPATH": f"{SEARCH_PATH}:{FAULTS}",
+        "PACE": "0.02",
         **more,
     }
 
@@ -60,6 +61,7 @@ def test_a_worker_that_hangs_in_its_data_loader_is_the_suspect_and_its_stack_is_
     asyncio.run(body())
 
 
+@pytest.mark.long(law="tests/train/agent/test_hangs.py::test_a_script_that_hangs_is_told_by_its_stack")
 def test_a_rank_that_hangs_in_its_forward_pass_is_told_by_its_stack(folder, trainer, data):
     """All ranks compute: those that wait for another's weights do so in a collective."""
     fault = folder / "fault"

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from builders.train.replicas import running
 from concertina_agent.workers.environment import worker_environment
 from concertina_protocol import Assign, Member, Restore
@@ -77,6 +79,7 @@ assert SLURMEnvironment.job_id() is None
 """
 
 
+@pytest.mark.long(law="tests/train/scripts/test_environments.py::test_a_script_for_srun_or_mpirun_finds_its_ranks")
 def test_frameworks_that_know_several_launchers_agree():
     members = tuple(Member(f"a-{n}", "i", f"127.0.0.{n}:1", 2 * n, 2) for n in range(3))
     assign = Assign("u", 1, "c", members, "127.0.0.9:20001", Restore("Fresh"))

@@ -75,17 +75,11 @@ async def end_with_three(job: Job, arguments: list[str]) -> None:
     await wait(job, "success", lambda: job[2].report is not None and job[2].report.state == "succeeded")
 
 
-HERE = "tests/train/scripts/test_unmodified.py"
-OTHERS = pytest.mark.long(law=f"{HERE}::test_an_unmodified_script_survives_and_is_resized[fsdp.py]")
+DDP = "tests/cluster/operator/training/test_scripts.py::test_a_plain_ddp_script_goes_on_from_its_own_checkpoints"
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "fsdp.py",
-        *(pytest.param(name, marks=OTHERS) for name in ("hf_accelerate.py", "hf_trainer.py", "lightning_fit.py")),
-    ],
-)
+@pytest.mark.long(law=DDP)
+@pytest.mark.parametrize("script", ["fsdp.py", "hf_accelerate.py", "hf_trainer.py", "lightning_fit.py"])
 def test_an_unmodified_script_survives_and_is_resized(script, folder):
     checkpoints = folder / "checkpoints"
 
@@ -116,6 +110,7 @@ def _rounds(replica: Replica) -> list[tuple[int, int]]:
     return [(world, step) for _, world, step in starts(replica)]
 
 
+@pytest.mark.long(law=DDP)
 def test_it_is_the_same_file_that_torchrun_runs(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for steps, begun in ((10, 0), (15, 10)):

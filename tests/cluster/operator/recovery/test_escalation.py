@@ -1,4 +1,4 @@
-"""The recovery ladder on a real API server and scheduler: a bug ends the job early, a bad node does not."""
+"""Escalation of failures on a real API server and scheduler: a bug ends the job early, a bad node does not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from builders.cluster.operator import Jobs, bundled
 from concertina_trainer.data.manifest import parse
 
 pytestmark = pytest.mark.usefixtures("operator")
+BAD_NODES = "tests/unit/plan/pods/test_bad_nodes.py"
 Object = dict[str, Any]
 
 
@@ -86,6 +87,7 @@ def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path)
     assert any("has failed before" in event["message"] for event in jobs.events("a", "ReplacePod"))
 
 
+@pytest.mark.long(law=f"{BAD_NODES}::test_a_job_that_can_not_run_otherwise_takes_its_bad_nodes_back")
 def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_path: Path) -> None:
     """The template allows one node only, which the operator can't know: the pod finds no place, then the node is
     forgiven."""

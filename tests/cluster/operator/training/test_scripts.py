@@ -24,8 +24,9 @@ Object = dict[str, Any]
 
 
 def template(shared: Path, script: Path, *arguments: str) -> Object:
-    """A pod that appends what its script prints to a file of the shared folder, which all replicas see."""
-    line = f'exec python3 -u "$0" "$@" >> {shared}/log 2>&1'
+    """A pod that appends what its script prints to a file of the shared folder, which all replicas see. It trains on
+    what processors others leave: nothing paces its steps."""
+    line = f'exec nice -n 19 python3 -u "$0" "$@" >> {shared}/log 2>&1'
     container = {
         "name": "trainer",
         "image": "concertina/trainer:test",
