@@ -10,7 +10,7 @@ TESTS ?= tests
 # tests of the control plane wait more than they compute.
 SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/meminfo)
 # Whole files, the longest first (tests/conftest.py sorts them): what a file's tests share is made once.
-PYTEST = $(BIN)/python -m pytest -rs -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
 BENCHMARKS ?= local_cluster neighbours recovery checkpoint determinism data
 
 help: ## Show this
@@ -41,7 +41,7 @@ test-long: setup ## What is only more of the same: seeds, crashes, scripts, stor
 	@$(PYTEST) -m long $(TESTS)
 
 test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/drills.md
-	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest -rs tests/e2e
+	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest tests/e2e
 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.e2e

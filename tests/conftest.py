@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -45,13 +46,18 @@ def _case(item: pytest.Item) -> suite.Case:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tests that have become slow, and the figures that tests have kept."""
+    """What was not tried and why, tests that have become slow, and the figures that tests have kept."""
     passed = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
     took = {report.nodeid: report.duration for report in passed}
     if os.environ.get("CONCERTINA_TIMES") == "write":
         suite.TIMES.write_text(json.dumps(suite.written(suite.known(), took), indent=1) + "\n")
     elif slow := suite.slow(suite.known(), took):
         _section(terminalreporter, f"slower than {suite.TIMES.name} says", slow)
+    skipped = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
+    )
+    if skipped:  # a line each, as -rs writes them, fills the end of a long output, where failures are looked for
+        _section(terminalreporter, "skipped", [f"{count}: {reason}" for reason, count in skipped.most_common()])
     if breaches := config.stash.get(BREACHES, []):
         _section(terminalreporter, "long-only cases without their law in the gate", breaches)
     if lines := config.stash.get(FIGURES, []):

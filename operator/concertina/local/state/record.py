@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -88,13 +89,14 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def claim_network(folder: Path) -> str:
-    """The start ("127.x") of loopback addresses that no other cluster of this user has; kept in the folder."""
+    """The start ("127.x") of loopback addresses that no other cluster on this machine uses; kept in the folder."""
     claim = folder / "network"
     with locked(paths.clusters() / ".networks"):
         if claim.exists():
             return claim.read_text()
-        taken = {path.read_text() for path in paths.clusters().glob("*/network")}
-        # Clusters of different users do not see each other's claims: they begin to look at different places.
+        # Other users' claims can't be read: the kernel tells where their clusters listen, and each user and cluster
+        # begins to look at a place of its own, as two may be about to listen.
+        taken = {path.read_text() for path in paths.clusters().glob("*/network")} | _listened_on()
         start = zlib.crc32(f"{os.getuid()}:{folder}".encode())
         span = _LAST_NETWORK - _FIRST_NETWORK + 1
         for step in range(span):
@@ -105,3 +107,10 @@ def claim_network(folder: Path) -> str:
     raise LocalClusterError(
         f"all {span} loopback networks are claimed by clusters in {paths.clusters()}: take some down."
     )
+
+
+def _listened_on() -> set[str]:
+    """The start ("127.x") of each IPv4 address at which a process of any user listens; see proc_net_tcp(5)."""
+    sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    addresses = [int(local.partition(":")[0], 16) for _, local, _, state, *_ in sockets if state == "0A"]
+    return {".".join(map(str, address.to_bytes(4, sys.byteorder)[:2])) for address in addresses}
