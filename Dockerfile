@@ -16,13 +16,17 @@ RUN tools/install-environment.sh /opt/concertina operator
 FROM source AS agent-environment
 RUN tools/install-environment.sh /opt/concertina agent
 
-FROM python:${PYTHON} AS agent
+# The base image comes without the compiled standard library, and nothing may be written there later.
+FROM python:${PYTHON} AS compiled
+RUN python3 -m compileall -q -j 0 -x '/tests?/' /usr/local/lib/python3*
+
+FROM compiled AS agent
 COPY --from=agent-environment /opt/concertina /opt/concertina
 ENV PATH=/opt/concertina/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 ENTRYPOINT ["concertina-agent"]
 
-FROM python:${PYTHON} AS operator
+FROM compiled AS operator
 COPY --from=operator-environment /opt/concertina /opt/concertina
 ENV PATH=/opt/concertina/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532

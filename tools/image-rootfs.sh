@@ -18,7 +18,7 @@ rm -rf "$folder"
 cp -a "$base" "$folder"
 packages=$folder/usr/local/lib/python$minor/dist-packages # where Debian's own python3 looks
 export VIRTUAL_ENV="$root/.venv"
-install() { "$root/.venv/bin/uv" pip install --quiet --target "$packages" "$@"; }
+install() { "$root/.venv/bin/uv" pip install --quiet --compile-bytecode --target "$packages" "$@"; }
 install --require-hashes -r "$root/requirements/operator.txt"
 # From a copy: setuptools would leave its build folder in the checkout, and reuse what an older build left there.
 copy=$(mktemp -d)

@@ -36,10 +36,11 @@ rm -f "$stamp"
 bin=$(cd "$folder" && pwd)/bin
 "$bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$root/requirements/uv.txt"
 export VIRTUAL_ENV="${bin%/bin}"
-"$bin/uv" pip install --require-hashes -r "$lock"
+# Compiled now: a process that may not write there compiles torch anew at each start, which triples the time it takes.
+"$bin/uv" pip install --compile-bytecode --require-hashes -r "$lock"
 case $kind in
     dev) "$bin/uv" pip install --quiet --no-deps --no-build-isolation --editable "$root" ;;
-    *) "$bin/uv" pip install --quiet --no-deps --no-build-isolation "$root" ;;
+    *) "$bin/uv" pip install --quiet --compile-bytecode --no-deps --no-build-isolation "$root" ;;
 esac
 printf '%s\n' "$state" > "$stamp"
 echo "environment $kind: done in $(($(date +%s) - started)) s" >&2
