@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 
+import pytest
+
 import concertina_protocol as p
 from builders.train.replicas import UID, newest_complete, running, trained
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
@@ -42,6 +44,7 @@ async def most_arenas(job):
         looking.cancel()
 
 
+@pytest.mark.long(law="tests/drill/test_drills.py::test_the_drill_passes[kill-worker]")
 def test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval(folder, trainer, data):
     """3 replicas train; a worker is killed, all go on; a whole replica is killed, two go on; a third joins; the end."""
 

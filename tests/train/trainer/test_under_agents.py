@@ -8,7 +8,7 @@ import pytest
 
 from builders.train.replicas import Job, newest_complete, running, trained
 
-LAW = "tests/train/agent/test_trainer.py::test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval"
+LAW = "tests/drill/test_drills.py::test_the_drill_passes[kill-worker]"
 
 
 @pytest.mark.long(law=LAW)

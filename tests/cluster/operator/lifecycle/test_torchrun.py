@@ -29,10 +29,20 @@ while True:
     time.sleep(0.2)
 dist.destroy_process_group()
 """
+WITHOUT_TORCH = """
+import os, pathlib, socket, time
+
+shared = pathlib.Path("/shared")
+while not (shared / "stop").exists():
+    with (shared / "told").open("a") as told:
+        told.write(f"{os.environ['WORLD_SIZE']} {socket.gethostname()}\\n")
+    time.sleep(0.2)
+"""
+"""For where torchrun alone is the subject: its workers begin at once."""
 
 
-def create(jobs: Jobs, shared: Path, **spec: Any) -> None:
-    (shared / "train.py").write_text(SCRIPT)
+def create(jobs: Jobs, shared: Path, script: str = SCRIPT, **spec: Any) -> None:
+    (shared / "train.py").write_text(script)
     container = {
         "name": "trainer",
         "image": "concertina/trainer:test",
@@ -97,7 +107,7 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
 ) -> None:
     """Deletion and end are heard in one burst, as where the operator is slow."""
     told = Told(jobs, tmp_path)
-    create(jobs, tmp_path, replicas=2, elastic={"minReplicas": 1})
+    create(jobs, tmp_path, WITHOUT_TORCH, replicas=2, elastic={"minReplicas": 1})
     told.wait("2 a-0-0", "2 a-1-0")
     assert operator.process is not None
     operator.process.send_signal(signal.SIGSTOP)
@@ -114,7 +124,7 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
 def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
     """torchrun can't change a fixed size: all its pods are replaced, in a rendezvous of their own."""
     told = Told(jobs, tmp_path)
-    create(jobs, tmp_path, replicas=2)
+    create(jobs, tmp_path, WITHOUT_TORCH, replicas=2)
     told.wait("2 a-0-0", "2 a-1-0")
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=1", "-n", jobs.namespace)
     told.wait("1 a-0-1")

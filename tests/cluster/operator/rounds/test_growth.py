@@ -21,6 +21,7 @@ from concertina.plan.observed import PodView
 pytestmark = pytest.mark.usefixtures("operator")
 STAY = "import time; time.sleep(3600)"
 SHORT = "import time; time.sleep(1)"
+RIVALS = "tests/simulation/stories/test_rivals.py::test_jobs_that_need_the_same_nodes_all_complete"
 FAILS_ON_THE_THIRD = "import os, sys; '-2-' in os.environ['CONCERTINA_REPLICA'] and sys.exit(1); " + STAY
 Object = dict[str, Any]
 
@@ -68,6 +69,7 @@ def placed(jobs: Jobs, name: str) -> int:
     return sum("nodeName" in pod["spec"] for pod in jobs.pods(name))
 
 
+@pytest.mark.long(law=RIVALS)
 def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs: Jobs, pods: Pods) -> None:
     """Both need four GPUs. The younger one holds three, one of which the older one lacks, and waits for one that
     something else has; the older one holds two."""
@@ -110,7 +112,7 @@ def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
     cluster.api.call("DELETE", f"{path}/{namespace}")
 
 
-@pytest.mark.long(law="tests/simulation/stories/test_rivals.py::test_jobs_that_need_the_same_nodes_all_complete")
+@pytest.mark.long(law=RIVALS)
 def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
     """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
     All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""

@@ -90,6 +90,7 @@ def test_a_shard_with_a_wrong_checksum_fails_the_job_with_its_name(jobs: Jobs, d
     assert job["status"]["rounds"] == 1, "what can't be helped was tried again"
 
 
+@pytest.mark.long(law="tests/drill/test_drills.py::test_the_drill_passes[storage-outage]")
 def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, storage: s3.Server, data: Path) -> None:
     secret(jobs, storage)
     create(jobs, data, steps=400, bucket="there", globalBatchSize=8)
