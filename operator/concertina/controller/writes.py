@@ -13,7 +13,6 @@ from concertina.agents.authority import Authority
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
-from concertina.controller.queue import Turns
 from concertina.controller.status import PreconditionFailed
 from concertina.kube.client import Client
 from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound
@@ -23,6 +22,7 @@ from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.plan.actions import Action, CreatePod, CreateRendezvous, CreateSecret, DeleteJob, DeletePod, EndPod
 from concertina.plan.observed import JobView
+from concertina.turns import Turns
 from concertina_protocol.log import log_event
 
 SLOTS = 16

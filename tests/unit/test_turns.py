@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concertina.controller.queue import Turns
+from concertina.turns import Turns
 
 
 async def take(turns: Turns, key: str, served: list[str]) -> None:
