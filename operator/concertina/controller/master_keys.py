@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from concertina.agents.authority import MASTER_KEY_BYTES
 from concertina.controller.settings import Settings
-from concertina.kube.client import Client
+from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import ApiError, Conflict, NotFound
 from concertina.kube.resources import SECRETS, Raw
 from concertina_protocol.log import log_event
@@ -67,16 +67,18 @@ def key_id(key: bytes) -> str:
 
 
 async def read(client: Client, settings: Settings) -> MasterKeys:
-    """All operators get the same, also those that find none at the same time: the API server takes one Secret."""
+    """All operators get the same, also those that find none at the same time: the API server takes one Secret. Waits
+    until it can be reached."""
     namespace, name = settings.namespace, settings.master_key_secret
     try:
         try:
-            found = await client.get(SECRETS, namespace, name)
+            found = await once_reachable("the master key", lambda: client.get(SECRETS, namespace, name))
         except NotFound:
             if not settings.makes_master_key:
                 raise
             fresh = secrets.token_urlsafe(48).encode()  # text: whitespace round a key does not count
-            found = await _make(client, settings, {ACTIVE: base64.b64encode(fresh).decode()})
+            data = {ACTIVE: base64.b64encode(fresh).decode()}
+            found = await once_reachable("the master key", lambda: _make(client, settings, data))
         return parse(found.get("data") or {})
     except (ApiError, MasterKeyError) as error:
         raise MasterKeyError(f"the Secret {namespace}/{name} with the master key: {error}") from error

@@ -8,11 +8,13 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
 
+from concertina import backoff
 from concertina.agents.connections import AgentConnections
 from concertina.controller import log, master_keys
 from concertina.controller.cache.cluster import PROGRESS_SECONDS, ClusterCache
@@ -40,6 +42,10 @@ GIVE_UP_SECONDS = 10.0
 """A pass that can't reach the API server for so long is given up, and made again on what is true by then."""
 KOPF_SECONDS = 5.0
 """It has so long to end its own tasks."""
+FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
+"""Until a part that ended is begun again."""
+STEADY_SECONDS = 60.0
+"""A part that has run for so long has not failed several times in a row."""
 
 
 def main() -> None:
@@ -73,6 +79,26 @@ async def serve(settings: Settings) -> int:
             await lease.release()
 
 
+Part = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def _kept_running(name: str, part: Part) -> None:
+    """Runs a part without end: one that ends by an error nobody foresaw is begun again, more and more slowly."""
+    failures = 0
+    while True:
+        begun = time.monotonic()
+        try:
+            await part()
+            error = None
+        except LeaseLost:
+            raise
+        except Exception as raised:
+            error = raised
+        failures = failures + 1 if time.monotonic() - begun < STEADY_SECONDS else 1
+        log_event("part ended", part=name, error=repr(error), times_in_a_row=failures)
+        await asyncio.sleep(backoff.seconds(failures - 1, FIRST_SECONDS, LONGEST_SECONDS))
+
+
 class Operator:
     """The one that acts: reflectors, queue, kopf and the agents' streams, for as long as the Lease is held."""
 
@@ -86,7 +112,12 @@ class Operator:
         self._lease = lease
         self._keys = keys
         self._connections = AgentConnections(self._agent_changed)
-        self._cache = ClusterCache(self._job_changed, self._connections.views, tuple(keys.by_id))
+        self._cache = ClusterCache(
+            self._job_changed,
+            self._connections.views,
+            tuple(keys.by_id),
+            own_side_suspected=lambda: self._connections.own_side_suspected,
+        )
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)
         self._pods: dict[str | None, Reflector[OwnedPod]] = {
@@ -111,8 +142,8 @@ class Operator:
         self._checks: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> int:
-        """The exit code: 0 after `stop`, 1 where a part ended that has no end."""
-        parts = [asyncio.create_task(part, name=name) for name, part in self._parts().items()]
+        """The exit code: 0 after `stop`, 1 where kopf has ended, which can't be begun again in the same process."""
+        parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
         stop_kopf = asyncio.Event()
         kopf: list[asyncio.Task[None]] = []
         try:
@@ -142,16 +173,16 @@ class Operator:
                 task.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
-    def _parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def _parts(self) -> dict[str, Part]:
         """What runs from the start to the end, by name."""
-        parts = {
-            "nodes": self._nodes.run(),
-            **{f"pods {namespace or ''}".strip(): pods.run() for namespace, pods in self._pods.items()},
-            "events": self._events.run(),
-            "lease": self._lease.keep(),
+        parts: dict[str, Part] = {
+            "nodes": self._nodes.run,
+            **{f"pods {namespace or ''}".strip(): pods.run for namespace, pods in self._pods.items()},
+            "events": self._events.run,
+            "lease": self._lease.keep,
         }
         if self._settings.makes_master_key:
-            parts["master key"] = master_keys.keep(self._client, self._settings, self._keys)
+            parts["master key"] = functools.partial(master_keys.keep, self._client, self._settings, self._keys)
         return parts
 
     async def _sync(self) -> None:

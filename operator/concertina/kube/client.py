@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
@@ -33,6 +34,22 @@ _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError
 _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 
 DRY_RUN = {"dryRun": "All"}
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def once_reachable(what: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """What `ask` returns, as soon as the API server can be reached, however long that takes: who has nothing to do
+    without it waits, instead of ending and being started again, ever more slowly. Other errors are raised."""
+    failures = 0
+    while True:
+        try:
+            return await ask()
+        except Unreachable as error:
+            log.warning("%s: %s; asked again until the API server answers", what, error)
+            await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
+            failures += 1
 
 
 class Client:

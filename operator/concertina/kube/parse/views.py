@@ -29,6 +29,8 @@ _STARTING = ("", "ContainerCreating", "PodInitializing")
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
 """Reasons for waiting of a container that was started again and ended soon: the kubelet would try ever more slowly."""
 _NUMBER = re.compile("[0-9]{1,9}")
+NAME, WORD, SENTENCE = 253, 128, 4096
+"""Characters that are kept of texts that runtimes, kubelets and schedulers write, whose length nobody bounds."""
 MOST_INDEXES = 11_000
 """More than a job can have replicas and spares; as many as status.internal.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -60,17 +62,17 @@ def pod_view(obj: Raw) -> OwnedPod:
         created=unix_seconds(metadata["creationTimestamp"]),
         phase=(PodPhase.FAILED if code else PodPhase.SUCCEEDED) if lingers else phase,
         deleting="deletionTimestamp" in metadata,
-        node=spec.get("nodeName") or "",
+        node=(spec.get("nodeName") or "")[:NAME],
         ip=status.get("podIP") or "",
-        waiting=waiting,
-        waiting_message=waiting_message,
+        waiting=waiting[:WORD],
+        waiting_message=waiting_message[:SENTENCE],
         avoids=tuple(filter(None, (metadata.get("annotations") or {}).get(AVOIDS, "").split(","))),
         exit_code=code,
-        exit_reason=reason,
-        exit_message=message,
+        exit_reason=reason[:WORD],
+        exit_message=message[-SENTENCE:],
         grace=_grace(obj),
         deletion_at=unix_seconds(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
-        disruption=_disruption(status),
+        disruption=_disruption(status)[:WORD],
         priority=spec.get("priority") or 0,
         lingers=lingers,
         port=_port(spec),
@@ -256,7 +258,7 @@ def _restarts(status: Raw) -> Raw:
     return {
         "restarts": trainer.get("restartCount") or 0,
         "last_exit_code": ended.get("exitCode"),
-        "last_exit_reason": ended.get("reason") or "",
+        "last_exit_reason": (ended.get("reason") or "")[:WORD],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import types
@@ -17,7 +18,7 @@ from concertina import backoff
 from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube import deep_json
 from concertina.kube.access import Access
-from concertina.kube.client import Client
+from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 
@@ -34,13 +35,14 @@ class Backoffs:
 
 
 async def list_jobs(client: Client, namespaces: Sequence[str]) -> list[Raw]:
-    """All TrainingJobs that this operator serves. Waits until their CustomResourceDefinition is there."""
+    """All TrainingJobs that this operator serves. Waits until the API server can be reached and knows them."""
     warned = False
     while True:
         try:
             jobs: list[Raw] = []
             for namespace in namespaces or (None,):
-                jobs += (await client.list_all(TRAINING_JOBS, namespace))[0]
+                listing = functools.partial(client.list_all, TRAINING_JOBS, namespace)
+                jobs += (await once_reachable("the list of TrainingJobs", listing))[0]
             return jobs
         except NotFound:
             if not warned:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from builders.cluster.operator import Jobs, Operator
+from concertina.controller import master_keys
+from concertina.controller.settings import from_environment
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina.kube.watch.trainingjobs import list_jobs
 
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'])"
@@ -171,15 +178,28 @@ def test_a_job_that_is_deleted_while_it_starts(jobs: Jobs, operator: Operator) -
     jobs.wait_true("a", "Complete")
 
 
+async def what_an_operator_reads_first(jobs: Jobs, operator: Operator) -> set[str]:
+    """The master key, and all jobs: names of this namespace's."""
+    settings = from_environment(operator.environment)
+    async with Client(await access.load(str(jobs.cluster.kubeconfig)), give_up_after=0.5) as client:
+        await master_keys.read(client, settings)
+        found = await list_jobs(client, ())
+    return {job["metadata"]["name"] for job in found if job["metadata"]["namespace"] == jobs.namespace}
+
+
 def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None:
     assert operator.process is not None
     process = operator.process.pid
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     before = jobs.wait_training("a", 2)
     jobs.cluster.kill_component("kube-apiserver")
-    time.sleep(3)
-    jobs.cluster.start_component("kube-apiserver")
-    jobs.cluster.wait_api()
+    with ThreadPoolExecutor(1) as beside:
+        started = beside.submit(asyncio.run, what_an_operator_reads_first(jobs, operator))
+        time.sleep(3)
+        assert not started.done(), "it waits for the API server, however long it takes"
+        jobs.cluster.start_component("kube-apiserver")
+        jobs.cluster.wait_api()
+        assert started.result(timeout=60) == {"a"}
     # It was waited out in process, and the round went on.
     jobs.create("b", SAY)
     jobs.wait_true("b", "Complete")
