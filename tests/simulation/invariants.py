@@ -9,6 +9,7 @@ import concertina_protocol as p
 from concertina.api.status import JobStatus, unix_seconds
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.observed import PodPhase, PodView
+from concertina_agent.core.states import OwnState
 from simulation.parts.clock import Violation
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Invariants:
         if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
         self._accused(old, new)
+        self._undisturbed(old, new)
         self.world.rollbacks.status_written(old, new)
         if self.world.rivalry is not None:
             self.world.rivalry.status_written(self.world, old, new)
@@ -86,6 +88,28 @@ class Invariants:
                 raise Violation(
                     f"{mark.replica} on {mark.node} is said to be a straggler, and is as fast as the others"
                 )
+
+    def _undisturbed(self, old: JobStatus, new: JobStatus) -> None:
+        """No round whose members all train is given up for a lead that this operator alone does not hear."""
+        before, claim, world = old.world, new.world.claim, self.world
+        if not before.claim or not claim or claim.round == before.claim.round or claim.reason != "LeadLost":
+            return
+        here = [world.agents.get(member.replica) for member in before.members]
+        pods = [world.cluster.pods.get(member.replica) for member in before.members]
+        train = all(
+            agent
+            and agent.alive
+            and agent.collective
+            and agent.collective.round == before.round
+            and agent.core.state is OwnState.RUNNING
+            and not agent.collective.broken
+            and not world.clock.stands(agent)
+            for agent in here
+        )
+        operator, others = world.operators[-1].name, pods[1:]
+        heard = all(pod and not pod.deleting and world.network.reaches(operator, pod.node) for pod in others)
+        if train and heard and others and not any(pod and world.troubled(pod.node) for pod in others):
+            raise Violation(f"round {before.round} trains, and is given up: {claim.message}")
 
     def _no_loop(self, old: JobStatus, new: JobStatus) -> None:
         """Training is not stopped again and again for replicas that can't be reached by the members."""
@@ -150,13 +174,13 @@ class Invariants:
             self.world.clock.tell(f"round {collective.round}: first step")
 
     def deleting(self, who: str, action: DeletePod) -> None:
-        """A world that is silent as a whole is left alone for a while."""
+        """A world that is silent as a whole is left alone."""
         world, since = self.world, self.blind.get(who, 0.0)
         cut_off = not any(
             world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
         )
         told = world.clock.now - since > p.SILENCE_SECONDS + 1.0  # until then its open streams seem well
-        if cut_off and told and world.clock.now - since < 25 and "could not be reached" in action.reason:
+        if cut_off and told and "could not be reached" in action.reason:
             raise Violation(f"{who} can reach nobody, and deletes {action.name}: {action.reason}")
 
     def creating(self, action: CreatePod) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from concertina.plan.facts import quorum
+from concertina.plan.facts.health import Health, Life
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.recovery import budget, causes
 from concertina.plan.rounds import claims, commits, growth
@@ -72,6 +73,16 @@ def latest_has_no_fence(patch: Patch) -> None:
 def status_is_written_without_testing_the_claim(patch: Patch) -> None:
     write = Cluster.write_status
     patch.setattr(Cluster, "write_status", lambda self, who, observed, status: write(self, who, self.status, status))
+
+
+def a_silent_lead_is_dead_when_another_answers(patch: Patch) -> None:
+    word = Health._word_of_members
+
+    def dead(self: Health) -> Any:
+        found = word(self)
+        return found and dataclasses.replace(found, life=Life.DEAD, sentence="is silent")
+
+    patch.setattr(Health, "_word_of_members", dead)
 
 
 def crash_loops_are_not_slowed_down(patch: Patch) -> None:
@@ -208,6 +219,7 @@ MUTATIONS = (
     Planted(plan_assigns_before_the_commit, 1),
     Planted(latest_has_no_fence, 140),
     Planted(status_is_written_without_testing_the_claim, 156),
+    Planted(a_silent_lead_is_dead_when_another_answers, 5, ("cut_operator",)),
     Planted(crash_loops_are_not_slowed_down, 18),
     Planted(rounds_are_made_of_whoever_answers, 1, ("cut_from_peers",)),
     Planted(growing_is_tried_at_once_again, 3, ("cut_from_peers",)),

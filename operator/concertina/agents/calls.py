@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import concertina_protocol as protocol
 from concertina.agents.bounds import bounded
+from concertina.turns import Turns
+from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
-from concertina_protocol.connection import Connection, connect
+from concertina_protocol.connection import Connection
 
 CALL_SECONDS = 5.0
 """An agent that has not answered by then counts as not having got the request."""
+DIAL_SECONDS = protocol.SILENCE_SECONDS
+"""For a connection to be made, and for its handshake, each."""
+HANDSHAKES = 64
+"""Under way at once, of all jobs. A handshake costs a millisecond or two: a new operator that began thousands of them
+together would finish none of them in time."""
 
 Request = protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
@@ -24,12 +32,17 @@ class CallError(Exception):
     """No usable answer; a sentence."""
 
 
+class ClosedError(CallError):
+    """The agent's host closed the connection."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """What makes a connection one between this operator and this job's agents."""
 
     uid: str
     context: ssl.SSLContext
+    handshakes: Turns
 
     @property
     def agent_name(self) -> str:
@@ -37,9 +50,20 @@ class Identity:
 
 
 @contextlib.asynccontextmanager
-async def connection(identity: Identity, address: str, message: protocol.Message) -> AsyncIterator[Connection]:
-    """On which `message` has been sent. Raises OSError."""
-    opened = await connect(address, identity.context, identity.agent_name)
+async def connection(
+    identity: Identity, address: str, message: protocol.Message, begun: Callable[[], None] = lambda: None
+) -> AsyncIterator[Connection]:
+    """On which `message` has been sent. `begun` is called when the handshake's turn has come: no time before that
+    speaks against the agent. Raises OSError, TimeoutError."""
+    dialled = await asyncio.wait_for(dial(*split(address)), DIAL_SECONDS)
+    async with contextlib.AsyncExitStack() as turn:
+        try:
+            await turn.enter_async_context(identity.handshakes.turn(identity.uid))
+        except BaseException:
+            dialled.close()
+            raise
+        begun()
+        opened = await asyncio.wait_for(_secured(dialled, identity), DIAL_SECONDS)
     try:
         await opened.send(message)
         yield opened
@@ -47,21 +71,41 @@ async def connection(identity: Identity, address: str, message: protocol.Message
         opened.close()
 
 
+async def dial(host: str, port: int) -> socket.socket:
+    """A TCP connection. Raises OSError."""
+    made = socket.socket(family(host), socket.SOCK_STREAM)
+    made.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(made, (host, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def _secured(dialled: socket.socket, identity: Identity) -> Connection:
+    """Closes the socket where the handshake fails."""
+    streams = await asyncio.open_connection(
+        sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=protocol.MAX_LINE
+    )
+    return Connection(*streams)
+
+
 async def receive(connection: Connection, address: str) -> protocol.Message:
-    """The next line; raises CallError where the stream ends or is none of this protocol."""
+    """The next line; raises ClosedError where the stream ends, CallError where it is none of this protocol."""
     try:
         message = await connection.receive()
     except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
     if message is None:
-        raise CallError(f"{address} closed the connection")
+        raise ClosedError(f"{address} closed the connection")
     return bounded(message)
 
 
 async def call(identity: Identity, address: str, request: Request) -> Answer:
-    """The agent's answer; raises CallError after CALL_SECONDS at the latest."""
+    """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request."""
     try:
-        async with asyncio.timeout(CALL_SECONDS), connection(identity, address, request) as opened:
+        async with connection(identity, address, request) as opened, asyncio.timeout(CALL_SECONDS):
             answer = await receive(opened, address)
     except TimeoutError as error:
         raise CallError(f"{address} did not answer within {CALL_SECONDS:g} s") from error

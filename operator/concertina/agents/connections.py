@@ -12,10 +12,12 @@ from typing import Any
 
 import concertina_protocol as protocol
 from concertina.agents.authority import Authority
-from concertina.agents.calls import CallError, Identity, Request, call
-from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
-from concertina.agents.streams import follow
-from concertina.plan.observed import AgentView, Call, ConnectionRefusal
+from concertina.agents.calls import HANDSHAKES, CallError, Identity, Request, call
+from concertina.agents.hearing import Hearing
+from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
+from concertina.agents.streams import Lost, follow
+from concertina.plan.observed import AgentView, Call
+from concertina.turns import Turns
 
 log = logging.getLogger(__name__)
 CALLS = {
@@ -47,23 +49,35 @@ class _Job:
 
 
 class AgentConnections:
-    def __init__(self, changed: Changed, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, changed: Changed, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
+        """`clock`: for how long an agent was silent must not depend on who sets the time of day."""
         self._changed = changed
         self._clock = clock
+        self._wall = wall
         self._jobs: dict[str, _Job] = {}
+        self._hearing = Hearing()
+        self._handshakes = Turns(HANDSHAKES)
         self._stalls = StallDetector(clock())
         self._ticks: asyncio.Task[None] | None = None
 
+    @property
+    def own_side_suspected(self) -> bool:
+        return self._hearing.own_side_suspected
+
     def views(self, uid: str) -> Mapping[str, AgentView]:
+        """With times in Unix seconds."""
         self._take_out_stall()
         job = self._jobs.get(uid)
-        return {replica: connection.view for replica, connection in job.connections.items()} if job else {}
+        unix = self._wall() - self._clock()
+        return {name: later(connection.view, unix) for name, connection in job.connections.items()} if job else {}
 
-    def open(self, uid: str, created: float, master_key: bytes) -> None:
-        """Make the job known; its keys are derived once."""
+    async def open(self, uid: str, created: float, master_key: bytes) -> None:
+        """Make the job known; its keys are derived once, in a thread: for a thousand jobs that takes seconds."""
         if uid not in self._jobs:
-            context = Authority(master_key, uid, created).client_context()
-            self._jobs[uid] = _Job(Identity(uid, context))
+            context = await asyncio.to_thread(lambda: Authority(master_key, uid, created).client_context())
+            self._jobs[uid] = _Job(Identity(uid, context, self._handshakes))
         if self._ticks is None:
             self._stalls = StallDetector(self._clock())
             self._ticks = asyncio.create_task(self._tick(), name="agents: stalls of this operator")
@@ -76,7 +90,7 @@ class AgentConnections:
             return
         for replica, connection in job.connections.items():
             if connection.stream is not None and wanted.get(replica) != connection.address:
-                self._close(connection)
+                self._close(uid, replica, connection)
         for replica, address in wanted.items():
             connection = job.connections.setdefault(replica, AgentConnection())
             if connection.stream is None:
@@ -115,14 +129,14 @@ class AgentConnections:
         for replica in list(job.connections) if job else ():
             assert job is not None
             if replica not in replicas:
-                self._close(job.connections.pop(replica))
+                self._close(uid, replica, job.connections.pop(replica))
 
     def forget(self, uid: str) -> None:
         job = self._jobs.pop(uid, None)
         for task in job.calls if job else ():
             task.cancel()
-        for connection in job.connections.values() if job else ():
-            self._close(connection)
+        for replica, connection in job.connections.items() if job else ():
+            self._close(uid, replica, connection)
 
     def close(self) -> None:
         for uid in list(self._jobs):
@@ -142,7 +156,8 @@ class AgentConnections:
         log.warning("this operator stood still for %.1f s", seconds)
         for job in self._jobs.values():
             for connection in job.connections.values():
-                connection.view = without_stall(connection.view, seconds)
+                # As if the time of the stall had not passed.
+                connection.view = later(connection.view, seconds)
 
     async def _call(
         self, job: _Job, connection: AgentConnection, kind: str, under_way: Call, address: str, message: Request
@@ -162,35 +177,46 @@ class AgentConnections:
     def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
         uid = job.identity.uid
 
+        def on_begun() -> None:
+            if connection.view.wanted_at is None:
+                connection.view = dataclasses.replace(connection.view, wanted_at=self._clock())
+
         def on_report(report: protocol.Report) -> None:
             if report.replica != replica:
-                on_lost(f"{address} is not {replica} but {report.replica}", None)
+                on_lost(Lost(f"{address} is not {replica} but {report.replica}"))
                 return
             before = connection.view
             connection.view = _with_report(before, report, self._clock())
             if connection.view != before:
+                self._hearing.update(uid, replica, connection.view)
                 self._changed(uid, _matters(before, connection.view))
 
-        def on_lost(sentence: str, refusal: ConnectionRefusal | None) -> None:
+        def on_lost(lost: Lost) -> None:
             before = connection.view
-            after = dataclasses.replace(before, connected=False, refusal=refusal)
-            lost_at = self._clock() if before.alive and not after.alive else before.lost_at
-            connection.view = dataclasses.replace(after, lost_at=lost_at)
-            if connection.view != before:
-                log.info("watch of %s: %s", replica, sentence)
+            on_begun()
+            after = dataclasses.replace(connection.view, connected=False, refusal=lost.refusal)
+            if before.connected:
+                after = dataclasses.replace(after, closed=lost.closed)
+            if before.alive and not after.alive:
+                after = dataclasses.replace(after, lost_at=self._clock())
+            connection.view = after
+            if after != before:
+                log.info("watch of %s: %s", replica, lost.sentence)
+                self._hearing.update(uid, replica, after)
                 self._changed(uid, True)
 
         connection.address = address
-        connection.view = dataclasses.replace(connection.view, wanted_at=self._clock(), lost_at=None, refusal=None)
+        connection.view = dataclasses.replace(connection.view, wanted_at=None, lost_at=None, closed=False, refusal=None)
         connection.stream = asyncio.create_task(
-            follow(job.identity, address, on_report, on_lost), name=f"watch {replica}"
+            follow(job.identity, address, on_begun, on_report, on_lost), name=f"watch {replica}"
         )
 
-    def _close(self, connection: AgentConnection) -> None:
+    def _close(self, uid: str, replica: str, connection: AgentConnection) -> None:
         if connection.stream is not None:
             connection.stream.cancel()
         connection.stream, connection.address = None, ""
         connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None)
+        self._hearing.update(uid, replica, connection.view)
 
 
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
@@ -203,7 +229,9 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
     ready_at = view.ready_at if same else None
     if ready_at is None and report.ready:
         ready_at = now
-    return dataclasses.replace(view, connected=True, lost_at=None, refusal=None, ready_at=ready_at, report=report)
+    return dataclasses.replace(
+        view, connected=True, lost_at=None, closed=False, refusal=None, ready_at=ready_at, report=report
+    )
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:

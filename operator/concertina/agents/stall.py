@@ -17,30 +17,31 @@ class StallDetector:
         self._seen = now
 
     def seconds(self, now: float) -> float:
-        """For how long this operator stood still; 0 after a usual time. A clock that was set forward looks the same."""
+        """For how long this operator stood still; 0 after a usual time."""
         passed, self._seen = now - self._seen, now
         return passed if passed >= NOTICEABLE_SECONDS else 0.0
 
 
-def without_stall(view: AgentView, seconds: float) -> AgentView:
-    """What is known of an agent, as if the time of the stall had not passed."""
+def later(view: AgentView, seconds: float) -> AgentView:
+    """What is known of an agent, with all its times later."""
     return dataclasses.replace(
         view,
         wanted_at=_later(view.wanted_at, seconds),
         lost_at=_later(view.lost_at, seconds),
-        prepare=_call_without_stall(view.prepare, seconds),
-        assign=_call_without_stall(view.assign, seconds),
-        drain=_call_without_stall(view.drain, seconds),
-        save=_call_without_stall(view.save, seconds),
+        ready_at=_later(view.ready_at, seconds),
+        prepare=_call_later(view.prepare, seconds),
+        assign=_call_later(view.assign, seconds),
+        drain=_call_later(view.drain, seconds),
+        save=_call_later(view.save, seconds),
     )
 
 
 def is_same_call(known: Call | None, sent: Call) -> bool:
-    """Whether the call that a view holds is the one that was sent: `without_stall` may have made its time another."""
+    """Whether the call that a view holds is the one that was sent: `later` may have made its time another."""
     return known is not None and dataclasses.replace(known, sent_at=sent.sent_at) == sent
 
 
-def _call_without_stall(call: Call | None, seconds: float) -> Call | None:
+def _call_later(call: Call | None, seconds: float) -> Call | None:
     """Its answer may have been here all the time."""
     if call is None:
         return None

@@ -65,9 +65,11 @@ class Reconciler:
         self.passes += 1
         key = self.keys.of(job.view.status.master_key)
         if key is not None:
-            self.connections.open(uid, job.view.created, key)
+            await self.connections.open(uid, job.view.created, key)
         observed = self.cache.observe(uid)
-        assert observed is not None
+        if observed is None:  # forgotten meanwhile
+            self._drop(uid)
+            return None
         try:
             plan = self.plan(observed, time.time())
             await self._apply(job, plan)

@@ -195,9 +195,12 @@ class AgentView:
     connected: bool = False
     """The watch stream is open and not silent."""
     wanted_at: float | None = None
-    """When this operator first wanted the stream; stays as it is while the stream is wanted, None while it is not."""
+    """When this operator first began a handshake for the stream, or failed before; stays as it is while the stream is
+    wanted, None before and after."""
     lost_at: float | None = None
     """When an open stream last broke or fell silent; None if it never did, or is open again."""
+    closed: bool = False
+    """Whether the other end closed the stream that was open last; else it fell silent, or none was."""
     refusal: ConnectionRefusal | None = None
     """How the last attempt to open the stream was turned away; None where it was not, or where nobody answered."""
     ready_at: float | None = None
@@ -273,6 +276,8 @@ class Observed:
     """namespace/name of an older live job with the same checkpoint.uri."""
     master_keys: tuple[str, ...] = ()
     """Ids of the operator's master keys, that for new jobs first."""
+    own_side_suspected: bool = False
+    """Most agents of several jobs have fallen silent: it may be this operator that does not hear them."""
     progress_every: float = 2.0
     """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
 

@@ -34,7 +34,7 @@ from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.pods import bad_nodes, refusals
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
-from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers
+from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers, unreachable
 from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import rollback, snapshot_memory
 from concertina.plan.status import conditions
@@ -80,6 +80,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: hangs.annotate(ctx, decision),
     lambda ctx, decision, pods: stragglers.annotate(ctx, decision),
     lambda ctx, decision, pods: master_key.annotate(ctx, decision),
+    lambda ctx, decision, pods: unreachable.annotate(ctx, decision),
     lambda ctx, decision, pods: refusals.annotate(ctx, decision) if pods.missing else decision,
     lambda ctx, decision, pods: storage_alerts.annotate(ctx, decision),
 )

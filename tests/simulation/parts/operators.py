@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
-from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, without_stall
+from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
 from concertina.plan.actions import Action, CreatePod, DeletePod, Plan, Send
 from concertina.plan.observed import (
     AgentView,
@@ -144,7 +144,7 @@ class OperatorProcess:
     def _take_out_stall(self) -> None:
         if seconds := self.stalls.seconds(self.now):
             for contact in self.contacts.values():
-                contact.view = without_stall(contact.view, seconds)
+                contact.view = later(contact.view, seconds)
 
     def _observed(self) -> Observed:
         self._take_out_stall()
@@ -297,7 +297,9 @@ class OperatorProcess:
                 if contact.process is not None:
                     contact.process.watchers.pop(self, None)
                     contact.process = None
-                contact.view = changed(contact.view, connected=False, wanted_at=None, lost_at=None, refusal=None)
+                contact.view = changed(
+                    contact.view, connected=False, wanted_at=None, lost_at=None, closed=False, refusal=None
+                )
         for name in watch:
             contact = self.contacts.setdefault(name, Contact())
             if not contact.wanted:
@@ -326,7 +328,7 @@ class OperatorProcess:
         if near and process is not None and process.alive:
             contact.process, contact.silent_since = process, 0.0
             process.watchers[self] = self.clock.now
-            contact.view = changed(contact.view, connected=True, lost_at=None, refusal=None)
+            contact.view = changed(contact.view, connected=True, lost_at=None, closed=False, refusal=None)
             process.tell_operator(self)
         else:
             if near:
@@ -352,13 +354,13 @@ class OperatorProcess:
     def stream_ended(self, process: AgentProcess) -> None:
         contact = self.contacts.get(process.replica)
         if self.alive and contact is not None and contact.process is process:
-            self._lost(process.replica, contact)
+            self._lost(process.replica, contact, closed=True)
 
-    def _lost(self, name: str, contact: Contact) -> None:
+    def _lost(self, name: str, contact: Contact, closed: bool) -> None:
         if contact.process is not None:
             contact.process.watchers.pop(self, None)
         contact.process = None
-        contact.view = changed(contact.view, connected=False, lost_at=self.now)
+        contact.view = changed(contact.view, connected=False, lost_at=self.now, closed=closed)
         self._open(name, contact)
         self.trigger()
 
@@ -377,5 +379,5 @@ class OperatorProcess:
             elif not contact.silent_since:
                 contact.silent_since = self.clock.now
             elif self.clock.now - contact.silent_since >= p.SILENCE_SECONDS:
-                self._lost(name, contact)
+                self._lost(name, contact, closed=False)
         self.clock.after(TICK_SECONDS, self._tick)

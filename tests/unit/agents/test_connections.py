@@ -89,7 +89,7 @@ def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_tw
     async def scenario() -> None:
         heard = Heard()
         connections = AgentConnections(heard)
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
             assert connections.send(UID, "r0", address, PREPARE)
             call = connections.views(UID)["r0"].prepare
@@ -115,7 +115,7 @@ def test_a_call_that_failed_says_why_and_can_be_sent_again(monkeypatch: pytest.M
     async def scenario() -> None:
         heard = Heard()
         connections = AgentConnections(heard)
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
         await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
         call = connections.views(UID)["r0"].prepare
@@ -140,7 +140,7 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
     async def scenario() -> None:
         heard = Heard()
         connections = AgentConnections(heard)
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
             connections.send(UID, "r0", address, PREPARE)
             connections.send(UID, "r0", address, protocol.Prepare(UID, 2, "c2", ()))
@@ -159,7 +159,7 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
 def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         connections = AgentConnections(Heard())
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path) as address:
             connections.watch(UID, {"r0": address})
@@ -168,6 +168,7 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
             assert view().ready_at is not None
         await until_async(lambda: not view().connected, "a stream that is lost", view)
         assert view().lost_at is not None
+        assert view().closed
         assert view().report is not None
         await until_async(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING, "a refusal", view)
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
@@ -187,8 +188,8 @@ def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_p
     async def scenario() -> None:
         nonlocal now
         heard = Heard()
-        connections = AgentConnections(heard, clock=lambda: now)
-        connections.open(UID, CREATED, MASTER)
+        connections = AgentConnections(heard, clock=lambda: now, wall=lambda: now)
+        await connections.open(UID, CREATED, MASTER)
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path, master=b"n" * 32) as address:
             connections.watch(UID, {"r0": address})
@@ -219,7 +220,7 @@ def test_a_stream_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def scenario() -> None:
         connections = AgentConnections(Heard())
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(once, tmp_path) as address:
             connections.watch(UID, {"r0": address})
             await until_async(
@@ -232,6 +233,7 @@ def test_a_stream_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Mon
             )
             assert connections.views(UID)["r0"].lost_at is not None
             assert connections.views(UID)["r0"].refusal is None
+            assert not connections.views(UID)["r0"].closed
             connections.close()
 
     asyncio.run(scenario())
@@ -251,7 +253,7 @@ def test_progress_alone_does_not_matter_at_once_but_a_change_of_state_does(tmp_p
     async def scenario() -> None:
         heard = Heard()
         connections = AgentConnections(heard)
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(play, tmp_path) as address:
             connections.watch(UID, {"r0": address})
             for line in lines:
@@ -276,7 +278,7 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
     async def scenario() -> None:
         heard = Heard()
         connections = AgentConnections(heard)
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(garbage, tmp_path) as address:
             connections.send(UID, "r0", address, PREPARE)
             await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
@@ -294,7 +296,7 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
 def test_a_job_that_is_forgotten_while_its_pass_is_under_way_gets_no_stream_and_no_call() -> None:
     async def main() -> None:
         connections = AgentConnections(Heard())
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         connections.forget(UID)
         connections.watch(UID, {"a": "127.0.0.1:1"})
         assert not connections.send(UID, "a", "127.0.0.1:1", PREPARE)
@@ -308,8 +310,8 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
 
     async def scenario() -> None:
         nonlocal now
-        connections = AgentConnections(Heard(), clock=lambda: now)
-        connections.open(UID, CREATED, MASTER)
+        connections = AgentConnections(Heard(), clock=lambda: now, wall=lambda: now)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(forever, tmp_path) as address:
             connections.watch(UID, {"r0": address})
             await until_async(
@@ -323,6 +325,62 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
         assert connections.views(UID)["r0"].lost_at == 1000.0
         now += 60.0
         assert connections.views(UID)["r0"].lost_at == 1060.0
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANDSHAKES", 1)
+    monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
+    waiting: list[asyncio.StreamWriter] = []
+
+    async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting.append(writer)
+
+    async def scenario() -> None:
+        connections = AgentConnections(lambda uid, at_once: None)
+        for uid in ("slow", UID):
+            await connections.open(uid, CREATED, MASTER)
+        silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
+        host, port = silent.sockets[0].getsockname()
+        connections.watch("slow", {"s0": f"{host}:{port}"})
+        await until_async(lambda: connections.views("slow")["s0"].wanted_at, "a handshake", connections)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
+        async with agent(forever, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await asyncio.sleep(0.3)
+            assert not view().connected
+            assert view().silent_since is None
+            waiting[0].transport.abort()
+            await until_async(lambda: view().connected, "a stream", view)
+            connections.close()
+        silent.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_clock_that_is_set_makes_no_silence_longer_or_shorter(tmp_path: Path) -> None:
+    now, offset = 1000.0, 1_000_000.0
+
+    async def scenario() -> None:
+        nonlocal now, offset
+        connections = AgentConnections(Heard(), clock=lambda: now, wall=lambda: now + offset)
+        await connections.open(UID, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
+        async with agent(forever, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: view().connected, "a stream", view)
+        await until_async(lambda: not view().connected, "a stream that is lost", view)
+        for change in (-3600.0, 7200.0):
+            now, offset = now + 1.0, offset + change
+            found = view()
+            assert found.lost_at is not None
+            assert found.ready_at is not None
+            assert now + offset - found.lost_at == pytest.approx(now - 1000.0)
+            assert now + offset - found.ready_at == pytest.approx(now - 1000.0)
         connections.close()
 
     asyncio.run(scenario())
@@ -350,7 +408,7 @@ def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(lin
 
     async def scenario() -> None:
         connections = AgentConnections(Heard())
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
             connections.watch(UID, {"r0": address})
             await until_async(
@@ -374,13 +432,12 @@ def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: 
 
     async def scenario() -> None:
         connections = AgentConnections(Heard())
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         monkeypatch.setattr(calls_module, "bounded", surprise)
         async with agent(answer, tmp_path) as address:
             assert connections.send(UID, "r0", address, PREPARE)
-            call = connections.views(UID)["r0"].prepare
             await until_async(
-                lambda: (found := connections.views(UID)["r0"].prepare) is not call and found is not None,
+                lambda: (found := connections.views(UID)["r0"].prepare) and found.done_at,
                 "the end of the call",
                 lambda: connections.views(UID),
             )
@@ -397,14 +454,14 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
 
     async def scenario() -> None:
         nonlocal now
-        connections, go_on = AgentConnections(Heard(), clock=lambda: now), asyncio.Event()
+        connections, go_on = AgentConnections(Heard(), clock=lambda: now, wall=lambda: now), asyncio.Event()
 
         async def late(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
             await go_on.wait()
             writer.write(protocol.encode(protocol.Accepted(1, "c1")))
             await writer.drain()
 
-        connections.open(UID, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         async with agent(late, tmp_path) as address:
             assert connections.send(UID, "r0", address, PREPARE)
             now += 60.0

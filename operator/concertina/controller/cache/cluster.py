@@ -29,10 +29,12 @@ class ClusterCache:
         changed: Callable[[str], None],
         agents: Callable[[str], Mapping[str, AgentView]],
         master_keys: tuple[str, ...] = (),
+        own_side_suspected: Callable[[], bool] = lambda: False,
     ) -> None:
         self._changed = changed
         self._agents = agents
         self._master_keys = master_keys
+        self._own_side_suspected = own_side_suspected
         self._jobs: dict[str, CachedJob] = {}
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
         """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
@@ -184,6 +186,7 @@ class ClusterCache:
             hindrance=self._capacity.hindrance(uid),
             uri_holder=self._uris.holder(uid),
             master_keys=self._master_keys,
+            own_side_suspected=self._own_side_suspected(),
             progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
         )
 

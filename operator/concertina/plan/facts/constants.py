@@ -10,8 +10,8 @@ RECONNECT = 0.5
 """For a broken stream to be opened again before its agent is in doubt."""
 FIRST_CONTACT = SILENCE_SECONDS + 1.0
 """For a stream that this operator never had open (after a restart) before its agent is in doubt."""
-WHOLE_WORLD = 30.0
-"""A world of which no member at all can be reached is left alone for this long: it may be training."""
+UNHEARD = 30.0
+"""A round whose lead is not heard for so long is said to be: a person may have to act."""
 UNREACHABLE = SILENCE_SECONDS
 """A replica outside of the round whose stream is lost for longer is replaced."""
 AGENT_START = 120.0

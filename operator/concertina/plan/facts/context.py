@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from concertina.api.spec import JobSpec
@@ -11,6 +12,9 @@ from concertina.plan.facts.health import Health
 from concertina.plan.facts.replicas import Replicas
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import UNKNOWN_AGENT, UNKNOWN_NODE, AgentView, NodeView, Observed, PodView
+
+SKEW = 10.0
+"""Seconds by which the clocks of two machines, and so of two operators, may differ."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,12 @@ class JobContext:
         """Restarts within the window."""
         start = self.now - self.spec.failure_policy.window_seconds
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
+
+    def elapsed(self, at: str) -> float:
+        """Seconds since a time in the status. Without end for one that lies ahead: the clock was set back since, and
+        nothing may wait for it to get there again."""
+        seconds = self.now - unix_seconds(at)
+        return seconds if seconds > -SKEW else math.inf
 
     @property
     def running_for(self) -> float | None:

@@ -1,13 +1,15 @@
 """Evidence of life: what says of a replica that it lives, is silent or is dead. All of it is judged here alone.
 
-A pod that has ended says so; a host says at once that no agent listens; an agent that nobody hears may be cut off from
-this operator and be training, so silence is given time, and more of it where no agent at all can be heard."""
+Kubernetes says that a pod has ended; members say that they lost their lead, or hear it; a host closes a stream and
+says that no agent listens. An agent of which nobody speaks may be cut off from this operator and be training (decision
+"Silence alone is no death")."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import concertina_protocol as protocol
 from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.round import Round
@@ -18,7 +20,7 @@ class Life(enum.Enum):
     ALIVE = enum.auto()
     """Or nothing speaks against it."""
     SILENT = enum.auto()
-    """In doubt: for longer than a broken stream takes to be opened again, and not long enough to be taken for dead."""
+    """In doubt: for longer than a broken stream takes to be opened again, and nobody says that it is dead."""
     DEAD = enum.auto()
     """It is not coming back as what it was."""
 
@@ -32,6 +34,8 @@ class Evidence(enum.Enum):
     """Its node is out of service, or does not answer either."""
     HOST = enum.auto()
     """Its host says that no agent listens."""
+    MEMBERS = enum.auto()
+    """Those that it leads: they have lost it, or hear it."""
     SILENCE = enum.auto()
     """Nobody: it is not heard of."""
 
@@ -52,6 +56,8 @@ class Verdict:
 
 
 ALIVE = Verdict(Life.ALIVE)
+TRAINS = (protocol.State.RUNNING, protocol.State.DRAINING)
+"""As a member says of its own part in a round: it would have failed if it had lost its lead."""
 
 
 def _dead(evidence: Evidence, sentence: str, age: float | None = None) -> Verdict:
@@ -90,17 +96,15 @@ class Health:
         if not self.observed.node(pod).ready:
             return _dead(Evidence.NODE, f"can't be reached and its node {pod.node} is not ready")
         age = self._silent_for(view)
-        if age is None:
+        # For a first contact: members once answered; others may still be starting their agent.
+        first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
+        if age is None or age < (first if view.lost_at is None else constants.UNREACHABLE):
             return ALIVE
-        if age >= self._timeout(pod.name, view):
-            return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s", age)
-        return ALIVE
-
-    def _timeout(self, replica: str, view: AgentView) -> float:
-        """Seconds. For a first contact: members once answered; others may still be starting their agent."""
-        first = constants.FIRST_CONTACT if replica in self.round.members else constants.AGENT_GIVE_UP
-        limit = first if view.lost_at is None else constants.UNREACHABLE
-        return max(limit, constants.WHOLE_WORLD) if self.no_agent_reachable else limit
+        if view.refusal is ConnectionRefusal.NOT_LISTENING:
+            return _dead(Evidence.HOST, f"has had no agent that listens for {age:.0f} s", age)
+        if self.no_agent_reachable or self.observed.own_side_suspected:
+            return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
+        return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
 
     def _silent_for(self, view: AgentView) -> float | None:
         return None if view.silent_since is None else self.now - view.silent_since
@@ -116,9 +120,9 @@ class Health:
 
     @cached
     def lead(self) -> Verdict:
-        """Whether the committed round still has its lead. Dead at once where its host says so; where it is silent, as
-        soon as another member proves that it isn't the operator who is cut off. A world that is silent as a whole may
-        be training: it is given time (decision "When a lead counts as lost")."""
+        """Whether the committed round still has its lead. Dead at once where its host closes the stream and refuses the
+        next; in doubt its members are asked, and where none of them is heard either, the world may be training as a
+        whole: it is left alone until Kubernetes knows more (decision "When a lead counts as lost")."""
         lead = self.round.lead
         pod = next((pod for pod in self.observed.pods if pod.name == lead.replica), None)
         if pod is None or pod.uid != lead.uid or pod.ended:
@@ -126,20 +130,50 @@ class Health:
         view = self.observed.agent(lead.replica)
         if view.alive:
             return ALIVE
-        if view.refusal is ConnectionRefusal.NOT_LISTENING:
+        refused = view.refusal is ConnectionRefusal.NOT_LISTENING
+        if refused and view.closed and not self.observed.own_side_suspected:
             return _dead(Evidence.HOST, "is gone: its agent no longer listens")
         age = self._silent_for(view)
         # Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far.
-        if age is None or age < (constants.FIRST_CONTACT if view.lost_at is None else constants.RECONNECT):
+        patience = constants.FIRST_CONTACT if view.lost_at is None else constants.RECONNECT
+        if age is None or (age < patience and not refused):
             return ALIVE
+        if word := self._word_of_members():
+            return replace(word, age=age)
+        if not self._members_were_asked:
+            return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
         if pod.deleting:
             return _dead(Evidence.POD, "is gone: its agent no longer listens", age)
         if not self.observed.node(pod).ready:
             return _dead(Evidence.NODE, "is gone: its agent no longer listens", age)
-        others = any(self.observed.agent(name).connected for name in self.round.members if name != lead.replica)
-        if others or age >= constants.WHOLE_WORLD:
-            return _dead(Evidence.SILENCE, "is silent", age)
         return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
+
+    def _word_of_members(self) -> Verdict | None:
+        """About a lead that is not heard, of those of its members that are. A member's part in the round ends soon
+        after it has lost its lead: while it trains, it hears it. None where nobody can say."""
+        assert self.round.claim is not None
+        this_round, trains = (self.round.claim.round, self.round.claim.claim_id), False
+        for name, member in self.round.members.items():
+            view = self.observed.agent(name)
+            if name == self.round.lead.replica or not view.connected or view.report is None:
+                continue
+            if view.report.instance != member.instance:
+                return _dead(Evidence.MEMBERS, f"can't be reached, and the agent of its member {name} was restarted")
+            if (view.report.round, view.report.claim) != this_round:
+                continue
+            if view.report.state in (protocol.State.FAILED, protocol.State.DRAINED):
+                why = view.report.failures[0].message if view.report.failures else "its part is over"
+                return _dead(Evidence.MEMBERS, f"can't be reached, and its member {name} says: {why}")
+            trains |= view.report.state in TRAINS
+        return Verdict(Life.SILENT, evidence=Evidence.MEMBERS) if trains else None
+
+    @property
+    def _members_were_asked(self) -> bool:
+        """Whether each of those that could be heard has had the time to open its stream: they are watched from the
+        first doubt on."""
+        there = {pod.name for pod in self.observed.pods if pod.phase is PodPhase.RUNNING and not pod.deleting}
+        others = (self.observed.agent(name) for name in self.round.members.keys() & there - {self.round.lead.replica})
+        return all(view.connected or (self._silent_for(view) or 0.0) >= constants.RECONNECT for view in others)
 
     def may_answer(self, replica: str) -> bool:
         """Whether it is worth waiting for its answer: neither turned away by its host nor cut off for a while."""

@@ -126,7 +126,8 @@ def next_status(ctx: JobContext, decision: Decision) -> Gang:
         return old.model_copy(update={"turn": None}) if old.turn else old
     if _is_due(ctx, mine):
         return _made(ctx, mine)
-    return old if old.turn else old.model_copy(update={"turn": rfc3339(round(ctx.now, 3))})
+    begun = old.turn is not None and ctx.elapsed(old.turn) <= TURN_TIMEOUT
+    return old if begun else old.model_copy(update={"turn": rfc3339(round(ctx.now, 3))})
 
 
 def _mine(ctx: JobContext) -> Waiting | None:

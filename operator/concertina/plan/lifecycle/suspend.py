@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concertina.api.status import unix_seconds
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -51,7 +50,7 @@ def _draining(ctx: JobContext) -> Decision:
 
 def _overdue(ctx: JobContext) -> bool:
     at = ctx.round.claim.at if ctx.round.claim else None
-    return not ctx.round.committed and bool(at) and ctx.now - unix_seconds(at or "") >= 2 * constants.DRAIN
+    return not ctx.round.committed and at is not None and ctx.elapsed(at) >= 2 * constants.DRAIN
 
 
 def _suspended(ctx: JobContext) -> Decision:

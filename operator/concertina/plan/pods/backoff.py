@@ -48,7 +48,7 @@ def next_round(ctx: JobContext) -> float:
     if not answered:
         return 0.0
     row = _in_a_row(answered, ctx.now, lambda entry: entry.step >= ctx.round.step)
-    return unix_seconds(answered[-1].at) + _delay(row) - ctx.now
+    return _delay(row) - ctx.elapsed(answered[-1].at)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _held(ctx: JobContext, index: int, pods: list[Restart]) -> Held:
         f"the next pod of replica {index} waits {delay:.0f} s: {row + 1} in a row ended by themselves, "
         f"the last, {last.replica}, {why}"
     )
-    return Held(at + delay - ctx.now, sentence)
+    return Held(delay - ctx.elapsed(last.at), sentence)
 
 
 def _in_a_row(

@@ -161,9 +161,15 @@ def _lead_lost(ctx: JobContext) -> Cause | None:
 
 
 def _not_acknowledged(ctx: JobContext) -> Cause | None:
+    """What came of an Assign whose answer was lost, the lead knows: who has begun has got it."""
+    told = ctx.round.report.members if ctx.round.report else {}
+    begun = {name for name, member in told.items() if member.state is not protocol.State.STARTING}
+    heard = ctx.agent(ctx.round.lead.replica).connected
     for replica, call in ctx.round.unacknowledged:
         if isinstance(call.reply, protocol.Refused):
             return Cause(Reason.ASSIGN_REFUSED, f"replica {replica} refused: {call.reply.reason}", replica)
+        if replica in begun or not heard:
+            continue
         if call.error:
             return Cause(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
         if ctx.now - call.sent_at >= constants.ACKNOWLEDGE:
@@ -201,9 +207,9 @@ CHECKS: tuple[Check, ...] = (
 
 def recheck(ctx: JobContext) -> float:
     """Seconds until time alone could change the answers above."""
-    view = ctx.agent(ctx.round.lead.replica)
+    view, age = ctx.agent(ctx.round.lead.replica), ctx.health.lead.age
     if not view.alive:
-        return constants.RECONNECT / 2
+        return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6
     if ctx.round.unacknowledged:
         return constants.ACKNOWLEDGE
     return constants.STEADY if ctx.round.report else constants.RETRY

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
-from concertina.api.status import Claim, Restart, World, rfc3339, unix_seconds
+from concertina.api.status import Claim, Restart, World, rfc3339
 from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
@@ -233,7 +233,7 @@ def proceed(ctx: JobContext) -> Decision | None:
 
 
 def _late(ctx: JobContext, made: Claim) -> bool:
-    return made.at is None or ctx.now - unix_seconds(made.at) >= constants.FIND_AGAIN
+    return made.at is None or ctx.elapsed(made.at) >= constants.FIND_AGAIN
 
 
 def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decision:
@@ -242,7 +242,7 @@ def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decisi
     if not asked and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
         # This operator has just come, and finds the claim of a first round before all of its candidates.
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
-    late = bool(made.at) and ctx.now - unix_seconds(made.at or "") > 1.0
+    late = made.at is not None and ctx.elapsed(made.at) > 1.0
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
     message = made.message
     if late:
@@ -288,7 +288,7 @@ def _hopeless(ctx: JobContext, made: Claim, names: tuple[str, ...], calls: Mappi
         return False
     delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - ctx.world.round))
     last = max(done, default=ctx.now)
-    return ctx.now - last >= delay or (bool(made.at) and ctx.now - unix_seconds(made.at or "") >= 2 * delay)
+    return ctx.now - last >= delay or (made.at is not None and ctx.elapsed(made.at) >= 2 * delay)
 
 
 def _patience(

@@ -121,7 +121,7 @@ def _held(ctx: JobContext) -> float:
     growth = ctx.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0
-    return unix_seconds(growth.at) + _delay(ctx, growth.failures) - ctx.now
+    return _delay(ctx, growth.failures) - ctx.elapsed(growth.at)
 
 
 def _delay(ctx: JobContext, failures: int) -> float:

@@ -213,4 +213,4 @@ def _replayed(ctx: JobContext, decision: Decision, spent: dict[str, float]) -> N
 def due(ctx: JobContext) -> bool:
     """Whether a status write that brings nothing but progress may be made."""
     at = ctx.status.goodput.at
-    return at is None or ctx.now - unix_seconds(at) >= ctx.observed.progress_every
+    return at is None or ctx.elapsed(at) >= ctx.observed.progress_every

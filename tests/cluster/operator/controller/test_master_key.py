@@ -31,9 +31,9 @@ STAY = "import time; time.sleep(3600)"
 OTHER = base64.b64encode(b"another-master-key-" * 3).decode()
 SITE = """
 from concertina.plan.facts import constants
-constants.WHOLE_WORLD = constants.FIRST_CONTACT = 1.0
+constants.FIRST_CONTACT = 1.0
 """
-"""In the operator's Python: a world that is given up after 30 s is given up at once."""
+"""In the operator's Python: who is not heard is in doubt at once."""
 Object = dict[str, Any]
 
 

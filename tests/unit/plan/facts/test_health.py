@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.facts import constants
@@ -16,7 +17,9 @@ from concertina.plan.observed import ConnectionRefusal, NodeView, Observed
 
 NOW = T0 + 1000
 CUT_OFF = {"connected": False, "lost_at": NOW - constants.RECONNECT}
-LONG_AGO = {"connected": False, "lost_at": NOW - constants.WHOLE_WORLD}
+LONG_AGO = {"connected": False, "lost_at": NOW - 10_000}
+NEVER_LISTENED = {"connected": False, "refusal": ConnectionRefusal.NOT_LISTENING}
+GONE = {**CUT_OFF, "closed": True, "refusal": ConnectionRefusal.NOT_LISTENING}
 
 
 def seen(replica: int, pod: dict[str, Any], agent: dict[str, Any], node: dict[str, Any], others: bool) -> Observed:
@@ -40,12 +43,13 @@ def context(*args: Any) -> JobContext:
     [
         ({}, {}, {}, True, Life.ALIVE, None),
         ({"phase": "Failed"}, {}, {}, True, Life.DEAD, Evidence.POD),
-        ({}, {"connected": False, "refusal": ConnectionRefusal.NOT_LISTENING}, {}, True, Life.DEAD, Evidence.HOST),
+        ({}, GONE, {}, True, Life.DEAD, Evidence.HOST),
+        ({}, {**GONE, "closed": False}, {}, True, Life.SILENT, Evidence.SILENCE),
         ({}, {"connected": False, "refusal": ConnectionRefusal.OTHER_KEY}, {}, True, Life.ALIVE, None),
         ({}, {"connected": False, "lost_at": NOW - 0.1}, {}, True, Life.ALIVE, None),
-        ({}, CUT_OFF, {}, True, Life.DEAD, Evidence.SILENCE),
+        ({}, CUT_OFF, {}, True, Life.SILENT, Evidence.SILENCE),
         ({}, CUT_OFF, {}, False, Life.SILENT, Evidence.SILENCE),
-        ({}, LONG_AGO, {}, False, Life.DEAD, Evidence.SILENCE),
+        ({}, LONG_AGO, {}, False, Life.SILENT, Evidence.SILENCE),
         ({"deleting": True}, CUT_OFF, {}, False, Life.DEAD, Evidence.POD),
         ({}, CUT_OFF, {"ready": False}, False, Life.DEAD, Evidence.NODE),
     ],
@@ -56,6 +60,46 @@ def test_the_lead_is_judged(pod: Any, agent: Any, node: Any, others: bool, life:
     assert bool(found.sentence) is found.dead
     if evidence is Evidence.SILENCE:
         assert found.age == pytest.approx(NOW - agent["lost_at"])
+
+
+def test_a_stream_that_is_closed_and_refused_is_a_doubt_where_most_of_all_jobs_are_lost_alike() -> None:
+    found = replace(seen(0, {}, GONE, {}, True), own_side_suspected=True)
+    assert found.job.spec
+    lead = JobContext(found, found.job.spec, NOW).health.lead
+    assert (lead.life, lead.evidence) == (Life.SILENT, Evidence.SILENCE)
+
+
+OF_ROUND: dict[str, Any] = {"round": 1, "claim": "claim-a", "state": "running"}
+LOST = protocol.Failure("demo-1-0", "LeadLost", "The lead demo-0-0 has been silent or out of reach for too long.")
+
+
+@pytest.mark.parametrize(
+    ("report", "node", "life", "evidence", "words"),
+    [
+        (OF_ROUND, {}, Life.SILENT, Evidence.MEMBERS, ""),
+        (OF_ROUND, {"ready": False}, Life.SILENT, Evidence.MEMBERS, ""),
+        ({**OF_ROUND, "state": "failed", "failures": (LOST,)}, {}, Life.DEAD, Evidence.MEMBERS, "silent or out of"),
+        ({**OF_ROUND, "state": "drained"}, {}, Life.DEAD, Evidence.MEMBERS, "demo-1-0 says: its part is over"),
+        ({**OF_ROUND, "instance": "another"}, {}, Life.DEAD, Evidence.MEMBERS, "demo-1-0 was restarted"),
+        ({**OF_ROUND, "state": "failed", "round": 0}, {}, Life.SILENT, Evidence.SILENCE, ""),
+        ({**OF_ROUND, "state": "succeeded"}, {}, Life.SILENT, Evidence.SILENCE, ""),
+        ({**OF_ROUND, "state": "prepared"}, {"ready": False}, Life.DEAD, Evidence.NODE, ""),
+    ],
+)
+def test_of_a_lead_that_is_not_heard_its_members_are_asked(
+    report: dict[str, Any], node: dict[str, Any], life: Life, evidence: Evidence, words: str
+) -> None:
+    found = seen(0, {}, CUT_OFF, node, True)
+    told = jobs.agent("demo-1-0", report=jobs.report("demo-1-0", **report))
+    found = replace(found, agents={**found.agents, "demo-1-0": told})
+    assert found.job.spec
+    lead = JobContext(found, found.job.spec, NOW).health.lead
+    assert (lead.life, lead.evidence) == (life, evidence)
+    assert words in lead.sentence
+    silent = replace(found, agents={**found.agents, "demo-1-0": replace(told, connected=False)})
+    assert found.job.spec
+    alone = JobContext(silent, found.job.spec, NOW).health.lead
+    assert alone.evidence is (Evidence.NODE if node else Evidence.SILENCE), "who is not heard says nothing"
 
 
 def outside(agent: dict[str, Any], node: dict[str, Any], others: bool) -> Verdict:
@@ -77,9 +121,12 @@ def outside(agent: dict[str, Any], node: dict[str, Any], others: bool) -> Verdic
         ({}, {}, True, Life.ALIVE, None),
         ({"connected": False}, {"ready": False}, True, Life.DEAD, Evidence.NODE),
         ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, True, Life.DEAD, Evidence.SILENCE),
-        ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, False, Life.ALIVE, None),
+        ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, False, Life.SILENT, Evidence.SILENCE),
         ({"connected": False, "wanted_at": NOW - constants.UNREACHABLE}, {}, True, Life.ALIVE, None),
         ({"connected": False, "wanted_at": NOW - constants.AGENT_GIVE_UP}, {}, True, Life.DEAD, Evidence.SILENCE),
+        ({"connected": False, "wanted_at": NOW - 10_000}, {}, False, Life.SILENT, Evidence.SILENCE),
+        ({**NEVER_LISTENED, "wanted_at": NOW - constants.AGENT_GIVE_UP}, {}, False, Life.DEAD, Evidence.HOST),
+        ({**NEVER_LISTENED, "wanted_at": NOW - constants.AGENT_START}, {}, False, Life.ALIVE, None),
     ],
 )
 def test_a_replica_outside_of_the_round_is_judged(

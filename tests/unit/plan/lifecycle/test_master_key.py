@@ -43,8 +43,13 @@ def test_a_lead_that_knows_another_key_is_not_lost(after: float) -> None:
 def test_a_lead_that_no_longer_listens_is_lost_whatever_key_it_knew() -> None:
     seen = jobs.running(jobs.spec())
     lead = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.NOT_LISTENING)
-    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 30)
-    assert jobs.sends(made, protocol.Prepare)
+    seen = replace(seen, agents={**seen.agents, "demo-0-0": lead})
+    made = plan(seen, T0 + 20)
+    assert not jobs.sends(made, protocol.Prepare), "members may hear it"
+    assert made.watch.keys() == {"demo-0-0", "demo-1-0", "demo-2-0"}, "they are asked at once"
+    report = jobs.report("demo-1-0", round=1, claim="claim-a", state="failed")
+    seen = replace(seen, agents={**seen.agents, "demo-1-0": jobs.agent("demo-1-0", report=report)})
+    assert jobs.sends(plan(seen, T0 + 20.1), protocol.Prepare)
 
 
 def test_a_replica_outside_of_the_round_that_knows_another_key_stays_and_the_round_goes_on() -> None:

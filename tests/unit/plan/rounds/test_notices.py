@@ -119,7 +119,7 @@ def test_who_was_told_to_stop_has_a_notice_until_its_pod_has_ended(who: str) -> 
     index = int(who.split("-")[1])
     successor = jobs.pod(index, 1, created=T0 + 20)
     seen = replace(jobs.then(seen, made), pods=(*seen.pods, successor))
-    seen = lead(seen, connected=False, lost_at=T0 + 20.1, refusal=ConnectionRefusal.NOT_LISTENING)
+    seen = lead(seen, connected=False, lost_at=T0 + 20.1, closed=True, refusal=ConnectionRefusal.NOT_LISTENING)
     made = plan(seen, T0 + 20.2)
     assert made.status.world.claim
     assert made.status.world.claim.round == 2

@@ -126,40 +126,50 @@ def prepares(made: Plan) -> list[str]:
     ("lead", "others", "after", "asked"),
     [
         (
-            {"connected": False, "lost_at": T0 + 20, "refusal": ConnectionRefusal.NOT_LISTENING},
+            {"connected": False, "lost_at": T0 + 20, "closed": True, "refusal": ConnectionRefusal.NOT_LISTENING},
             True,
             0.01,
             ["demo-1-0", "demo-2-0"],
         ),
         ({"connected": False, "lost_at": T0 + 20}, True, 0.1, []),
-        ({"connected": False, "lost_at": T0 + 20}, True, 0.6, ["demo-1-0", "demo-2-0"]),
+        ({"connected": False, "lost_at": T0 + 20}, "running", 0.6, []),
+        ({"connected": False, "lost_at": T0 + 20}, "failed", 0.1, []),
+        ({"connected": False, "lost_at": T0 + 20}, "failed", 0.6, ["demo-1-0", "demo-2-0"]),
         ({"connected": False, "lost_at": T0 + 20}, False, 0.6, []),
-        ({"connected": False, "lost_at": T0 + 20}, False, 31, ["demo-1-0", "demo-2-0"]),
-        ({"connected": False, "wanted_at": T0 + 20, "report": None}, True, 3, []),
-        ({"connected": False, "wanted_at": T0 + 20, "report": None}, True, 4.5, ["demo-1-0", "demo-2-0"]),
+        ({"connected": False, "lost_at": T0 + 20}, False, 3600, []),
+        ({"connected": False, "wanted_at": T0 + 20, "report": None}, "failed", 3, []),
+        ({"connected": False, "wanted_at": T0 + 20, "report": None}, "failed", 4.5, ["demo-1-0", "demo-2-0"]),
         ({"connected": True, "report": jobs.report("demo-0-0", instance="another")}, True, 0, ["demo-0-0"]),
     ],
     ids=[
         "refused",
         "just broken",
-        "silent, another answers",
+        "silent, and members train",
+        "silent just now, and a member has failed",
+        "silent, and a member has failed",
         "all are silent",
         "all are silent for long",
         "operator is new",
-        "operator is new and gets no answer",
+        "operator is new and gets no answer from a lead whose members have failed",
         "agent was restarted",
     ],
 )
-def test_when_a_lead_is_lost(lead: dict[str, Any], others: bool, after: float, asked: list[str]) -> None:
+def test_when_a_lead_is_lost(lead: dict[str, Any], others: bool | str, after: float, asked: list[str]) -> None:
     seen = jobs.running(jobs.spec())
-    agents = {name: replace(view, connected=others) for name, view in seen.agents.items()}
-    made = plan(with_lead(replace(seen, agents=agents), **lead), T0 + 20 + after)
+    told = {"round": 1, "claim": "claim-a", "state": others} if isinstance(others, str) else {}
+    agents = {
+        name: replace(view, connected=bool(others), report=jobs.report(name, **told) if told else view.report)
+        for name, view in seen.agents.items()
+        if name != "demo-0-0"
+    }
+    seen = replace(seen, agents={**seen.agents, **agents})
+    made = plan(with_lead(seen, **lead), T0 + 20 + after)
     assert set(asked) <= set(prepares(made))
     assert bool(asked) == bool(prepares(made))
     assert ("demo-0-0" in asked) == ("demo-0-0" in prepares(made))
     if not asked:
         assert made.recheck_after is not None
-        assert made.recheck_after < 1
+        assert made.recheck_after < (1 if after < 30 else 10)
 
 
 def test_a_new_operator_leaves_a_running_round_alone() -> None:
@@ -270,6 +280,7 @@ def test_a_lead_that_leaves_after_a_drain_is_no_failure() -> None:
         jobs.running(jobs.spec()),
         report=jobs.lead_report(state="drained"),
         connected=False,
+        closed=True,
         refusal=ConnectionRefusal.NOT_LISTENING,
     )
     made = plan(seen, T0 + 20)

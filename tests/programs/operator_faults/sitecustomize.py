@@ -1,0 +1,50 @@
+"""Faults of what stands around an operator, in its own process, as files in the folder FAULTS say at each moment:
+
+cut     addresses of agents, or *, from which nothing comes and that can't be reached, though the API server can
+clock   seconds by which the time of day is set forward or back
+
+What takes half a minute takes some seconds here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from pathlib import Path
+
+from concertina.agents import calls
+from concertina.plan.facts import constants
+from concertina_protocol import Message, addresses, connection
+
+FAULTS = Path(os.environ["FAULTS"])
+constants.UNHEARD = 3.0
+
+_true_time, _dial, _receive = time.time, calls.dial, connection.Connection.receive
+
+
+def _said(fault: str) -> str:
+    path = FAULTS / fault
+    return path.read_text() if path.exists() else ""
+
+
+def _cut(address: str) -> bool:
+    return bool({"*", address}.intersection(_said("cut").split()))
+
+
+async def _dial_unless_cut(host: str, port: int) -> socket.socket:
+    while _cut(addresses.join(host, port)):
+        await asyncio.sleep(0.1)  # for longer than the caller waits
+    return await _dial(host, port)
+
+
+async def _receive_unless_cut(self: connection.Connection, timeout: float | None = None) -> Message | None:
+    while True:
+        message = await _receive(self, timeout)
+        if message is None or not _cut(addresses.join(*self.writer.get_extra_info("peername")[:2])):
+            return message
+
+
+calls.dial = _dial_unless_cut
+connection.Connection.receive = _receive_unless_cut  # type: ignore[method-assign]
+time.time = lambda: _true_time() + float(_said("clock") or 0)
