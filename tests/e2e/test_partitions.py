@@ -120,3 +120,42 @@ def test_members_that_reach_each_other_but_not_the_operator(cluster: Cluster) ->
         assert status["world"]["round"] <= world["round"] + 1
     healed_status = cluster.training(3)
     assert healed_status["restarts"].get("inWindow", 0) == before["restarts"].get("inWindow", 0)
+
+
+LOST = 45.0
+"""Seconds, more than after which a silent lead is told of."""
+
+
+def goes_on_unheard(cluster: Cluster, before: Object, lead_is_cut: bool) -> None:
+    """The same round trains on, as its checkpoints show, and a person is told."""
+    saved = latest()["durable"]["step"]
+    time.sleep(LOST)
+    status = cluster.status()
+    assert status["world"] == before["world"], "a healthy round was given up"
+    assert status["restarts"] == before["restarts"]
+    assert latest()["durable"]["step"] > saved
+    stalled = next(each for each in status["conditions"] if each["type"] == "Stalled")
+    assert (stalled["reason"] == "AgentsUnreachable") == lead_is_cut, stalled
+
+
+def test_a_lead_that_the_operator_alone_does_not_reach(cluster: Cluster) -> None:
+    before = cluster.training(3)
+    lead = before["world"]["members"][0]
+    own = addresses(cluster, "-l", f"concertina.dev/job={JOB}")[lead["replica"]]
+    with cut(lead["node"], own, list(addresses(cluster, *OPERATOR).values())):
+        goes_on_unheard(cluster, before, lead_is_cut=True)
+    cluster.until("a lead that is heard", lambda s: s["progress"]["step"] > before["progress"]["step"] + 1)
+    assert cluster.training(3)["world"] == before["world"]
+
+
+def test_an_operator_that_reaches_no_agent_on_other_nodes(cluster: Cluster) -> None:
+    """Those of its own node pass no packet filter."""
+    before = cluster.training(3)
+    (home,) = cluster.kubectl("get", "pods", *OPERATOR, "-o=jsonpath={.items[*].spec.nodeName}").split()
+    (own,) = addresses(cluster, *OPERATOR).values()
+    away = {member["replica"] for member in before["world"]["members"] if member["node"] != home}
+    agents = addresses(cluster, "-l", f"concertina.dev/job={JOB}")
+    with cut(home, own, [ip for name, ip in agents.items() if name in away]):
+        goes_on_unheard(cluster, before, lead_is_cut=before["world"]["lead"] in away)
+    cluster.until("a lead that is heard", lambda s: s["progress"]["step"] > before["progress"]["step"] + 1)
+    assert cluster.training(3)["world"] == before["world"]
