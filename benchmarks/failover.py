@@ -53,7 +53,7 @@ async def _lead(job: int, folder: Path) -> int:
                 while True:
                     await wire.send(told(job))
                     await asyncio.sleep(protocol.BEAT_SECONDS)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # the other end is gone, or the benchmark is over
             pass
         finally:
             wire.close()

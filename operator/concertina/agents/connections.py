@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import ssl
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +61,7 @@ class AgentConnections:
         self._jobs: dict[str, _Job] = {}
         self._hearing = Hearing()
         self._handshakes = Turns(HANDSHAKES)
+        self._deriving = ThreadPoolExecutor(1, "keys")  # more of them would take the interpreter from the event loop
         self._stalls = StallDetector(clock())
         self._ticks: asyncio.Task[None] | None = None
 
@@ -74,9 +77,10 @@ class AgentConnections:
         return {name: later(connection.view, unix) for name, connection in job.connections.items()} if job else {}
 
     async def open(self, uid: str, created: float, master_key: bytes) -> None:
-        """Make the job known; its keys are derived once, in a thread: for a thousand jobs that takes seconds."""
+        """Make the job known; its keys are derived once, beside the event loop: a thousand jobs take seconds."""
         if uid not in self._jobs:
-            context = await asyncio.to_thread(lambda: Authority(master_key, uid, created).client_context())
+            made = asyncio.get_running_loop().run_in_executor(self._deriving, _client_context, master_key, uid, created)
+            context = await made
             self._jobs[uid] = _Job(Identity(uid, context, self._handshakes))
         if self._ticks is None:
             self._stalls = StallDetector(self._clock())
@@ -143,6 +147,7 @@ class AgentConnections:
             self.forget(uid)
         if self._ticks is not None:
             self._ticks.cancel()
+        self._deriving.shutdown(wait=False, cancel_futures=True)
 
     async def _tick(self) -> None:
         while True:
@@ -217,6 +222,10 @@ class AgentConnections:
         connection.stream, connection.address = None, ""
         connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None)
         self._hearing.update(uid, replica, connection.view)
+
+
+def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLContext:
+    return Authority(master_key, uid, created).client_context()
 
 
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
