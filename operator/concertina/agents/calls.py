@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.agents.bounds import bounded
@@ -42,7 +42,8 @@ class Identity:
 
     uid: str
     context: ssl.SSLContext
-    handshakes: Turns
+    handshakes: Turns = field(default_factory=lambda: Turns(HANDSHAKES))
+    """Of all jobs together; turns of its own where nobody shares them."""
 
     @property
     def agent_name(self) -> str:
@@ -55,7 +56,8 @@ async def connection(
 ) -> AsyncIterator[Connection]:
     """On which `message` has been sent. `begun` is called when the handshake's turn has come: no time before that
     speaks against the agent. Raises OSError, TimeoutError."""
-    dialled = await asyncio.wait_for(dial(*split(address)), DIAL_SECONDS)
+    async with asyncio.timeout(DIAL_SECONDS):  # wait_for loses a cancellation that meets an error, before Python 3.12
+        dialled = await dial(*split(address))
     async with contextlib.AsyncExitStack() as turn:
         try:
             await turn.enter_async_context(identity.handshakes.turn(identity.uid))
@@ -63,7 +65,8 @@ async def connection(
             dialled.close()
             raise
         begun()
-        opened = await asyncio.wait_for(_secured(dialled, identity), DIAL_SECONDS)
+        async with asyncio.timeout(DIAL_SECONDS):
+            opened = await _secured(dialled, identity)
     try:
         await opened.send(message)
         yield opened

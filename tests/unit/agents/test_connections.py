@@ -330,6 +330,25 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
     asyncio.run(scenario())
 
 
+def test_a_stream_that_is_not_wanted_any_more_ends_whatever_it_is_about_to_hear(tmp_path: Path) -> None:
+    """Cancelled in the same turn of the event loop in which its host refuses it, too."""
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        await connections.open(UID, CREATED, MASTER)
+        for turns in range(40):
+            connections.watch(UID, {"r0": "127.0.0.1:1"})
+            (stream,) = (task for task in asyncio.all_tasks() if task.get_name() == "watch r0")
+            for _ in range(turns % 10):
+                await asyncio.sleep(0)
+            connections.watch(UID, {})
+            done, _ = await asyncio.wait([stream], timeout=1)
+            assert done, turns
+        connections.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
