@@ -14,6 +14,7 @@ import pytest
 from builders.cluster.operator import Jobs, Operator
 from builders.programs import PROGRAMS
 
+HEARD = "tests/unit/agents/test_connections.py"
 STAY = "import time; time.sleep(3600)"
 ELASTIC = {"minReplicas": 1, "growAfterSeconds": 1}
 LONG_ENOUGH = 8.0
@@ -100,6 +101,7 @@ def test_an_operator_that_hears_nobody_tears_nothing_down_and_heals(jobs: Jobs, 
     jobs.wait_training("a", 2, past=before["status"]["world"]["round"])
 
 
+@pytest.mark.long(law=f"{HEARD}::test_a_clock_that_is_set_makes_no_silence_longer_or_shorter")
 def test_a_clock_that_is_set_costs_no_round_and_delays_no_recovery(jobs: Jobs, faults: Faults) -> None:
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     before = jobs.wait_training("a", 2)
@@ -114,6 +116,7 @@ def test_a_clock_that_is_set_costs_no_round_and_delays_no_recovery(jobs: Jobs, f
     jobs.wait_training("a", 2, past=shrunk["status"]["world"]["round"])
 
 
+@pytest.mark.long(law=f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent")
 def test_an_operator_that_was_stopped_for_long_costs_no_round(jobs: Jobs, operator: Operator) -> None:
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     before = jobs.wait_training("a", 2)
