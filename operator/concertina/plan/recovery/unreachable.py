@@ -21,8 +21,7 @@ REMEDY = (
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """A decision with what is to be said of agents that have been silent for UNHEARD and that nobody calls dead."""
-    found = _silent(ctx)
-    if decision.stalled or decision.pods is not Pods.WANTED or found is None:
+    if decision.stalled or decision.pods is not Pods.WANTED or (found := _silent(ctx)) is None:
         return decision
     message = f"{_sentence(ctx, found)}. {REMEDY}"
     before = ctx.status.condition(ConditionType.STALLED)
