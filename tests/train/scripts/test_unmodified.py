@@ -40,10 +40,18 @@ def saved(*replicas: Replica) -> int:
 
 
 async def wait(job: Job, what: str, holds) -> None:
-    def logs() -> str:
-        return "\n\n".join(each.log()[-4000:] for each in job.replicas.values())
+    """Until it holds; a failure meanwhile ends the waiting, and the last that every replica said is shown."""
 
-    await until_async(holds, what, logs, LIMIT, pause=0.2)  # each look reads whole logs
+    def failures() -> list[p.Failure]:
+        reports = [each.report for each in job.replicas.values() if each.report]
+        newest = max((report.round for report in reports), default=0)
+        return [failure for report in reports if report.round == newest for failure in report.failures]
+
+    def last_words() -> str:
+        return "\n\n".join(f"{each.name}: {each.report}\n{each.log()[-1000:]}" for each in job.replicas.values())
+
+    await until_async(lambda: holds() or failures(), what, last_words, LIMIT, pause=0.2)  # each look reads whole logs
+    assert holds(), f"{what} did not come: {failures()}\n{last_words()}"
 
 
 async def lose_a_worker(job: Job) -> None:

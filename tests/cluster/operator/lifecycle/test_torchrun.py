@@ -102,6 +102,9 @@ def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs
     jobs.wait("a", lambda _: all(pod["status"]["phase"] != "Running" for pod in jobs.pods("a")))
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_torchrun.py::test_a_member_that_is_killed_is_replaced_within_the_round"
+)
 def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     jobs: Jobs, operator: Operator, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def test_neighbours_of_whom_one_leads_leave_together_without_storage(jobs: Jobs,
         jobs.wait_gone(f"pod/{name}")
 
 
+@pytest.mark.long(law="tests/unit/plan/rounds/test_notices.py::test_an_exit_after_a_notice_is_no_failure")
 def test_a_notice_while_the_operator_is_away(jobs: Jobs, data: Path, operator: Operator) -> None:
     job = create(jobs, data)
     lead, leaver = jobs.members(job)[:2]

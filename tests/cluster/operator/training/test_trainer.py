@@ -46,6 +46,7 @@ def complete(jobs: Jobs, steps: int) -> Object:
     return job
 
 
+@pytest.mark.long(law="tests/cluster/operator/training/test_trainer.py::test_storage_that_refuses_the_credentials")
 def test_a_bucket_that_does_not_exist_is_waited_for(jobs: Jobs, storage: s3.Server, data: Path) -> None:
     bucket = f"b-{uuid.uuid4().hex[:8]}"
     secret(jobs, storage)
@@ -119,6 +120,7 @@ def test_a_checkpoint_now_is_in_storage_when_the_command_returns(jobs: Jobs, sto
     assert status["world"]["round"] == 1, "training went on"
 
 
+@pytest.mark.long(law="tests/train/data/test_reading.py::test_a_store_that_is_away_when_a_round_begins_is_waited_for")
 def test_data_whose_store_is_away_are_waited_for(jobs: Jobs, storage: s3.Server) -> None:
     secret(jobs, storage)
     uri = f"s3://there/{jobs.namespace}-data"
