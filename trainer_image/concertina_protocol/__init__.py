@@ -6,13 +6,14 @@ people's scripts import the rest.
 
 The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes (`connection`). A connection carries
 one request; the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every
-BEAT_SECONDS.
+REPORT_SECONDS or BEAT_SECONDS.
 A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). One version more or less than one's own is
 understood, for agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults,
 and a state of which only a newer side knows is none of those known here (`typed_json.OpenEnum`).
 
-Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Prepare,
-Assign, Drain, Save and Watch; agents `<uid>.agent` may send each other Ping, Join, Index and Pull.
+Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Drain, Save,
+Watch and Relay; agents `<uid>.agent` may send each other Ping, Join, Index and Pull; and both Prepare and Assign, which
+agents pass on (decision "Agents pass on what the operator says").
 
 The states of an agent are `concertina_agent.core.states`: idle -> prepared (Prepare) -> running (Assign) -> one of
 drained, succeeded and failed, and back to prepared from all of them with the Prepare of a higher round, and by nothing
@@ -41,6 +42,8 @@ from concertina_protocol.messages.operator import (
     Prepare,
     Prepared,
     Refused,
+    Relay,
+    Relayed,
     Save,
     Watch,
 )
@@ -58,6 +61,7 @@ from concertina_protocol.messages.records import (
     Storage,
     StorageHealth,
 )
+from concertina_protocol.messages.report_changes import ReportChange, change, changed, only_numbers
 from concertina_protocol.messages.reports import (
     CheckpointInterval,
     Evaluated,
@@ -79,6 +83,7 @@ __all__ = [
     "KINDS",
     "MAX_LINE",
     "PORT",
+    "REPORT_SECONDS",
     "SILENCE_SECONDS",
     "VERSION",
     "Accepted",
@@ -110,7 +115,10 @@ __all__ = [
     "ProtocolError",
     "Pull",
     "Refused",
+    "Relay",
+    "Relayed",
     "Report",
+    "ReportChange",
     "Restore",
     "RestoreSource",
     "Rollback",
@@ -124,8 +132,11 @@ __all__ = [
     "Straggler",
     "Undone",
     "Watch",
+    "change",
+    "changed",
     "decode",
     "encode",
+    "only_numbers",
 ]
 
 VERSION = 1
@@ -135,18 +146,22 @@ EXIT_OLD_PYTHON = 69
 """Of an agent that was started by a Python older than 3.9."""
 MAX_LINE = 4 * 1024 * 1024
 BEAT_SECONDS = 0.5
+REPORT_SECONDS = 1.0
+"""Between two lines to the operator that bring nothing but numbers of progress: it hears thousands of leads."""
 SILENCE_SECONDS = 3.0
 """A stream without a line for this long is lost."""
 
 Message = Union[
     Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
-    ShardHeader, Copied, MemberState, Report,
+    ShardHeader, Copied, MemberState, Report, ReportChange, Relay,
+    Relayed,
 ]  # fmt: skip
 KINDS: dict[str, type[Any]] = {
     "Prepare": Prepare, "Prepared": Prepared, "Assign": Assign, "Drain": Drain, "Save": Save,
     "Accepted": Accepted, "Refused": Refused, "Watch": Watch, "Join": Join, "DurableMoved": DurableMoved,
     "StopAt": StopAt, "Ping": Ping, "Index": Index, "Pull": Pull, "ShardHeader": ShardHeader,
     "Copied": Copied, "MemberState": MemberState, "Report": Report,
+    "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,
 }  # fmt: skip
 """By the names that lines have for them: these stay, whatever a class is called."""
 _LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)

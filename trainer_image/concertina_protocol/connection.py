@@ -35,13 +35,18 @@ class Connection:
 
     async def receive(self, timeout: Optional[float] = None) -> Optional[Message]:
         """The next message; None at the end of the stream. Raises ProtocolError, asyncio.TimeoutError."""
+        line = await self.receive_line(timeout)
+        return None if line is None else decode(line)
+
+    async def receive_line(self, timeout: Optional[float] = None) -> Optional[bytes]:
+        """The same, not yet read."""
         try:
             line = await asyncio.wait_for(self.reader.readline(), timeout)
         except ValueError as error:
             raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
         except (ConnectionError, ssl.SSLError):
             return None
-        return decode(line) if line.endswith(b"\n") else None
+        return line if line.endswith(b"\n") else None
 
     @property
     def certificate(self) -> Mapping[str, Any]:
@@ -55,7 +60,10 @@ class Connection:
 
     async def send(self, message: Message) -> None:
         """Raises OSError when the connection is gone."""
-        self.writer.write(encode(message))
+        await self.send_line(encode(message))
+
+    async def send_line(self, line: bytes) -> None:
+        self.writer.write(line)
         await self.drain()
 
     async def drain(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
@@ -16,8 +17,11 @@ from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 
+log = logging.getLogger(__name__)
 CALL_SECONDS = 5.0
 """An agent that has not answered by then counts as not having got the request."""
+RELAY_SECONDS = 2.0
+"""Between two answers by way of one agent. The same said twice does no harm, and a round waits for those it names."""
 DIAL_SECONDS = protocol.SILENCE_SECONDS
 """For a connection to be made, and for its handshake, each."""
 HANDSHAKES = 64
@@ -119,6 +123,34 @@ async def call(identity: Identity, address: str, request: Request) -> Answer:
     except Exception as error:
         # A call that ended unseen would be under way for ever, and is sent once.
         raise CallError(f"the call of {address} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(answer, protocol.Prepared | protocol.Accepted | protocol.Refused):
-        raise CallError(f"{address} answered a {type(request).__name__} with a {type(answer).__name__}")
-    return answer
+    return _answer(answer, request, address)
+
+
+async def relay(
+    identity: Identity, address: str, request: protocol.Prepare | protocol.Assign, to: Mapping[str, str]
+) -> AsyncIterator[tuple[str, Answer]]:
+    """What those of `to` (replica to address) answer, as it comes, when the agent at `address` passes the request on.
+    Ends where no answer comes for RELAY_SECONDS, and raises nothing: who has not answered by then must be asked in
+    another way."""
+    candidates = tuple(protocol.Candidate(replica, each) for replica, each in to.items())
+    passed_on = protocol.Relay(identity.uid, protocol.encode(request).decode().rstrip("\n"), candidates)
+    waiting = dict(to)
+    try:
+        async with connection(identity, address, passed_on) as opened, asyncio.timeout(RELAY_SECONDS) as quiet:
+            while waiting:
+                told = await receive(opened, address)
+                quiet.reschedule(asyncio.get_running_loop().time() + RELAY_SECONDS)
+                if not isinstance(told, protocol.Relayed):
+                    raise CallError(f"{address} answered a Relay with a {type(told).__name__}")
+                if told.replica not in waiting or told.error:
+                    continue
+                answer = bounded(protocol.decode(told.line.encode()))
+                yield told.replica, _answer(answer, request, waiting.pop(told.replica))
+    except (TimeoutError, OSError, ssl.SSLError, CallError, ProtocolError) as error:
+        log.info("%d of %d that %s was to ask have not answered: %s", len(waiting), len(to), address, error)
+
+
+def _answer(message: protocol.Message, request: Request, address: str) -> Answer:
+    if not isinstance(message, protocol.Prepared | protocol.Accepted | protocol.Refused):
+        raise CallError(f"{address} answered a {type(request).__name__} with a {type(message).__name__}")
+    return message

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
+import math
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import concertina_protocol as protocol
 from concertina.agents.authority import Authority
-from concertina.agents.calls import HANDSHAKES, CallError, Identity, Request, call
+from concertina.agents.calls import HANDSHAKES, CallError, Identity, call, relay
 from concertina.agents.hearing import Hearing
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
 from concertina.agents.streams import Lost, follow
+from concertina.plan.actions import Send
 from concertina.plan.observed import AgentView, Call
 from concertina.turns import Turns
 
@@ -29,6 +32,8 @@ CALLS = {
     protocol.Save: "save",
 }
 """Where in AgentView the call of a message stands."""
+RELAYED_ABOVE = 32
+"""Agents to whom the same is said: then some of them pass it on (decision "Agents pass on what the operator says")."""
 RETRY_SECONDS = 0.5
 """A call that failed is not sent again earlier."""
 Changed = Callable[[str, bool], None]
@@ -100,13 +105,32 @@ class AgentConnections:
             if connection.stream is None:
                 self._open(job, replica, connection, address)
 
-    def send(self, uid: str, replica: str, address: str, message: Request) -> bool:
-        """Send in the background; False where the same call is under way, answered, or has failed just now, and where
-        the job was forgotten while its pass was under way."""
+    def send(self, uid: str, sends: Iterable[Send]) -> list[Send]:
+        """Send in the background; those that were sent: all but where the same call is under way, answered, or has
+        failed just now, and where the job was forgotten while its pass was under way."""
         job = self._jobs.get(uid)
         if job is None:
-            return False
-        connection = job.connections.setdefault(replica, AgentConnection())
+            return []
+        due = [(send, call) for send in sends if (call := self._begin(job, send)) is not None]
+        for _, same in itertools.groupby(due, key=lambda each: id(each[0].message)):
+            batch = list(same)
+            if len(batch) <= RELAYED_ABOVE:
+                for send, call in batch:
+                    self._start(job, self._call(job, send, call))
+            else:
+                for part in _parts(batch, job):
+                    self._start(job, self._relay(job, part))
+        return [send for send, _ in due]
+
+    def _start(self, job: _Job, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        job.calls.add(task)
+        task.add_done_callback(job.calls.discard)
+
+    def _begin(self, job: _Job, send: Send) -> Call | None:
+        """The call, which stands in the view from now on; None where it is not to be made now."""
+        uid, message = job.identity.uid, send.message
+        connection = job.connections.setdefault(send.replica, AgentConnection())
         kind = CALLS[type(message)]
         now = self._clock()
         before: Call | None = getattr(connection.view, kind)
@@ -116,16 +140,13 @@ class AgentConnections:
         known = before is not None and (before.round, before.claim, before.request) == same
         if before is not None and known and (before.durable or not durable):
             if before.failed_at is None:
-                return False
+                return None
             if now < before.failed_at + RETRY_SECONDS:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
-                return False
+                return None
         under_way = Call(message.round, message.claim, sent_at=now, durable=durable, request=request)
         connection.view = _with_call(connection.view, kind, under_way)
-        task = asyncio.create_task(self._call(job, connection, kind, under_way, address, message))
-        job.calls.add(task)
-        task.add_done_callback(job.calls.discard)
-        return True
+        return under_way
 
     def keep(self, uid: str, replicas: set[str]) -> None:
         """Forget what is known of all other replicas: their pods are gone."""
@@ -164,19 +185,31 @@ class AgentConnections:
                 # As if the time of the stall had not passed.
                 connection.view = later(connection.view, seconds)
 
-    async def _call(
-        self, job: _Job, connection: AgentConnection, kind: str, under_way: Call, address: str, message: Request
-    ) -> None:
-        end: dict[str, Any]
+    async def _call(self, job: _Job, send: Send, under_way: Call) -> None:
         try:
-            end = {"reply": await call(job.identity, address, message)}
+            self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message))
         except CallError as error:
-            end = {"error": str(error)}
-        known: Call = getattr(connection.view, kind)
-        if is_same_call(known, under_way):
-            connection.view = _with_call(
-                connection.view, kind, dataclasses.replace(known, done_at=self._clock(), **end)
-            )
+            self._end(job, send, under_way, error=str(error))
+
+    async def _relay(self, job: _Job, part: list[tuple[Send, Call]]) -> None:
+        """The first of them is to pass it on to the others; whoever could not be asked so is called from here."""
+        waiting = {send.replica: (send, under_way) for send, under_way in part}
+        first, message = part[0][0], part[0][0].message
+        assert isinstance(message, protocol.Prepare | protocol.Assign)
+        addresses = {send.replica: send.address for send, _ in part}
+        async for replica, reply in relay(job.identity, first.address, message, addresses):
+            self._end(job, *waiting.pop(replica), reply=reply)
+        await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
+
+    def _end(self, job: _Job, send: Send, under_way: Call, **end: Any) -> None:
+        connection = job.connections.get(send.replica)
+        if connection is None:  # its pod is gone
+            return
+        kind = CALLS[type(send.message)]
+        known: Call | None = getattr(connection.view, kind)
+        if known is not None and is_same_call(known, under_way):
+            known = dataclasses.replace(known, done_at=self._clock(), **end)
+            connection.view = _with_call(connection.view, kind, known)
             self._changed(job.identity.uid, True)
 
     def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
@@ -224,6 +257,13 @@ class AgentConnections:
         self._hearing.update(uid, replica, connection.view)
 
 
+def _parts(batch: list[tuple[Send, Call]], job: _Job) -> list[list[tuple[Send, Call]]]:
+    """As many as each has entries; the first of each is one that is heard, where there are enough."""
+    count = math.isqrt(len(batch) - 1) + 1
+    ordered = sorted(batch, key=lambda each: not job.connections[each[0].replica].view.connected)
+    return [ordered[first::count] for first in range(count)]
+
+
 def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLContext:
     return Authority(master_key, uid, created).client_context()
 
@@ -245,17 +285,9 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
 
 def _matters(before: AgentView, after: AgentView) -> bool:
     """Whether more than numbers of progress have changed."""
-    return _outline(before) != _outline(after)
-
-
-def _outline(view: AgentView) -> object:
-    report = view.report
-    if report is None:
-        return view
-    progress = report.progress
-    ends = progress is not None and progress.steps is not None and progress.step >= progress.steps
-    phase = progress and (progress.phase, progress.first_step_at, ends)
-    members = {
-        name: dataclasses.replace(member, step=None, durable_parts=()) for name, member in report.members.items()
-    }
-    return dataclasses.replace(view, report=dataclasses.replace(report, progress=None, members=members)), phase
+    if before.report is None or after.report is None:
+        return True
+    return not (
+        protocol.only_numbers(before.report, after.report)
+        and before == dataclasses.replace(after, report=before.report)
+    )

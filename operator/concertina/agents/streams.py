@@ -58,14 +58,20 @@ async def follow(
 async def _stream(identity: Identity, address: str, on_begun: Callable[[], None], on_report: OnReport) -> Lost:
     """One stream from its start to its end."""
     try:
-        async with connection(identity, address, protocol.Watch(identity.uid), on_begun) as opened:
+        last: protocol.Report | None = None
+        async with connection(identity, address, protocol.Watch(identity.uid, changes=True), on_begun) as opened:
             async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
                 while True:
                     message = await receive(opened, address)
                     silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
                     if isinstance(message, protocol.Refused):
                         return Lost(f"{address} refused to be watched: {message.reason}")
+                    if isinstance(message, protocol.ReportChange):
+                        if last is None:
+                            return Lost(f"{address} told of a change before there was a report")
+                        message = protocol.changed(last, message)
                     if isinstance(message, protocol.Report):
+                        last = message
                         on_report(message)
     except TimeoutError:
         return Lost(f"{address} was silent for {protocol.SILENCE_SECONDS:g} s")
@@ -76,6 +82,8 @@ async def _stream(identity: Identity, address: str, on_begun: Callable[[], None]
         return Lost(f"{address} has another master key: {error}", ConnectionRefusal.OTHER_KEY)
     except (OSError, ssl.SSLError) as error:
         return Lost(f"{address} can't be reached: {error}", closed=isinstance(error, ConnectionResetError))
+    except protocol.ProtocolError as error:
+        return Lost(f"{address} sent what is not understood: {error}")
     except CallError as error:
         return Lost(str(error), closed=isinstance(error, ClosedError))
     except Exception as error:

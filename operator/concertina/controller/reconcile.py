@@ -94,11 +94,9 @@ class Reconciler:
         uid = job.view.uid
         await self.status.write(job, plan.status)
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
-        for action in plan.actions:
-            if isinstance(action, Send) and self.connections.send(uid, action.replica, action.address, action.message):
-                message = action.message
-                kind = type(message).__name__.lower()
-                log_event(kind, job=job.name, replica=action.replica, round=message.round, claim=message.claim)
+        for sent in self.connections.send(uid, (action for action in plan.actions if isinstance(action, Send))):
+            kind, message = type(sent.message).__name__.lower(), sent.message
+            log_event(kind, job=job.name, replica=sent.replica, round=message.round, claim=message.claim)
         self.connections.watch(uid, plan.watch)
         for event in plan.events:
             log_event("event", job=job.name, type=event.type, reason=event.reason, message=event.message)

@@ -22,7 +22,7 @@ from concertina.agents.calls import CallError, Identity, call, connection, recei
 
 GIVE_UP = 120.0
 """Only a limit: nothing takes this long."""
-UID = "7d1f3f0e-job"
+UID, MASTER_KEY = "7d1f3f0e-job", b"k" * 32
 
 
 def write_identity(folder: Path, authority: Authority) -> Path:
@@ -89,7 +89,8 @@ class Job:
     """Some replicas of one job."""
 
     def __init__(self, folder: Path, count: int, arguments: list[str], workers: int = 1, **environment: str) -> None:
-        self.authority = Authority(b"k" * 32, UID, time.time())
+        self.created = time.time()
+        self.authority = Authority(MASTER_KEY, UID, self.created)
         self.identity = Identity(UID, self.authority.client_context())
         write_identity(folder / "identity", self.authority)
         network = f"127.{random.randrange(64, 250)}.{random.randrange(1, 250)}"

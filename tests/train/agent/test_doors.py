@@ -41,7 +41,7 @@ def test_agents_may_not_speak_as_the_operator_nor_the_operator_as_an_agent(folde
     async def body():
         async with running(folder, 1, IDLE) as job:
             agent = tls.client_context(folder / "identity")
-            for message in (PREPARE, p.Assign(UID, 1, "c", (), "", p.Restore("Fresh")), p.Watch(UID)):
+            for message in (p.Drain(UID, 1, "c", "", False, 1.0), p.Watch(UID), p.Relay(UID, "{}", ())):
                 answer = await ask(job[0].address, agent, message)
                 assert isinstance(answer, p.Refused)
                 assert "agent may not send" in answer.reason

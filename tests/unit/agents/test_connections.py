@@ -17,8 +17,10 @@ from builders.until import until_async
 from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
 from concertina.agents.authority import Authority
-from concertina.agents.connections import AgentConnections
-from concertina.plan.observed import ConnectionRefusal
+from concertina.agents.calls import Identity
+from concertina.agents.connections import AgentConnection, AgentConnections
+from concertina.plan.actions import Send
+from concertina.plan.observed import AgentView, Call, ConnectionRefusal
 
 LIMIT = 20.0  # only to give up
 MASTER, UID, CREATED = b"m" * 32, "u1", 1_700_000_000.0
@@ -91,18 +93,18 @@ def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_tw
         connections = AgentConnections(heard)
         await connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
-            assert connections.send(UID, "r0", address, PREPARE)
+            assert connections.send(UID, [Send("r0", address, PREPARE)])
             call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert (call.round, call.claim, call.reply, call.error) == (1, "c1", None, "")
-            assert not connections.send(UID, "r0", address, PREPARE)
+            assert not connections.send(UID, [Send("r0", address, PREPARE)])
             await until_async(lambda: len(received) == 1, "a request", lambda: received)
             gate.set()
             await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
             call = connections.views(UID)["r0"].prepare
             assert call is not None
             assert isinstance(call.reply, protocol.Prepared)
-            assert not connections.send(UID, "r0", address, PREPARE)
+            assert not connections.send(UID, [Send("r0", address, PREPARE)])
             assert received == [PREPARE]
             connections.close()
 
@@ -116,12 +118,12 @@ def test_a_call_that_failed_says_why_and_can_be_sent_again(monkeypatch: pytest.M
         heard = Heard()
         connections = AgentConnections(heard)
         await connections.open(UID, CREATED, MASTER)
-        connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
+        connections.send(UID, [Send("r0", "127.0.0.1:1", PREPARE)])
         await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
         call = connections.views(UID)["r0"].prepare
         assert call is not None
         assert "127.0.0.1:1 can't be reached" in call.error
-        assert connections.send(UID, "r0", "127.0.0.1:1", PREPARE)
+        assert connections.send(UID, [Send("r0", "127.0.0.1:1", PREPARE)])
         connections.close()
 
     asyncio.run(scenario())
@@ -142,8 +144,8 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
         connections = AgentConnections(heard)
         await connections.open(UID, CREATED, MASTER)
         async with agent(answer, tmp_path) as address:
-            connections.send(UID, "r0", address, PREPARE)
-            connections.send(UID, "r0", address, protocol.Prepare(UID, 2, "c2", ()))
+            connections.send(UID, [Send("r0", address, PREPARE)])
+            connections.send(UID, [Send("r0", address, protocol.Prepare(UID, 2, "c2", ()))])
             await until_async(lambda: len(heard.changes) == 1, "a change", lambda: heard.changes)
             gate.set()
             await asyncio.sleep(0.1)
@@ -280,7 +282,7 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
         connections = AgentConnections(heard)
         await connections.open(UID, CREATED, MASTER)
         async with agent(garbage, tmp_path) as address:
-            connections.send(UID, "r0", address, PREPARE)
+            connections.send(UID, [Send("r0", address, PREPARE)])
             await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
             call = connections.views(UID)["r0"].prepare
             assert call is not None
@@ -299,7 +301,7 @@ def test_a_job_that_is_forgotten_while_its_pass_is_under_way_gets_no_stream_and_
         await connections.open(UID, CREATED, MASTER)
         connections.forget(UID)
         connections.watch(UID, {"a": "127.0.0.1:1"})
-        assert not connections.send(UID, "a", "127.0.0.1:1", PREPARE)
+        assert not connections.send(UID, [Send("a", "127.0.0.1:1", PREPARE)])
         assert connections.views(UID) == {}
 
     asyncio.run(main())
@@ -454,7 +456,7 @@ def test_a_call_that_nobody_foresaw_to_fail_failed(tmp_path: Path, monkeypatch: 
         await connections.open(UID, CREATED, MASTER)
         monkeypatch.setattr(calls_module, "bounded", surprise)
         async with agent(answer, tmp_path) as address:
-            assert connections.send(UID, "r0", address, PREPARE)
+            assert connections.send(UID, [Send("r0", address, PREPARE)])
             await until_async(
                 lambda: (found := connections.views(UID)["r0"].prepare) and found.done_at,
                 "the end of the call",
@@ -482,7 +484,7 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
 
         await connections.open(UID, CREATED, MASTER)
         async with agent(late, tmp_path) as address:
-            assert connections.send(UID, "r0", address, PREPARE)
+            assert connections.send(UID, [Send("r0", address, PREPARE)])
             now += 60.0
             under_way = connections.views(UID)["r0"].prepare
             assert under_way
@@ -503,3 +505,15 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
         connections.close()
 
     asyncio.run(scenario())
+
+
+def test_what_is_said_to_many_is_said_to_some_of_them_first_to_those_that_are_heard() -> None:
+    """4096 by 64 connections, of whom each has 63 others to tell."""
+    heard = {"r7", "r50", "r99"}
+    connections = {f"r{i}": AgentConnection(AgentView(connected=f"r{i}" in heard)) for i in range(100)}
+    job = module._Job(Identity(UID, ssl.create_default_context()), connections)
+    batch = [(Send(name, name, PREPARE), Call(1, "c1", sent_at=0.0)) for name in connections]
+    parts = module._parts(batch, job)
+    assert [len(part) for part in parts] == [10] * 10
+    assert {part[0][0].replica for part in parts[:3]} == heard
+    assert sorted(send.replica for part in parts for send, _ in part) == sorted(connections)

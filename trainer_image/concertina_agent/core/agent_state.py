@@ -127,7 +127,7 @@ class AgentState:
             claim=self.seen[1],
             state=reported.on_wire,
             lead=lead is not None,
-            members=dict(lead.members) if lead else {},
+            members=lead.told if lead else {},
             failures=lead.failures() if lead else ((r.failure,) if r and r.failure else ()),
             progress=r.workers.progress if r else None,
             hang=lead.watchdog.hang if lead else None,

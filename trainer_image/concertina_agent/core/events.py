@@ -240,7 +240,7 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """Ping the candidates in parallel, with a short limit. Then Reached."""
+    """Ping those candidates that are to be asked (`probes`), with a short limit. Then Reached."""
 
     prepare: p.Prepare
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Optional, Protocol
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round import probes
 from concertina_agent.net import tls
-from concertina_agent.net.link import MemberStreams, follow_lead, stream_state
+from concertina_agent.net.link import MemberStreams, follow_lead, stream_reports, stream_state
 from concertina_agent.net.server import AgentServer, Answered
 from concertina_agent.net.shard_wire import ShardWire
-from concertina_agent.net.wire import Connector, Prober
+from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
@@ -23,6 +25,10 @@ PING_SECONDS = 0.3
 PINGS, MORE_SECONDS = 8, 0.03
 """Handshakes cost milliseconds at both ends, and all agents make theirs at the same time: an agent has so many pings
 under way, and where there are more candidates each has so much longer for each of them."""
+RELAY_SECONDS = 5.0
+"""The operator waits no longer either."""
+RELAYS = 128
+"""To how many at most a line is passed on."""
 
 
 class Shards(Protocol):
@@ -45,7 +51,7 @@ class NetworkDriver:
     ) -> None:
         """`agent` is read, for what this agent says of itself. Raises OSError or ssl.SSLError with what is missing."""
         self._settings, self._agent, self._connector, self._emit, self._tasks = settings, agent, connector, emit, tasks
-        self._prober = Prober(connector, settings.uid)
+        self._kept = KeptConnections(connector)
         self._members = MemberStreams(agent.beat, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
         self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
@@ -63,7 +69,7 @@ class NetworkDriver:
     async def stop(self) -> None:
         await self._server.close()
         self._members.close()
-        self._prober.close()
+        self._kept.close()
 
     # --- effects ----------------------------------------------------------------------------------------------------
 
@@ -96,18 +102,23 @@ class NetworkDriver:
         self._tasks.start("ping peers", self._ping_all(effect.prepare))
 
     async def _ping_all(self, prepare: p.Prepare) -> None:
+        asked = probes.chosen(prepare.candidates, self._settings.replica, prepare.claim)
         some = asyncio.Semaphore(PINGS)
-        timeout = PING_SECONDS + MORE_SECONDS * max(0, len(prepare.candidates) - PINGS)
+        timeout = PING_SECONDS + MORE_SECONDS * max(0, len(asked) - PINGS)
+        ping = p.encode(p.Ping(prepare.uid))
 
         async def reachable(candidate: p.Candidate) -> bool:
             if candidate.replica == self._settings.replica:
                 return True
             async with some:
-                return await self._prober.reachable(candidate.address, timeout)
+                try:
+                    answer = p.decode(await self._kept.ask(candidate.address, ping, timeout))
+                except (OSError, asyncio.TimeoutError, p.ProtocolError):
+                    return False
+                return isinstance(answer, p.Accepted)
 
-        answers = await asyncio.gather(*map(reachable, prepare.candidates))
-        reached = tuple(c.replica for c, there in zip(prepare.candidates, answers) if there)
-        self._emit(e.Reached(prepare, reached))
+        answers = await asyncio.gather(*map(reachable, asked))
+        self._emit(e.Reached(prepare, tuple(c.replica for c, there in zip(asked, answers) if there)))
 
     # --- what the server asks ---------------------------------------------------------------------------------------
 
@@ -116,8 +127,31 @@ class NetworkDriver:
         self._ask(message, lambda reply: None if future.done() else future.set_result(reply))
         return await future
 
-    async def watch(self, wire: Connection) -> None:
-        await stream_state(wire, self._agent.report, self._changes)
+    async def relay(self, message: p.Relay, wire: Connection) -> None:
+        """Whatever the line says: who it is for reads it, and sees who has sent it."""
+        line = message.line.encode() + b"\n"
+
+        async def pass_on(to: p.Candidate) -> None:
+            try:
+                if to.replica == self._settings.replica:
+                    own = p.decode(line)
+                    if not isinstance(own, (p.Prepare, p.Assign)):
+                        raise p.ProtocolError(f"a {type(own).__name__} is not passed on")
+                    answer = p.encode(await self.answer(own))
+                else:
+                    answer = await self._kept.ask(to.address, line, RELAY_SECONDS)
+            except (OSError, asyncio.TimeoutError, p.ProtocolError) as error:
+                told = p.Relayed(to.replica, error=f"{to.address}: {str(error) or type(error).__name__}")
+            else:
+                told = p.Relayed(to.replica, answer.decode(errors="replace").rstrip("\n"))
+            with contextlib.suppress(OSError):
+                await wire.send(told)
+
+        await asyncio.gather(*map(pass_on, message.to[:RELAYS]))
+
+    async def watch(self, message: p.Watch, wire: Connection) -> None:
+        stream = stream_reports if message.changes else stream_state
+        await stream(wire, self._agent.report, self._changes)
 
     async def join(self, message: p.Join, wire: Connection) -> None:
         joined = False

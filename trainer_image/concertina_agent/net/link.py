@@ -85,6 +85,21 @@ async def stream_state(wire: Connection, state: Callable[[], p.Message], changes
             count = await changes.wait(count, p.BEAT_SECONDS)
 
 
+async def stream_reports(wire: Connection, report: Callable[[], p.Report], changes: Notifier) -> None:
+    """What has changed in the report, whenever something has; numbers alone, or nothing, every REPORT_SECONDS."""
+    loop, count = asyncio.get_running_loop(), changes.count
+    with contextlib.suppress(OSError):
+        said = report()
+        await wire.send(said)
+        while True:
+            beat = loop.time() + p.REPORT_SECONDS
+            await asyncio.sleep(MIN_GAP_SECONDS)
+            while p.only_numbers(said, report()) and (left := beat - loop.time()) > 0:
+                count = await changes.wait(count, left)
+            before, said = said, report()
+            await wire.send(p.change(before, said))
+
+
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
     """Until the stream breaks. Raises ProtocolError where it says what it may not."""
     while (message := await wire.receive()) is not None:

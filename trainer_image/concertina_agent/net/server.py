@@ -41,7 +41,9 @@ class Handler(Protocol):
 
     async def answer(self, message: Answered) -> p.Message: ...
 
-    async def watch(self, wire: Connection) -> None: ...
+    async def watch(self, message: p.Watch, wire: Connection) -> None: ...
+
+    async def relay(self, message: p.Relay, wire: Connection) -> None: ...
 
     async def join(self, message: p.Join, wire: Connection) -> None:
         """Raises ProtocolError."""
@@ -59,12 +61,15 @@ class AgentServer:
         self._connections = Nursery()
         """Those of strangers included."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
-        self._routes: Mapping[type, tuple[str, Callable[[Any, Connection], Awaitable[None]]]] = {
-            **dict.fromkeys((p.Prepare, p.Assign, p.Drain, p.Save), (tls.OPERATOR, self._answer)),
-            p.Watch: (tls.OPERATOR, lambda message, wire: handler.watch(wire)),
-            p.Ping: (tls.AGENT, self._answer),
-            p.Join: (tls.AGENT, handler.join),
-            p.Index: (tls.AGENT, handler.index),
+        operator, agent = (tls.OPERATOR,), (tls.AGENT,)
+        self._routes: Mapping[type, tuple[tuple[str, ...], Callable[[Any, Connection], Awaitable[None]]]] = {
+            **dict.fromkeys((p.Prepare, p.Assign), (operator + agent, self._answer)),
+            **dict.fromkeys((p.Drain, p.Save), (operator, self._answer)),
+            p.Watch: (operator, handler.watch),
+            p.Relay: (operator, handler.relay),
+            p.Ping: (agent, self._answer),
+            p.Join: (agent, handler.join),
+            p.Index: (agent, handler.index),
         }
 
     def start(self, host: str, port: int) -> None:
@@ -138,8 +143,8 @@ class AgentServer:
                 message = await wire.receive(patience)
                 if message is None:
                     return None
-                who, route = self._routes.get(type(message), ("", self._answer))
-                if not who or role != who or getattr(message, "uid", "") != self._uid:
+                who, route = self._routes.get(type(message), ((), self._answer))
+                if role not in who or getattr(message, "uid", "") != self._uid:
                     return await self._refuse(wire, self._forbidden(role, message))
                 await route(message, wire)
             except ProtocolError as error:

@@ -42,38 +42,40 @@ class Connector:
         return answer
 
 
-class Prober:
-    """Asks agents whether they are there, over connections that are kept open: a handshake costs milliseconds."""
+class KeptConnections:
+    """One request after another over connections to agents that stay open: a handshake costs milliseconds."""
 
-    def __init__(self, connector: Connector, uid: str) -> None:
-        self._connector, self._ping = connector, p.Ping(uid)
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._open: dict[str, Connection] = {}
 
-    async def reachable(self, address: str, timeout: float) -> bool:
-        try:
-            return await asyncio.wait_for(self._reachable(address), timeout)
-        except (OSError, asyncio.TimeoutError, ProtocolError):
-            return False
+    async def ask(self, address: str, line: bytes, timeout: float) -> bytes:
+        """The line that answers. Raises OSError, asyncio.TimeoutError or ProtocolError."""
+        return await asyncio.wait_for(self._ask(address, line), timeout)
 
-    async def _reachable(self, address: str) -> bool:
+    async def _ask(self, address: str, line: bytes) -> bytes:
         kept = self._open.pop(address, None)
         if kept is not None:
             try:
-                return await self._exchange(address, kept)
+                return await self._exchange(address, kept, line)
             except (OSError, ProtocolError):
                 pass  # it may have been restarted: look again
-        return await self._exchange(address, await self._connector.connect(address))
+        return await self._exchange(address, await self._connector.connect(address), line)
 
-    async def _exchange(self, address: str, wire: Connection) -> bool:
+    async def _exchange(self, address: str, wire: Connection, line: bytes) -> bytes:
         try:
-            await wire.send(self._ping)
-            if not isinstance(await wire.receive(), p.Accepted):
-                raise ConnectionError("no answer to a Ping")
+            await wire.send_line(line)
+            answer = await wire.receive_line()
+            if answer is None:
+                raise ConnectionError(f"{address} closed the connection without an answer")
         except BaseException:
             wire.close()
             raise
-        self._open[address] = wire
-        return True
+        if address in self._open:  # of another request at the same time
+            wire.close()
+        else:
+            self._open[address] = wire
+        return answer
 
     def close(self) -> None:
         for wire in self._open.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Optional, TypeVar, Union
 
 T = TypeVar("T")
@@ -50,56 +50,102 @@ def absent_numbers(kind: type[Any]) -> Mapping[str, float]:
     return _ABSENT[kind]
 
 
+_FIELDS: dict[type, tuple[tuple[str, Optional[float]], ...]] = {}
+"""Of a dataclass, in order: name, and the number that stands for None."""
+
+
+def _fields(kind: type[Any]) -> tuple[tuple[str, Optional[float]], ...]:
+    if kind not in _FIELDS:
+        absent = absent_numbers(kind)
+        _FIELDS[kind] = tuple((field.name, absent.get(field.name)) for field in dataclasses.fields(kind))
+    return _FIELDS[kind]
+
+
 def to_json(value: Any) -> Any:
     """The reverse of `from_json`, for json.dumps."""
-    if dataclasses.is_dataclass(value):
-        absent = absent_numbers(type(value))
-        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {name: absent.get(name) if each is None else to_json(each) for name, each in fields}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if isinstance(value, (tuple, list)):
         return [to_json(each) for each in value]
     if isinstance(value, Mapping):
         return {key: to_json(each) for key, each in value.items()}
+    if dataclasses.is_dataclass(value):
+        told = ((name, getattr(value, name), absent) for name, absent in _fields(type(value)))
+        return {name: absent if each is None else to_json(each) for name, each, absent in told}
     return value
 
 
 def from_json(kind: type[T], value: Any) -> T:
     """A value of type `kind` (a dataclass or what its fields are made of) from parsed JSON."""
     try:
-        return typing.cast(T, _convert(kind, value))
+        return typing.cast(T, _reader(kind)(value))
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {error}") from error
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    return _HINTS.get(kind) or _HINTS.setdefault(kind, typing.get_type_hints(kind, include_extras=True))
+    return typing.get_type_hints(kind, include_extras=True)
 
 
-def _convert(kind: Any, value: Any) -> Any:
+Reader = Callable[[Any], Any]
+_READERS: dict[Any, Reader] = {}
+
+
+def _reader(kind: Any) -> Reader:
+    """What makes a value of that type from parsed JSON. Made once a type: thousands of lines a second are read."""
+    return _READERS.get(kind) or _READERS.setdefault(kind, _make_reader(kind))
+
+
+def _make_reader(kind: Any) -> Reader:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        found = _convert(args[0], value)
-        return None if found == args[1].number else found
+        return _or_absent(_reader(args[0]), args[1].number)
     if origin is Union:
-        return None if value is None else _convert(next(a for a in args if a is not type(None)), value)
+        inner = _reader(next(each for each in args if each is not type(None)))
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple and args[-1] is Ellipsis:
+        each = _reader(args[0])
+        return lambda value: tuple(map(each, value))
     if origin is tuple:
-        if args[-1] is Ellipsis:
-            return tuple(_convert(args[0], item) for item in value)
-        return tuple(_convert(a, item) for a, item in zip(args, value))
+        some = tuple(map(_reader, args))
+        return lambda value: tuple(read(item) for read, item in zip(some, value))
     if origin is not None:  # Mapping[str, X]
-        return {str(key): _convert(args[1], item) for key, item in value.items()}
+        entry = _reader(args[1])
+        return lambda value: {str(key): entry(item) for key, item in value.items()}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        return kind(**{name: _convert(hints[name], item) for name, item in value.items() if name in hints})
+        return _dataclass_reader(kind)
     if kind is Any:
-        return value
+        return lambda value: value
     if kind is float:
-        return float(value)
+        return float
     if issubclass(kind, OpenEnum):
-        return kind(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} is not {kind.__name__}")
-    return value
+        return typing.cast(Reader, kind)
+    return _exactly(kind)
+
+
+def _or_absent(read: Reader, absent: float) -> Reader:
+    def read_unless_absent(value: Any) -> Any:
+        found = read(value)
+        return None if found == absent else found
+
+    return read_unless_absent
+
+
+def _dataclass_reader(kind: type[Any]) -> Reader:
+    fields: dict[str, Reader] = {}
+
+    def read(value: Any) -> Any:
+        if not fields:  # not before it is needed: a type may have fields of its own kind
+            fields.update((name, _reader(hint)) for name, hint in _hints(kind).items())
+        return kind(**{name: fields[name](item) for name, item in value.items() if name in fields})
+
+    return read
+
+
+def _exactly(kind: type[Any]) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise TypeError(f"{value!r} is not {kind.__name__}")
+        return value
+
+    return read

@@ -32,6 +32,9 @@ class Prepared:
     """Candidates, itself included, that answered this agent's Ping."""
     snapshots: tuple[HeldSnapshot, ...] = ()
     storage: Optional[Storage] = None
+    unreachable: Optional[tuple[str, ...]] = None
+    """Candidates that did not, where only some were asked (decision "A large world is probed in part"); None: all were
+    asked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +97,26 @@ class Save:
 
 
 @dataclasses.dataclass(frozen=True)
+class Relay:
+    """Operator to any agent: pass a Prepare or an Assign on to others, and take it yourself where you are among them.
+    Answer: a Relayed for each of `to`, in the order of their answers."""
+
+    uid: str
+    line: str
+    """The message as on the wire, without its end of line."""
+    to: tuple[Candidate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Relayed:
+    replica: str
+    line: str = ""
+    """Its answer as it came; empty where it could not be asked."""
+    error: str = ""
+    """Why not, in a sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Accepted:
     round: int
     claim: str
@@ -110,7 +133,8 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Operator to any agent: a stream of Report, each one whole: the last one wins, whatever was lost before it
-    (decision "Reports are whole")."""
+    """Operator to any agent: a stream of Report, or of a Report and ReportChanges after it."""
 
     uid: str
+    changes: bool = False
+    """Whether the stream may go on with ReportChanges, and with those of mere numbers every REPORT_SECONDS."""

@@ -24,31 +24,58 @@ def connected(replies: Mapping[str, Prepared], members: Collection[str]) -> tupl
 
 
 def _mutually_reachable(seniority: list[str], replies: Mapping[str, Prepared]) -> tuple[str, ...]:
-    """Drops whoever misses the most links until nobody misses one (the exact answer is NP-hard, and partitions are
-    mostly clean cuts, for which this is exact); ties go against the junior."""
-    together = list(seniority)
-    reach = _reach(replies)
-    missing = dict.fromkeys(together, 0)
-    everybody = frozenset(together)
-    absent = {key: everybody - found for key, found in {id(found): found for found in reach.values()}.items()}
-    for name in together:
-        for other in absent[id(reach[name])] - {name}:
-            missing[name] += 1
-            missing[other] += 1
+    """Of the largest island, drops whoever misses the most links until nobody misses one (the exact answer is NP-hard,
+    and partitions are mostly clean cuts, of which each side is an island); ties go against the junior."""
+    cut: dict[str, list[str]] = {name: [] for name in seniority}
+    for name, others in _unreachable(replies).items():
+        for other in others - {name}:
+            cut[name].append(other)
+            cut[other].append(name)
+    together = _largest_island(seniority, replies, cut)
+    here = frozenset(together)
+    missing = {name: sum(other in here for other in cut[name]) for name in here}
     while together and (worst := max(reversed(together), key=missing.__getitem__)) and missing[worst]:
         together.remove(worst)
-        for other in together:
-            missing[other] -= (worst not in reach[other]) + (other not in reach[worst])
+        for other in here.intersection(cut[worst]):
+            missing[other] -= cut[worst].count(other)
     return tuple(together)
 
 
-def _reach(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
-    """Whom each can reach: mostly one and the same list, and comparing it costs less than hashing it."""
-    reach: dict[str, frozenset[str]] = {}
-    last: tuple[str, ...] = ()
-    found: frozenset[str] = frozenset()
+def _largest_island(
+    seniority: list[str], replies: Mapping[str, Prepared], cut: Mapping[str, Collection[str]]
+) -> list[str]:
+    """The most of those who reach each other by way of others; of two as large, that of the senior. In a large world,
+    where each was asked for some, two sides of a cut may not know of each pair that it parts."""
+    links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():
+        for other in links.keys() & set(reply.reachable) - set(cut[name]):
+            links[name].add(other)
+            links[other].add(name)
+    islands: list[list[str]] = []
+    left = dict.fromkeys(seniority)
+    while left:
+        found = {next(iter(left))}
+        fringe = list(found)
+        while fringe:
+            news = links[fringe.pop()] - found
+            found |= news
+            fringe += news
+        islands.append([name for name in left if name in found])
+        left = {name: None for name in left if name not in found}
+    return max(islands, key=len, default=[])
+
+
+def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
+    """Whom of the others each can't reach. Those whom each can are mostly one and the same list, and comparing it costs
+    less than hashing it."""
+    everybody, found = frozenset(replies), {}
+    last: tuple[str, ...] = ()
+    absent = everybody
+    for name, reply in replies.items():
+        if reply.unreachable is not None:
+            found[name] = everybody.intersection(reply.unreachable)
+            continue
         if reply.reachable != last:
-            last, found = reply.reachable, frozenset(reply.reachable)
-        reach[name] = found
-    return reach
+            last, absent = reply.reachable, everybody - frozenset(reply.reachable)
+        found[name] = absent
+    return found

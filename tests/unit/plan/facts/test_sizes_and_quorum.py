@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from builders import jobs
 from concertina.plan.facts import quorum, sizes
-from concertina_protocol import Prepared
+from concertina_agent.core.round import probes
+from concertina_protocol import Candidate, Prepared
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,31 @@ def replies(**reachable: str) -> dict[str, Prepared]:
 )
 def test_members_reach_each_other_and_old_ones_stay(links: dict[str, str], members: str, chosen: str) -> None:
     assert "".join(quorum.choose(replies(**links), set(members), jobs.spec())) == chosen
+
+
+def probed(count: int, there: Callable[[int, int], bool]) -> dict[str, Prepared]:
+    """The answers of a large world, in which each has asked only some; `there`: whether one reaches another."""
+    candidates = tuple(Candidate(f"r{i}", f"r{i}:1") for i in range(count))
+    found = {}
+    for me, candidate in enumerate(candidates):
+        asked = [(int(other.replica[1:]), other.replica) for other in probes.chosen(candidates, candidate.replica, "c")]
+        reached = tuple(name for i, name in asked if there(me, i))
+        missed = tuple(name for i, name in asked if not there(me, i))
+        found[candidate.replica] = Prepared(candidate.replica, "i", 1, "c", 1, "s", reached, unreachable=missed)
+    return found
+
+
+@pytest.mark.parametrize("first", [600, 500, 400], ids=["more", "as many", "fewer"])
+def test_of_a_large_world_that_is_cut_in_two_the_larger_side_goes_on(first: int) -> None:
+    """Of two as large, that of the old members; nobody of the other side with it, though few pairs were asked."""
+    found = probed(1000, lambda me, other: me == other or (me < first) == (other < first))
+    members = {f"r{i}" for i in range(first)}
+    side = range(first) if first >= 500 else range(first, 1000)
+    assert quorum.connected(found, members) == tuple(f"r{i}" for i in side)
+
+
+def test_of_a_large_world_only_those_are_left_out_whom_the_others_cannot_reach() -> None:
+    deaf = {17, 500, 999}
+    found = probed(1000, lambda me, other: me == other or not {me, other} & deaf)
+    kept = quorum.connected(found, set(found))
+    assert kept == tuple(f"r{i}" for i in range(1000) if i not in deaf)

@@ -35,6 +35,9 @@ class Lead:
             m.replica: MemberState(m.replica, m.instance, assign.round, assign.claim, State.STARTING)
             for m in assign.members
         }
+        self.told = dict(self.members)
+        """The same for the operator: a member's state as it was when it last changed, for steps go by too fast for it.
+        Another object whenever something in it is other than before."""
         self._failures: dict[str, Failure] = {}
         self._give_up_at = {m.replica: now + JOIN_SECONDS for m in assign.members[1:]}
         self._joined: set[str] = set()
@@ -65,7 +68,7 @@ class Lead:
         self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.pulses, now)
         # What goes on to the operator is what it needs.
         state = dataclasses.replace(state, snapshot_step=None, pulses=(), hung=False, leaving=())
-        self.members[state.replica] = state
+        self._set(state)
         if state.failure is not None:
             self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
             self.settle(now)
@@ -99,8 +102,14 @@ class Lead:
         replica = known.replica
         failure = Failure(replica, FailureReason.MEMBER_LOST, f"{replica} {detail}.", step=known.step, at=at)
         self._failures.setdefault(replica, failure)
-        self.members[replica] = dataclasses.replace(known, state=State.FAILED, failure=failure)
+        self._set(dataclasses.replace(known, state=State.FAILED, failure=failure))
         self.settled = True
+
+    def _set(self, state: MemberState) -> None:
+        known = self.told[state.replica]
+        if (known.state, known.failure, known.notice) != (state.state, state.failure, state.notice):
+            self.told = {**self.told, state.replica: dataclasses.replace(state, durable_parts=(), next_call=None)}
+        self.members[state.replica] = state
 
     def discount_pause(self, seconds: float) -> None:
         self._give_up_at = {replica: at + seconds for replica, at in self._give_up_at.items()}

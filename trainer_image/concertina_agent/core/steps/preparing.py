@@ -5,6 +5,7 @@ from __future__ import annotations
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round import probes
 from concertina_agent.core.round.lead import JOIN_SECONDS, Lead
 from concertina_agent.core.round.membership import Membership, Preparation
 from concertina_agent.core.round.workers_state import Workers
@@ -69,6 +70,9 @@ def on_reached(agent: AgentState, event: e.Reached, t: e.Moment) -> list[e.Effec
 def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
     if not known.gone or known.store is None or known.reachable is None or known.answer is not None:
         return []
+    candidates = known.prepare.candidates
+    asked = probes.chosen(candidates, agent.replica, known.prepare.claim)
+    absent = tuple(candidate.replica for candidate in asked if candidate.replica not in known.reachable)
     known.answer = p.Prepared(
         agent.replica,
         agent.instance,
@@ -78,6 +82,7 @@ def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
         known.reachable,
         agent.held,
         agent.uploads.storage,
+        unreachable=None if len(asked) == len(candidates) else absent,
     )
     effects: list[e.Effect] = [e.Reply(request, known.answer) for request in known.waiting]
     known.waiting.clear()
