@@ -57,7 +57,8 @@ def test_a_spike_s_batch_is_left_out_and_stays_so_in_another_world(folder, paren
 
 def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(folder, parent, strange, tmp_path):
     trainer, step = policy(strange, spike="RollBack", rollbackSteps=12)
-    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/durable", "everySteps": 10, "keep": 9})
+    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/durable", "everySteps": 4, "keep": 40})
+    job.worker = "workers.slowed:main"  # a step is not faster than a checkpoint by far
     first = job.run(2)
     (fault,) = {fault.rollback for fault in first.faults.values()}
     assert {fault.reason for fault in first.faults.values()} == {"LossSpike"}, first.output
