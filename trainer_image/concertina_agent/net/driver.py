@@ -12,9 +12,10 @@ from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import probes
 from concertina_agent.net import tls
-from concertina_agent.net.link import MemberStreams, follow_lead, stream_reports, stream_state
+from concertina_agent.net.link import MemberStreams, follow_lead
 from concertina_agent.net.server import AgentServer, Answered
 from concertina_agent.net.shard_wire import ShardWire
+from concertina_agent.net.state_stream import CHANGES, MIN_GAP_SECONDS, WHOLE, stream
 from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
@@ -92,11 +93,9 @@ class NetworkDriver:
             return
         assign = effect.assign
         join = p.Join(assign.uid, assign.round, assign.claim, self._agent.replica, self._agent.instance)
-        lead = assign.members[0].address
-        self._link = self._tasks.start(
-            "follow lead",
-            follow_lead(self._connector, join, lead, self._agent.member_state, self._changes, self._emit, self._tasks),
-        )
+        state = self._agent.member_state
+        following = follow_lead(self._connector, assign, join, state, self._changes, self._emit, self._tasks)
+        self._link = self._tasks.start("follow lead", following)
 
     def ping_peers(self, effect: e.PingPeers) -> None:
         self._tasks.start("ping peers", self._ping_all(effect.prepare))
@@ -150,8 +149,11 @@ class NetworkDriver:
         await asyncio.gather(*map(pass_on, message.to[:RELAYS]))
 
     async def watch(self, message: p.Watch, wire: Connection) -> None:
-        stream = stream_reports if message.changes else stream_state
-        await stream(wire, self._agent.report, self._changes)
+        report, news = self._agent.report, self._changes
+        if message.changes:
+            await stream(wire, report, news, CHANGES, pace=p.REPORT_SECONDS, beat=p.REPORT_SECONDS)
+        else:
+            await stream(wire, report, news, WHOLE, pace=MIN_GAP_SECONDS)
 
     async def join(self, message: p.Join, wire: Connection) -> None:
         joined = False

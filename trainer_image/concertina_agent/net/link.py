@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import random
 from collections.abc import Callable
 from typing import Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
+from concertina_agent.core.round.lead import AT_ONCE, JOIN_GAP_SECONDS
+from concertina_agent.net.state_stream import MEMBER, stream
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
@@ -18,16 +20,16 @@ from concertina_protocol.log import log_event
 
 RETRY_SECONDS = 0.05
 """Between attempts to join a lead that has not been assigned yet."""
-MIN_GAP_SECONDS = 0.02
-"""Between two lines of a stream that says only the latest."""
+LINES_A_SECOND = 2000
+"""Of mere numbers, that all members of a round together say to their lead at most, unless beats alone are more."""
 
 Emit = Callable[[e.Event], None]
 
 
 async def follow_lead(
     connector: Connector,
+    assign: p.Assign,
     join: p.Join,
-    address: str,
     state: Callable[[], p.MemberState],
     changes: Notifier,
     emit: Emit,
@@ -35,17 +37,20 @@ async def follow_lead(
 ) -> None:
     """Join, again and again until the lead says yes or will never; then talk until the stream breaks."""
     key, wire = (join.round, join.claim), None
+    members = len(assign.members)
     try:
+        await asyncio.sleep(random.uniform(0, JOIN_GAP_SECONDS * members) if members > AT_ONCE else 0)
         while wire is None:
             try:
-                wire = await _try_to_join(connector, join, address)
+                wire = await _try_to_join(connector, join, assign.members[0].address)
             except PermissionError as refusal:
                 return emit(e.LeadGone(*key, str(refusal)))
             if wire is None:
                 await asyncio.sleep(RETRY_SECONDS)
         emit(e.LeadJoined(*key))
         kinds = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
-        with tasks.alongside("stream to lead", stream_state(wire, state, changes)):
+        pace = min(p.BEAT_SECONDS, members / LINES_A_SECOND)
+        with tasks.alongside("stream to lead", stream(wire, state, changes, MEMBER, pace)):
             try:
                 await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), kinds)
             except ProtocolError as error:
@@ -62,42 +67,23 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
         wire = await connector.connect(address)
     except (OSError, asyncio.TimeoutError):
         return None
-    try:
-        await wire.send(join)
-        answer = await wire.receive(p.SILENCE_SECONDS)
-    except (OSError, asyncio.TimeoutError, ProtocolError):
-        answer = None
-    if isinstance(answer, p.Accepted):
-        return wire
+    while True:
+        try:
+            await wire.send(join)
+            answer = await wire.receive(p.SILENCE_SECONDS)
+        except (OSError, asyncio.TimeoutError, ProtocolError):
+            answer = None
+        if isinstance(answer, p.Accepted):
+            return wire
+        if not isinstance(answer, p.Refused) or answer.round > join.round:
+            break
+        await asyncio.sleep(
+            RETRY_SECONDS
+        )  # it has not been assigned yet; a handshake each time would keep it from that
     wire.close()
-    if isinstance(answer, p.Refused) and answer.round > join.round:
+    if isinstance(answer, p.Refused):
         raise PermissionError(f"has moved on to round {answer.round}")
     return None
-
-
-async def stream_state(wire: Connection, state: Callable[[], p.Message], changes: Notifier) -> None:
-    """Send what `state` returns now, whenever it changes, and at least every BEAT_SECONDS."""
-    count = changes.count
-    with contextlib.suppress(OSError):
-        while True:
-            await wire.send(state())
-            await asyncio.sleep(MIN_GAP_SECONDS)
-            count = await changes.wait(count, p.BEAT_SECONDS)
-
-
-async def stream_reports(wire: Connection, report: Callable[[], p.Report], changes: Notifier) -> None:
-    """What has changed in the report, whenever something has; numbers alone, or nothing, every REPORT_SECONDS."""
-    loop, count = asyncio.get_running_loop(), changes.count
-    with contextlib.suppress(OSError):
-        said = report()
-        await wire.send(said)
-        while True:
-            beat = loop.time() + p.REPORT_SECONDS
-            await asyncio.sleep(MIN_GAP_SECONDS)
-            while p.only_numbers(said, report()) and (left := beat - loop.time()) > 0:
-                count = await changes.wait(count, left)
-            before, said = said, report()
-            await wire.send(p.change(before, said))
 
 
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
@@ -137,7 +123,8 @@ class MemberStreams:
 
         detail = ""
         try:
-            with self._tasks.alongside("stream to member", stream_state(wire, self._state, self._never)):
+            beats = stream(wire, self._state, self._never, MEMBER, p.BEAT_SECONDS)
+            with self._tasks.alongside("stream to member", beats):
                 await _listen(wire, on_message, (p.MemberState,))
         except ProtocolError as error:
             detail = f"said what it may not: {error}"

@@ -19,7 +19,7 @@ from concertina_protocol.addresses import family
 from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection
 
-MAX_CONNECTIONS = 2048
+MAX_CONNECTIONS = 5000
 """Of the job's own operator and agents; more are closed at once. A lead has one of each member, and each agent may ping
 each other."""
 MAX_STRANGERS = 256

@@ -20,11 +20,16 @@ from concertina_protocol import (
 )
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
-JOIN_SECONDS = 10.0
-"""A member that has not joined the lead this long after the lead's own Assign is lost."""
+AT_ONCE, JOIN_GAP_SECONDS = 32, 0.002
+"""More members than that join the lead one after another, at this distance on average: a handshake takes it as long."""
 SETTLE_SECONDS = 0.2
 """How long a failure that looks like a lost peer waits for the one that it follows from: on a busy node a survivor may
 end before the news of the dead worker is here, and the wrong replica would be blamed."""
+
+
+def join_seconds(members: int) -> float:
+    """A member that has not joined the lead this long after the lead's own Assign is lost."""
+    return 10.0 + 2 * JOIN_GAP_SECONDS * max(0, members - AT_ONCE)
 
 
 class Lead:
@@ -39,12 +44,16 @@ class Lead:
         """The same for the operator: a member's state as it was when it last changed, for steps go by too fast for it.
         Another object whenever something in it is other than before."""
         self._failures: dict[str, Failure] = {}
-        self._give_up_at = {m.replica: now + JOIN_SECONDS for m in assign.members[1:]}
+        self._join_seconds = join_seconds(len(assign.members))
+        self._give_up_at = {m.replica: now + self._join_seconds for m in assign.members[1:]}
         self._joined: set[str] = set()
         self._settled_at: Optional[float] = None
         self.settled = False
         """Whether the failures say what the cause is; until then the lead keeps them to itself."""
         self._published: set[SnapshotId] = set()
+        self._parts_changed = False
+        """Since it was last asked what can be published."""
+        self._noticed: dict[str, float] = {}
         self.watchdog = Watchdog(assign.limits)
 
     def join(self, message: Join, now: float) -> Optional[str]:
@@ -106,17 +115,23 @@ class Lead:
         self.settled = True
 
     def _set(self, state: MemberState) -> None:
-        known = self.told[state.replica]
-        if (known.state, known.failure, known.notice) != (state.state, state.failure, state.notice):
-            self.told = {**self.told, state.replica: dataclasses.replace(state, durable_parts=(), next_call=None)}
+        """Of thousands of members each says something twice a second: what follows is looked for where it may."""
+        before, told = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
+        if (told.state, told.failure, told.notice) != (state.state, state.failure, state.notice):
+            self.told = {**self.told, state.replica: dataclasses.replace(state, durable_parts=(), next_call=None)}
+        if before.notice != state.notice:
+            noticed = {name: member.notice for name, member in self.members.items()}
+            self._noticed = {name: grace for name, grace in noticed.items() if grace is not None}
+        self._parts_changed |= before.durable_parts != state.durable_parts
 
     def discount_pause(self, seconds: float) -> None:
         self._give_up_at = {replica: at + seconds for replica, at in self._give_up_at.items()}
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """(replica, what it did not do) of members whose time is up."""
-        reasons = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: f"did not join within {JOIN_SECONDS:g} s"}
+        never = f"did not join within {self._join_seconds:g} s"
+        reasons = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: never}
         late = [replica for replica, at in self._give_up_at.items() if now >= at]
         for replica in late:
             del self._give_up_at[replica]
@@ -141,13 +156,16 @@ class Lead:
 
     def noticed(self) -> dict[str, float]:
         """Members that were told to go, and their seconds of grace."""
-        return {name: member.notice for name, member in self.members.items() if member.notice is not None}
+        return self._noticed
 
     def failures(self) -> tuple[Failure, ...]:
         return failures.mark(self._failures.values()) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
         """Snapshots (with whether the run is complete with it) whose parts are all in storage; each told once."""
+        if not self._parts_changed:
+            return []
+        self._parts_changed = False
         parts: dict[SnapshotId, set[Part]] = {}
         for member in self.members.values():
             for part in member.durable_parts:

@@ -7,9 +7,9 @@ hide itself."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from concertina_protocol import Heartbeat, Straggler
@@ -69,16 +69,21 @@ class Stragglers:
 
 def late(work: Mapping[int, Work], seconds: float, factor: float) -> list[int]:
     """Ranks whose work takes `factor` times that of the others, and a share of the step that is worth a word."""
+    ordered = sorted(one.per_step for one in work.values())
     return [
         rank
         for rank, one in work.items()
-        if one.per_step >= factor * (others := _others(rank, work))
+        if one.per_step >= factor * (others := _others(one, ordered))
         and one.per_step - others >= LEAST_SHARE * seconds / one.steps
     ]
 
 
-def _others(rank: int, work: Mapping[int, Work]) -> float:
-    return statistics.median(one.per_step for other, one in work.items() if other != rank)
+def _others(one: Work, ordered: Sequence[float]) -> float:
+    """The median of the others' work; `ordered`: everybody's."""
+    place = bisect.bisect_left(ordered, one.per_step)
+    lower, odd = divmod(len(ordered) - 2, 2)
+    pair = (lower, lower + odd)
+    return sum(ordered[i if i < place else i + 1] for i in pair) / 2
 
 
 def _work(begin: Heartbeat, end: Heartbeat) -> Work:
@@ -86,4 +91,5 @@ def _work(begin: Heartbeat, end: Heartbeat) -> Work:
 
 
 def _straggler(rank: int, replica: str, work: Mapping[int, Work]) -> Straggler:
-    return Straggler(replica, rank, round(work[rank].per_step, 4), round(_others(rank, work), 4))
+    others = _others(work[rank], sorted(one.per_step for one in work.values()))
+    return Straggler(replica, rank, round(work[rank].per_step, 4), round(others, 4))

@@ -101,6 +101,8 @@ class Watchdog:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._places: dict[int, RankHeartbeat] = {}
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        """That each replica spoke of last."""
         self._steps: Deque[float] = collections.deque(maxlen=32)
         self._hung_at: Optional[float] = None
         self.hang: Optional[Hang] = None
@@ -112,8 +114,10 @@ class Watchdog:
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, pulses: tuple[Heartbeat, ...], now: float) -> None:
-        for rank in [rank for rank, place in self._places.items() if place.replica == replica]:
-            del self._places[rank]
+        for rank in self._ranks.get(replica, ()):
+            if rank in self._places and self._places[rank].replica == replica:
+                del self._places[rank]
+        self._ranks[replica] = tuple(heartbeat.rank for heartbeat in pulses)
         for heartbeat in pulses:
             self._places[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still)
 
