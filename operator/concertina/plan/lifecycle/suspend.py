@@ -3,6 +3,7 @@ changed and that was resumed before it had come to its rest."""
 
 from __future__ import annotations
 
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -42,7 +43,14 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
         return None  # what only node memory holds is saved by the round that is being made
     world = claims.disbanded(ctx, Reason.TEMPLATE_CHANGED)
     message = f"{why}: new pods take the members' places"
-    return Decision(Phase.RECOVERING, Reason.TEMPLATE_CHANGED, message, world=world, recheck=constants.RETRY)
+    return Decision(
+        Phase.RECOVERING,
+        Reason.TEMPLATE_CHANGED,
+        message,
+        world=world,
+        events=(Event("Normal", Reason.TEMPLATE_CHANGED, message),),
+        recheck=constants.RETRY,
+    )
 
 
 def _is_over(ctx: JobContext) -> bool:

@@ -221,6 +221,7 @@ def test_a_suspension_is_finished_where_the_template_changed_before_the_job_was_
     assert claim is not None
     assert (claim.committed, claim.round) == (True, 2)
     assert not jobs.sends(made, protocol.Prepare), "no round of theirs follows"
+    assert [event.reason for event in made.events] == ["TemplateChanged"]
 
     made = plan(jobs.then(drained, made), T0 + 22)
     assert pods_changed(made) == (["demo-0-0", "demo-1-0", "demo-2-0"], [(0, 1), (1, 1), (2, 1)])
