@@ -28,7 +28,7 @@ def labels(job: JobView) -> dict[str, str]:
 
 
 def owner(job: JobView) -> Raw:
-    """It goes after what it owns where it is deleted in the foreground (decision "Foreground deletion waits for pods")."""
+    """Of what goes before it in a foreground deletion (decision "Foreground deletion waits for pods")."""
     of = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     return {**of, "controller": True, "blockOwnerDeletion": True}
 
