@@ -31,6 +31,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [concertina.dev]
   resources: [trainingjobs/status]
   verbs: [patch]
+- apiGroups: [concertina.dev]
+  resources: [trainingjobs/finalizers] # asked for by OwnerReferencesPermissionEnforcement: pods block their job's deletion
+  verbs: [update]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, patch, delete] # patch: those of a failed job are ended in place, for their logs

@@ -195,7 +195,7 @@ def crd() -> dict[str, Any]:
         "plural": PLURAL,
         "singular": KIND.lower(),
         "shortNames": ["tj"],
-        "categories": ["all", "concertina"],
+        "categories": ["concertina"],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

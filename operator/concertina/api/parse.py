@@ -138,6 +138,7 @@ SENTENCES = {
     "too_short": "has too few entries: at least {min_length}",
     "too_long": "has too many entries: at most {max_length}",
     "value_error": "{error}",
+    "json_invalid": "has something in it that is nested too deeply: make it flatter",
 }
 
 
@@ -149,7 +150,7 @@ LARGEST = {"workersPerReplica": 1024, "everySeconds": 31536000}
 
 def _sentence(detail: ErrorDetails) -> str:
     """One of pydantic's errors as `path what is wrong: what to do`."""
-    if detail["loc"][-1] in BRANCHES:
+    if detail["loc"] and detail["loc"][-1] in BRANCHES:
         largest = LARGEST[str(detail["loc"][-2])]
         return (
             f"{_path(detail['loc'])} must be auto or a whole number from 1 to {largest}, not {_shown(detail['input'])}"

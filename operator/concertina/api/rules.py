@@ -107,7 +107,8 @@ def _while_suspended(field: str, *, optional: bool) -> Rule:
     """A field that is part of every pod: replicas of one round must agree on it.
 
     Of fields that the schema keeps without knowing them, CEL sees a changed value and another number of them, but not
-    one that took another's place; pods that are made later then differ, which harms no round."""
+    one that took another's place; that is answered as if the job had been suspended for it (decision "A pod says what
+    it was made of")."""
     same = f"self.{field} == oldSelf.{field}"
     if optional:
         same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"

@@ -66,7 +66,7 @@ class DeletePod:
     uid: str
     reason: str
     force: bool = False
-    """Grace 0: the node is gone, or the pod is fenced out and unreachable."""
+    """Grace 0: the node is out of service, or does not answer and the pod is fenced out."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ class JobView:
     """Paths of fields of its spec that this version does not know; `spec` is what remains."""
     checkpoint_request: str = ""
     """The annotation by which a person asks for a checkpoint now."""
+    template_hash: str = ""
+    """Of what its spec says of pods; empty where not all of that is known."""
 
 
 class PodPhase(enum.StrEnum):
@@ -86,6 +88,8 @@ class PodView:
     """The rendezvous that it was made for, with `launcher: torchrun`."""
     ending: bool = False
     """Its node was told to end it and to let it be (EndPod)."""
+    template_hash: str = ""
+    """Its job's, when it was made; empty where that did not say (an older operator)."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Of its containers by resource, and 1 of `pods`; empty where that is not known."""
     excluded: bool = False

@@ -53,6 +53,7 @@ AGENT: tuple[Policy, ...] = (
     snapshot_memory.too_small,
     master_key.missing,  # before all that speaks to agents, or takes their silence for death
     suspend.suspend,
+    suspend.replace_outdated,  # before a round of theirs goes on, or another begins
     startup.refused,
     admission.release,  # before a claim that is under way: it may wait for room that never comes
     claims.proceed,  # a claim is brought to its end before anything else is made of the world

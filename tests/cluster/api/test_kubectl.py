@@ -98,9 +98,14 @@ def test_columns(cluster: LocalCluster, namespace: str, job: str) -> None:
     assert cells[7] == "2"
 
 
-@pytest.mark.parametrize("words", ["trainingjobs", "trainingjob", "tj", "concertina", "all"])
+@pytest.mark.parametrize("words", ["trainingjobs", "trainingjob", "tj", "concertina"])
 def test_names_and_categories(cluster: LocalCluster, namespace: str, job: str, words: str) -> None:
     assert "trainingjob.concertina.dev/demo" in cluster.kubectl("-n", namespace, "get", words, "-o", "name")
+
+
+def test_what_deletes_all_of_a_namespace_spares_jobs(cluster: LocalCluster, namespace: str, job: str) -> None:
+    """`kubectl delete all --all` clears away pods and Services; a run is not its to end."""
+    assert "trainingjob" not in cluster.kubectl("-n", namespace, "get", "all", "-o", "name")
 
 
 def test_scale(cluster: LocalCluster, namespace: str, job: str) -> None:

@@ -17,6 +17,8 @@ SELECTOR = "app.kubernetes.io/managed-by=concertina"
 """Of all pods that this operator made."""
 AVOIDS = "concertina.dev/avoids"
 """Annotation: the nodes that the pod must not run on, by a rule of ours (not of the template)."""
+TEMPLATE_HASH = "concertina.dev/template-hash"
+"""Annotation: `JobView.template_hash` when the pod was made."""
 PORT_NAME = "concertina"
 """Of the container port that says where a pod's agent listens."""
 
@@ -26,7 +28,9 @@ def labels(job: JobView) -> dict[str, str]:
 
 
 def owner(job: JobView) -> Raw:
-    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
+    """Of what goes before it in a foreground deletion (decision "Foreground deletion waits for pods")."""
+    of = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
+    return {**of, "controller": True, "blockOwnerDeletion": True}
 
 
 def secret_name(job: JobView) -> str:

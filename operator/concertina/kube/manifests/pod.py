@@ -6,13 +6,26 @@ shared memory, where the pod may run, and what makes it ours. Everything else st
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from concertina.api import TRAINER
 from concertina.api.pod_names import pod_name, rendezvous_name
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests import agent, torchrun
 from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.containers import memory_of, trainer_of, with_trainer
-from concertina.kube.manifests.names import ATTEMPT, AVOIDS, INDEX, JOB_UID, ROUND, labels, owner, secret_name
+from concertina.kube.manifests.names import (
+    ATTEMPT,
+    AVOIDS,
+    INDEX,
+    JOB_UID,
+    ROUND,
+    TEMPLATE_HASH,
+    labels,
+    owner,
+    secret_name,
+)
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import JobView
@@ -24,6 +37,15 @@ END_POD = {"activeDeadlineSeconds": 1}
 SHM, SHM_PATH = "concertina-shm", "/dev/shm"
 SHM_LEAST = 64 << 20
 """What containerd and Docker give."""
+INTO_PODS = {"template", "trainer", "checkpoint", "workers_per_replica", "launcher"}
+"""Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
+
+
+def template_hash(spec: JobSpec) -> str:
+    """Of what the user has said of the pods. Without defaults: a newer version has more of them, and must not take the
+    pods of running jobs for those of another template (decision "A pod says what it was made of")."""
+    said = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=INTO_PODS)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images) -> Raw:
@@ -57,10 +79,11 @@ def secret_manifest(job: JobView, data: dict[str, str]) -> Raw:
 def _owned(pod: Raw, job: JobView, name: str, number: dict[str, str], port: int) -> Raw:
     """`port`: of the agent or of torchrun's store."""
     theirs = pod.get("metadata") or {}
+    made_of = {TEMPLATE_HASH: job.template_hash} if job.template_hash else {}
     metadata = {
         "name": name,
         "labels": {**(theirs.get("labels") or {}), **labels(job), **number},
-        "annotations": {DEFAULT_CONTAINER: TRAINER, **_no_mesh(port), **(theirs.get("annotations") or {})},
+        "annotations": {DEFAULT_CONTAINER: TRAINER, **_no_mesh(port), **(theirs.get("annotations") or {}), **made_of},
         "ownerReferences": [owner(job)],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}

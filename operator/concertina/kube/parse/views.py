@@ -16,8 +16,8 @@ from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus, unix_seconds, with_internal
 from concertina.kube.deep_json import DEEPEST
-from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND
-from concertina.kube.manifests.pod import END_POD
+from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND, TEMPLATE_HASH
+from concertina.kube.manifests.pod import END_POD, template_hash
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
@@ -47,7 +47,7 @@ class OwnedPod:
 
 def pod_view(obj: Raw) -> OwnedPod:
     metadata, status = obj["metadata"], obj.get("status") or {}
-    labels = metadata.get("labels") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     owner, index, attempt = _owner(metadata)
     waiting, waiting_message = _waiting(status)
     code, reason, message = _exit(status)
@@ -66,7 +66,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         ip=status.get("podIP") or "",
         waiting=waiting[:WORD],
         waiting_message=waiting_message[:SENTENCE],
-        avoids=tuple(filter(None, (metadata.get("annotations") or {}).get(AVOIDS, "").split(","))),
+        avoids=tuple(filter(None, annotations.get(AVOIDS, "").split(","))),
         exit_code=code,
         exit_reason=reason[:WORD],
         exit_message=message[-SENTENCE:],
@@ -78,6 +78,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         port=_port(spec),
         round=_number(labels.get(ROUND)),
         ending=END_POD.items() <= spec.items(),
+        template_hash=annotations.get(TEMPLATE_HASH, ""),
         requests=_requests(spec),
         excluded=waiting == UNSCHEDULABLE and excluded(waiting_message),
         **_restarts(status),
@@ -109,9 +110,10 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
     metadata = obj["metadata"]
     generation = int(metadata.get("generation") or 0)
     if before is not None and (before.uid, before.generation) == (metadata["uid"], generation):
-        spec, spec_error, ignored = before.spec, before.spec_error, before.ignored
+        spec, spec_error, ignored, made_of = before.spec, before.spec_error, before.ignored, before.template_hash
     else:
         spec, spec_error, ignored = _spec(obj)
+        made_of = template_hash(spec) if spec and not ignored else ""
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -124,6 +126,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         status=_status(obj.get("status") or {}),
         ignored=ignored,
         checkpoint_request=(metadata.get("annotations") or {}).get(CHECKPOINT_NOW, "")[:63],
+        template_hash=made_of,
     )
 
 

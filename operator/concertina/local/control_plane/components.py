@@ -84,6 +84,8 @@ def _apiserver(directory: Path, endpoints: Endpoints) -> dict[str, object]:
         "tls-private-key-file": pki / "apiserver.key",
         "client-ca-file": pki / "ca.crt",
         "authorization-mode": "RBAC",
+        # As OpenShift has it, so that a permission which owner references need can't be missing unnoticed.
+        "enable-admission-plugins": "OwnerReferencesPermissionEnforcement",
         "service-account-issuer": "https://kubernetes.default.svc",
         "service-account-key-file": pki / "service-account.pub",
         "service-account-signing-key-file": pki / "service-account.key",

@@ -14,6 +14,7 @@ class Reason(enum.StrEnum):
     REPLICA_LEAVING = "ReplicaLeaving"
     REPLICA_MOVING = "ReplicaMoving"
     DRAINED = "Drained"
+    TEMPLATE_CHANGED = "TemplateChanged"
     NODE_LOST = "NodeLost"
     REPLICA_DELETED = "ReplicaDeleted"
     REPLICA_ENDED = "ReplicaEnded"

@@ -51,9 +51,21 @@ class Replicas:
             return verdict.sentence
         if pod.name in self.to_replace:
             return f"is given up ({self.to_replace[pod.name]})"
+        if pod.name in self.outdated and pod.name not in self.round.members:
+            return "was made of another template than the job has now"
         if pod.unschedulable and not self.avoided.issuperset(pod.avoids):
             return "found no place, and may use a node again that it had to avoid"
         return self.health.by_contact(pod).sentence
+
+    @cached
+    def outdated(self) -> frozenset[str]:
+        """Pods made of another template than the job has now that it is not suspended. Who is a member stays until its
+        round has been drained (`suspend.replace_outdated`)."""
+        now = self.observed.job.template_hash
+        if not now or self.spec.suspend:
+            return frozenset()
+        pods = (pod for pod in self.observed.pods if not pod.deleting)
+        return frozenset(pod.name for pod in pods if pod.template_hash not in ("", now))
 
     @cached
     def live(self) -> Mapping[str, PodView]:

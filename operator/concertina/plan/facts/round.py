@@ -30,6 +30,15 @@ class Round:
         claim, world = self.claim, self.world
         return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
 
+    @property
+    def disbanded(self) -> bool:
+        """Whether no round goes on, nor is one being made: there was none so far, or the last claim is one that no
+        round follows. (Rounds of torchrun have no members, and those that an older version began no claim.)"""
+        claim, world = self.claim, self.world
+        if world.members:
+            return False
+        return not world.round if claim is None else claim.committed and claim.round > world.round
+
     @cached
     def members(self) -> Mapping[str, Member]:
         """By replica; a later claim may be about to replace them."""

@@ -114,10 +114,11 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> Gang:
-    """status.internal.gang after this pass: a round that was committed ends the count."""
+    """status.internal.gang after this pass: a round with members, or one that trains, ends the count."""
     if decision.gang:
         return decision.gang
-    if decision.world and decision.world.round > ctx.world.round:
+    committed = decision.world is not None and decision.world.round > ctx.world.round and decision.world.members
+    if committed or decision.phase is Phase.TRAINING:  # a round of torchrun begins before there is room for it
         return Gang()
     old, mine = ctx.status.internal.gang, _mine(ctx)
     if old.since or (old.until and unix_seconds(old.until) <= ctx.now):

@@ -1,10 +1,13 @@
-"""spec.suspend: the round is drained and saved, then its pods are deleted."""
+"""spec.suspend: the round is drained and saved, then its pods are deleted. So are the pods of a job whose template was
+changed and that was resumed before it had come to its rest."""
 
 from __future__ import annotations
 
+from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.reasons import Reason
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains
 from concertina.plan.state import restore
@@ -18,32 +21,67 @@ def suspend(ctx: JobContext) -> Decision | None:
         return None
     if not ctx.observed.pods or not ctx.world.members:
         return _suspended(ctx)
-    if ctx.round.committed:
-        report = ctx.round.report
-        if report is not None and report.state == State.DRAINED:
-            return _suspended(ctx)
-        if causes.broken(ctx) is None:
-            return _draining(ctx)
+    if _is_over(ctx):
+        return _suspended(ctx)
+    if _goes_on(ctx):
+        return _draining(ctx, Phase.SUSPENDING, "Suspending", "spec.suspend is set")
     can_go_on = sizes.fitting(len(claims.candidates(ctx)), ctx.spec) > 0
     return None if can_go_on and not _overdue(ctx) else _suspended(ctx)
 
 
-def _draining(ctx: JobContext) -> Decision:
-    durable = restore.uses_storage(ctx.spec)
-    limit = constants.DRAIN_DURABLE if durable else constants.DRAIN
-    if drains.expired(ctx, limit):
-        return _suspended(ctx)
-    message = "spec.suspend is set: the round stops after the same step everywhere" + (
-        " and is saved" if durable else ""
+def replace_outdated(ctx: JobContext) -> Decision | None:
+    """What was begun as a suspension is finished: members made of another template than the job has now are drained
+    with a checkpoint, then belong to no round and are replaced (decision "A pod says what it was made of")."""
+    outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
+    if not outdated:
+        return None
+    why = f"replica {outdated[0]} was made of another template than the job has now"
+    if _goes_on(ctx) and not _is_over(ctx):
+        return _draining(ctx, Phase.DRAINING, Reason.TEMPLATE_CHANGED, why)
+    can_go_on = ctx.spec.bundled and sizes.fitting(len(claims.candidates(ctx)), ctx.spec) > 0
+    if can_go_on and not _is_over(ctx) and not _overdue(ctx):
+        return None  # what only node memory holds is saved by the round that is being made
+    world = claims.disbanded(ctx, Reason.TEMPLATE_CHANGED)
+    message = f"{why}: new pods take the members' places"
+    return Decision(
+        Phase.RECOVERING,
+        Reason.TEMPLATE_CHANGED,
+        message,
+        world=world,
+        events=(Event("Normal", Reason.TEMPLATE_CHANGED, message),),
+        recheck=constants.RETRY,
     )
+
+
+def _is_over(ctx: JobContext) -> bool:
+    """The committed round has been drained, or takes too long to."""
+    if not ctx.round.committed:
+        return False
+    report = ctx.round.report
+    drained = report is not None and report.state == State.DRAINED
+    return drained or (causes.broken(ctx) is None and drains.expired(ctx, _limit(ctx)))
+
+
+def _goes_on(ctx: JobContext) -> bool:
+    return ctx.round.committed and causes.broken(ctx) is None
+
+
+def _limit(ctx: JobContext) -> float:
+    """Seconds for the round to stop."""
+    return constants.DRAIN_DURABLE if restore.uses_storage(ctx.spec) else constants.DRAIN
+
+
+def _draining(ctx: JobContext, phase: Phase, reason: str, why: str) -> Decision:
+    durable = restore.uses_storage(ctx.spec)
+    message = f"{why}: the round stops after the same step everywhere" + (" and is saved" if durable else "")
     storage = ctx.round.report.storage if ctx.round.report else None
     if storage and storage.state == StorageHealth.ERROR:
         message += f"; durable storage fails: {storage.message}"
     return Decision(
-        Phase.SUSPENDING,
-        "Suspending",
+        phase,
+        reason,
         message,
-        actions=drains.drain(ctx, "spec.suspend is set", durable, limit),
+        actions=drains.drain(ctx, why, durable, _limit(ctx)),
         recheck=constants.RETRY,
     )
 
@@ -57,5 +95,7 @@ def _suspended(ctx: JobContext) -> Decision:
     left = len(ctx.observed.pods)
     phase = Phase.SUSPENDING if left else Phase.SUSPENDED
     message = f"{left} pods are being deleted" if left else "spec.suspend is set: no pods, the state is kept"
+    if away := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
+        message += f"; {', '.join(away[:5])} can't confirm that: what runs there may go on for as long"
     reason = "Suspending" if left else "Suspended"
     return Decision(phase, reason, message, world=claims.disbanded(ctx, "Suspended"), pods=Pods.NONE)

@@ -3,7 +3,9 @@
 A round, here, is one rendezvous: a pod that serves the store, and members that were told its address. Members that are
 killed or lost are replaced within it, and torchrun takes them in. It is over, and all of its pods are made anew, when
 the store is lost (no member survives that), when torchrun gives up in one of them (that closes the rendezvous for all),
-or when a job of fixed size gets another one. What torchrun does inside, the operator can't know and doesn't say
+when a job of fixed size gets another one, or when one of its pods was made of another template than the job has now.
+It has a claim of its own, committed as it is made, so that an operator that has not heard of it can write nothing more
+(decision "A claim says whether it is committed"). What torchrun does inside, the operator can't know and doesn't say
 (decision "launcher: torchrun without a Service").
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from concertina.api.pod_names import rendezvous_name
-from concertina.api.status import World, rfc3339
+from concertina.api.status import Claim, World, rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
@@ -22,6 +24,7 @@ from concertina.plan.observed import PodPhase
 from concertina.plan.pods import backoff, torchrun
 from concertina.plan.pods.shortage import waiting
 from concertina.plan.recovery import budget, startup
+from concertina.plan.rounds import claims
 from concertina.plan.rounds.claims import Cause
 
 SIGNALLED = 128
@@ -41,6 +44,8 @@ def next_round(ctx: JobContext) -> Decision | None:
     """A new rendezvous, where there is none or the last one is over."""
     if not ctx.world.round:
         return _begun(ctx, Cause(Reason.FIRST_ROUND, "the first rendezvous", planned=True))
+    if ctx.round.disbanded or ctx.world.members:  # those are of the agents' last round: the launcher was another one
+        return _begun(ctx, Cause(Reason.RESUMED, "the job goes on with another rendezvous", planned=True))
     if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
         return _begun(ctx, Cause("NameTaken", "another pod has the name of the rendezvous", planned=True))
     cause = _over(ctx)
@@ -82,6 +87,11 @@ def running(ctx: JobContext) -> Decision:
 def _over(ctx: JobContext) -> Cause | None:
     """Why this round can't go on."""
     members, store = torchrun.members(ctx), torchrun.store(ctx)
+    if outdated := [
+        pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated
+    ]:
+        message = f"pod {outdated[0]} was made of another template than the job has now"
+        return Cause(Reason.TEMPLATE_CHANGED, message, planned=True)
     if store is None and members:
         return Cause("RendezvousLost", "the pod that served torchrun's store is gone")
     if store is not None and store.name in ctx.replicas.dead:
@@ -103,12 +113,15 @@ def _over(ctx: JobContext) -> Cause | None:
 
 def _begun(ctx: JobContext, cause: Cause) -> Decision:
     fixed = ctx.spec.elastic is None
-    round = ctx.world.round + 1
+    round = 1 + claims.highest_round(ctx)
     while rendezvous_name(ctx.observed.job.name, round) in ctx.observed.taken:
         round += 1
-    world = World(
-        round=round, replicas=sizes.most(ctx.spec) if fixed else 0, since=rfc3339(ctx.now)
+    at = rfc3339(ctx.now)
+    claim = Claim(
+        round=round, claim_id=ctx.observed.fresh_claim, committed=True, at=at, reason=cause.reason,
+        message=cause.sentence,
     )  # fmt: skip
+    world = World(round=round, claim=claim, replicas=sizes.most(ctx.spec) if fixed else 0, since=at)
     first = not ctx.world.round
     phase = Phase.STARTING if first else Phase.RECOVERING
     events = () if first else (Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence),)

@@ -33,9 +33,11 @@ def replaced_event(ctx: JobContext, pod: PodView) -> Event:
 
 
 def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
-    """Nothing where it is being deleted already, unless its node can't confirm that."""
+    """Nothing where it is being deleted already, unless it may be forgotten before its node says that it has ended:
+    where the node is out of service, or does not answer and what runs there is fenced out, as the bundled trainer is
+    (decision "Whose writers are not fenced is not forgotten")."""
     node = ctx.node(pod)
-    unconfirmed = node.out_of_service or not node.ready
-    if pod.deleting and not unconfirmed:
+    force = node.out_of_service or (not node.ready and ctx.spec.bundled)
+    if pod.deleting and not force:
         return []
-    return [DeletePod(pod.name, pod.uid, f"replica {pod.name} {reason}", force=unconfirmed)]
+    return [DeletePod(pod.name, pod.uid, f"replica {pod.name} {reason}", force)]

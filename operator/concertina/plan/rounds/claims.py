@@ -46,13 +46,15 @@ class Cause:
 
 
 def candidates(ctx: JobContext) -> tuple[str, ...]:
-    """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready."""
+    """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready; but
+    nobody joins members of another template."""
+    may_join = ctx.round.members.keys().isdisjoint(ctx.replicas.outdated)
     return tuple(
         name
         for index, name in sorted(ctx.replicas.pod_by_index.items())
         if index in ctx.replicas.wanted_indexes
         and _can_answer(ctx, name)
-        and (name in ctx.replicas.ready or _member_still(ctx, name))
+        and ((may_join and name in ctx.replicas.ready) or _member_still(ctx, name))
     )
 
 
@@ -85,7 +87,7 @@ def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Deci
     if not sizes.fitting(len(names), ctx.spec):
         return None
     made = Claim(
-        round=1 + _highest(ctx),
+        round=1 + highest_round(ctx),
         claim_id=ctx.observed.fresh_claim,
         at=rfc3339(ctx.now),
         reason=cause.reason,
@@ -109,7 +111,7 @@ def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Deci
 def last_claim(ctx: JobContext, reason: str) -> Claim:
     """The claim that no round follows: written at the end of the job or of its rounds, so that an operator that has not
     heard of it loses the precondition of all it writes (decision "A claim says whether it is committed")."""
-    round, claim_id = 1 + _highest(ctx), ctx.observed.fresh_claim
+    round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
 
 
@@ -122,14 +124,14 @@ def world_after(ctx: JobContext, decision: Decision) -> World:
 
 
 def disbanded(ctx: JobContext, reason: str) -> World:
-    """The world without its members, so that no round goes on; as it is where there is none."""
+    """The world without its members, so that no round goes on; as it is where none does."""
     world = ctx.world
-    if not world.members and (world.claim is None or world.claim.committed):
+    if ctx.round.disbanded:
         return world
     return World(round=world.round, claim=last_claim(ctx, reason), base=world.base, since=world.since)
 
 
-def _highest(ctx: JobContext) -> int:
+def highest_round(ctx: JobContext) -> int:
     """The highest round that anybody is known to have seen."""
     seen = [ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0]
     for view in ctx.observed.agents.values():

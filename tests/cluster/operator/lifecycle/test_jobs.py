@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator import Jobs, Operator
+from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")
 SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
@@ -54,6 +56,28 @@ def test_suspend_and_resume(jobs: Jobs) -> None:
     job = jobs.wait_training("a", 2)
     assert jobs.condition(job, "Suspended")["status"] == "False"
     assert job["status"]["restarts"]["total"] == 0
+
+
+def test_a_template_that_changes_between_a_suspend_and_a_resume_that_nobody_saw_is_what_runs(
+    jobs: Jobs, operator: Operator
+) -> None:
+    """The operator hears of all three as one change, while the pods of the old template run."""
+    made = jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
+    jobs.wait_training("a", 2)
+    template = made["spec"]["template"]
+    template["spec"]["containers"][0]["command"] = ["python3", "-uc", "print('the new one'); " + STAY]
+    assert operator.process is not None
+    operator.process.send_signal(signal.SIGSTOP)
+    try:
+        jobs.patch("a", {"suspend": True})
+        jobs.patch("a", {"suspend": False, "template": template})
+    finally:
+        operator.process.send_signal(signal.SIGCONT)
+    jobs.wait("a", lambda job: {"a-0-1", "a-1-1"} == set(jobs.members(job)))
+    job = jobs.wait_training("a", 2)
+    assert job["status"]["restarts"]["total"] == 0
+    until(lambda: "the new one" in jobs.logs("a-1-1"), "what the new template prints", lambda: jobs.describe("a"))
+    assert jobs.events("a", "TemplateChanged")
 
 
 def test_a_job_that_is_created_suspended_has_no_pods(jobs: Jobs) -> None:
@@ -105,6 +129,14 @@ def test_deleting_a_job_deletes_all_that_is_its(jobs: Jobs) -> None:
     jobs.delete("a")
     jobs.wait_gone("tj/a")
     jobs.wait_gone("pod,secret", "-l", "app.kubernetes.io/managed-by=concertina")
+
+
+def test_a_job_that_is_deleted_in_the_foreground_goes_after_its_pods(jobs: Jobs) -> None:
+    jobs.create("a", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAY, replicas=2)
+    jobs.wait_training("a", 2)
+    jobs.cluster.kubectl("delete", "tj", "a", "-n", jobs.namespace, "--cascade=foreground", "--wait=false")
+    jobs.wait_gone("tj/a")
+    assert jobs.pods("a") == []
 
 
 def test_a_job_created_again_under_its_name_is_another_job(jobs: Jobs) -> None:

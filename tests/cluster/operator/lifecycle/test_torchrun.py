@@ -132,13 +132,16 @@ def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Job
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=1", "-n", jobs.namespace)
     told.wait("1 a-0-1")
     jobs.wait_gone("pod/a-1-0")
-    assert jobs.get("a")["status"]["world"]["round"] == 2
+    world = jobs.get("a")["status"]["world"]
+    assert (world["round"], world["claim"]["round"], world["claim"]["committed"]) == (2, 2, True)
 
     jobs.patch("a", {"suspend": True})
     jobs.wait_true("a", "Suspended")
     jobs.wait("a", lambda _: not jobs.pods("a"))
+    assert jobs.get("a")["status"]["world"]["claim"]["round"] == 3, "no round follows it"
     jobs.patch("a", {"suspend": False})
     told.wait("1 a-0-2")
+    assert jobs.get("a")["status"]["world"]["round"] == 4
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")
     assert job["status"]["restarts"]["inWindow"] == 0

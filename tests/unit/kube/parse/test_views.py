@@ -289,3 +289,13 @@ def test_a_pod_that_no_node_would_take() -> None:
     assert pod_view(pod({"conditions": [condition]})).view.excluded
     assert not pod_view(pod({"conditions": [{**condition, "status": "True"}]})).view.excluded
     assert not pod_view(pod({"conditions": [{**condition, "reason": "SchedulerError"}]})).view.excluded
+
+
+@pytest.mark.parametrize("levels", [190, 250, 900, 5000])
+def test_a_spec_that_is_nested_deeply_is_read_or_said_to_be(levels: int) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(levels):
+        nested = {"a": nested}
+    template = JOB["spec"]["template"]
+    view = job_view({**JOB, "spec": {"template": {"spec": {**template["spec"], "more": nested}}}})
+    assert "nested" in view.spec_error or view.template_hash

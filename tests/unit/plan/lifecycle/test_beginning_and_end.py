@@ -193,6 +193,82 @@ def test_a_suspend_that_can_not_be_saved_waits_and_says_so() -> None:
     assert "access denied" in condition(made, "Ready")[2]
 
 
+# --- pods of another template
+
+
+def remade(seen: Observed, spec: Any = WITH_STORAGE, **hashes: str) -> Observed:
+    """Resumed under the template `new`, with pods of these templates, by name; of the others nothing is known."""
+    pods = tuple(replace(pod, template_hash=hashes.get(pod.name.replace("-", "_"), "")) for pod in seen.pods)
+    return replace(seen, pods=pods, job=replace(seen.job, spec=spec, template_hash="new"))
+
+
+OLD = dict.fromkeys(("demo_0_0", "demo_1_0", "demo_2_0"), "old")
+
+
+def test_a_suspension_is_finished_where_the_template_changed_before_the_job_was_resumed() -> None:
+    """The pods were still draining: they are saved, and give way to pods of the new template."""
+    seen = remade(training(), **OLD)
+    made = plan(seen, T0 + 20)
+    assert jobs.sends(made, protocol.Drain)["demo-0-0"].durable
+    assert condition(made, "Running")[1] == "TemplateChanged"
+    assert not pods_changed(made)
+
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained"))
+    drained = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    made = plan(drained, T0 + 21)
+    claim = made.status.world.claim
+    assert made.status.world.members == ()
+    assert claim is not None
+    assert (claim.committed, claim.round) == (True, 2)
+    assert not jobs.sends(made, protocol.Prepare), "no round of theirs follows"
+    assert [event.reason for event in made.events] == ["TemplateChanged"]
+
+    made = plan(jobs.then(drained, made), T0 + 22)
+    assert pods_changed(made) == (["demo-0-0", "demo-1-0", "demo-2-0"], [(0, 1), (1, 1), (2, 1)])
+    assert not jobs.sends(made, protocol.Prepare)
+    assert made.status.restarts.total == 0
+
+
+def pods_changed(made: Plan) -> Any:
+    """Those that are deleted, and those that are made."""
+    deleted = [action.name for action in made.actions if isinstance(action, DeletePod)]
+    created = [(action.index, action.attempt) for action in made.actions if isinstance(action, CreatePod)]
+    return (deleted, created) if deleted or created else ()
+
+
+def test_a_pod_that_an_older_pass_made_joins_no_round_of_the_new_template() -> None:
+    pods = tuple(jobs.pod(index) for index in range(3))
+    seen = jobs.observed(jobs.job(jobs.spec()), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
+    seen = remade(seen, jobs.spec(), demo_0_0="new", demo_1_0="old", demo_2_0="new")
+    made = plan(seen, T0 + 20)
+    assert pods_changed(made) == (["demo-1-0"], [(1, 1)])
+    assert set(jobs.sends(made, protocol.Prepare)) == {"demo-0-0", "demo-2-0"}
+    assert made.status.restarts.total == 0
+
+
+@pytest.mark.parametrize("made_of", ["", "new"])
+def test_pods_of_an_older_operator_and_of_this_template_are_left_alone(made_of: str) -> None:
+    made = plan(remade(training(), **dict.fromkeys(OLD, made_of)), T0 + 20)
+    assert made.actions == ()
+    assert condition(made, "Ready")[1] == "Training"
+
+
+def test_what_is_suspended_drains_as_it_was_whatever_its_template_is_now() -> None:
+    seen = suspended(remade(training(), **OLD))
+    spare = jobs.pod(3, template_hash="old")
+    made = plan(replace(seen, pods=(*seen.pods, spare)), T0 + 20)
+    assert jobs.sends(made, protocol.Drain)
+    assert condition(made, "Ready")[1] == "Suspending"
+
+
+def test_new_pods_do_not_join_members_of_the_old_template_in_a_round_that_saves_them() -> None:
+    seen = remade(training(), **OLD)
+    fresh = jobs.pod(2, 1, template_hash="new")
+    gone = replace(seen, pods=(*seen.pods[:2], fresh), agents={**seen.agents, fresh.name: jobs.agent(fresh.name)})
+    made = plan(gone, T0 + 20)
+    assert set(jobs.sends(made, protocol.Prepare)) == {"demo-0-0", "demo-1-0"}
+
+
 # --- the end
 
 

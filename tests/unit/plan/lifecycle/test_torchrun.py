@@ -9,6 +9,8 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
+from concertina.api.status import Gang, Internal
+from concertina.controller.status import claim_tests
 from concertina.plan.actions import CreatePod, CreateRendezvous, DeletePod, Plan, Rendezvous
 from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
@@ -136,8 +138,95 @@ def test_suspending_deletes_all_and_resuming_makes_a_store_again() -> None:
     suspended = replace(seen, job=replace(seen.job, spec=spec(suspend=True)))
     made = plan(suspended, T0 + 5)
     assert len(of(made, DeletePod)) == 4
-    gone = jobs.then(seen, plan(jobs.then(suspended, made, pods=()), T0 + 6), pods=())
-    assert of(plan(replace(gone, job=replace(gone.job, spec=spec())), T0 + 7), CreateRendezvous)
+    gone = jobs.then(suspended, plan(jobs.then(suspended, made, pods=()), T0 + 6), pods=())
+    resumed = replace(gone, job=replace(gone.job, spec=spec()))
+    made = plan(resumed, T0 + 7)
+    assert made.status.rounds == 2
+    assert made.status.restarts.total == 0
+    round = made.status.world.round
+    assert of(plan(jobs.then(resumed, made), T0 + 8), CreateRendezvous) == [CreateRendezvous(round)]
+
+
+def claim_of(made: Plan) -> Any:
+    claim = made.status.world.claim
+    assert claim is not None
+    assert claim.committed
+    return claim
+
+
+def test_each_beginning_and_each_end_of_a_round_is_a_claim_of_its_own() -> None:
+    """What every status write tests: whoever has not heard of it can write nothing more."""
+    first = jobs.observed(jobs.job(spec()), fresh_claim="one")
+    made = plan(first, T0)
+    assert (claim_of(made).round, claim_of(made).claim_id) == (1, "one")
+    here = jobs.then(first, made, pods=(store(), *members(0, 1, 2)), fresh_claim="two")
+    assert claim_of(plan(here, T0 + 5)).claim_id == "one", "none where nothing begins or ends"
+
+    lost = plan(replace(here, pods=members(0, 1, 2)), T0 + 5)
+    assert (claim_of(lost).round, claim_of(lost).claim_id) == (2, "two")
+    assert lost.status.world.round == 2
+    deposed = claim_tests(here.job.status.manifest())
+    assert deposed != claim_tests(lost.status.manifest()), "its writes are refused"
+
+    suspended = replace(here, job=replace(here.job, spec=spec(suspend=True)))
+    ended = plan(suspended, T0 + 5)
+    assert (claim_of(ended).round, claim_of(ended).claim_id) == (2, "two")
+    assert ended.status.world.round == 1
+    at_rest = jobs.then(suspended, ended, pods=(), fresh_claim="three")
+    still = plan(at_rest, T0 + 6)
+    assert claim_of(still).claim_id == "two", "one is enough"
+    resumed = replace(at_rest, job=replace(at_rest.job, spec=spec()))
+    again = plan(resumed, T0 + 7)
+    assert (again.status.world.round, claim_of(again).round, claim_of(again).claim_id) == (3, 3, "three")
+
+
+def test_a_round_that_an_older_operator_began_without_a_claim_goes_on() -> None:
+    seen = begun(store(), *members(0, 1, 2))
+    status = seen.job.status.model_copy(update={"world": seen.job.status.world.model_copy(update={"claim": None})})
+    seen = replace(seen, job=replace(seen.job, status=status))
+    made = plan(seen, T0 + 5)
+    assert (made.actions, made.status.world.round, made.status.world.claim) == ((), 1, None)
+    ended = plan(replace(seen, job=replace(seen.job, spec=spec(suspend=True))), T0 + 5)
+    assert claim_of(ended).round == 2
+
+
+def test_a_launcher_that_was_changed_while_suspended_begins_with_a_rendezvous() -> None:
+    of_agents = jobs.running(jobs.command_spec())
+    seen = replace(of_agents, job=replace(of_agents.job, spec=spec()))
+    made = plan(seen, T0 + 20)
+    assert made.status.world.round == 2
+    assert not made.status.world.members
+    after = plan(jobs.then(seen, made), T0 + 21)
+    assert of(after, CreateRendezvous) == [CreateRendezvous(2)]
+    assert len(of(after, DeletePod)) == 3
+
+
+@pytest.mark.parametrize("old", ["store", "member"])
+def test_pods_made_of_another_template_mean_another_rendezvous(old: str) -> None:
+    pods = (
+        store(template_hash="old" if old == "store" else "new"),
+        *members(0, template_hash="old" if old == "member" else "new"),
+        *members(1, template_hash="new"),
+        *members(2),
+    )
+    seen = begun(*pods)
+    assert not plan(seen, T0 + 5).actions, "an operator that does not know what its job says judges nothing"
+    made = plan(replace(seen, job=replace(seen.job, template_hash="new")), T0 + 5)
+    assert made.status.world.round == 2
+    assert made.status.restarts.total == 0
+    assert [event.reason for event in made.events] == ["TemplateChanged"]
+
+
+def test_a_job_that_let_others_go_first_is_remembered_to_have_until_it_runs() -> None:
+    """Its next round begins before there is room for it."""
+    seen = jobs.observed(jobs.job(spec()))
+    gang = Gang(releases=2, priority=3)
+    status = seen.job.status.model_copy(update={"internal": Internal(gang=gang)})
+    seen = replace(seen, job=replace(seen.job, status=status))
+    made = plan(seen, T0)
+    assert made.status.internal.gang.releases == 2
+    made = plan(jobs.then(seen, made, pods=(store(), *members(0, 1, 2))), T0 + 1)
+    assert made.status.internal.gang == Gang()
 
 
 def test_names_that_other_pods_hold_are_passed_over() -> None:

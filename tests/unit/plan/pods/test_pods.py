@@ -9,7 +9,16 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import AvoidedNode, Internal, JobStatus, Restart, Restarts, rfc3339
+from concertina.api.status import (
+    AvoidedNode,
+    Claim,
+    Internal,
+    JobStatus,
+    Restart,
+    Restarts,
+    World,
+    rfc3339,
+)
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import NodeView, Observed, Refusal, Refused
 from concertina.plan.plan import plan
@@ -57,6 +66,48 @@ def test_a_dead_node_does_not_block_a_successor(node: NodeView, deleting: bool, 
     made = plan(replace(seen, nodes={**seen.nodes, "node-1": node}), T0 + 1)
     assert creates(made) == created
     assert deletes(made) == deleted
+
+
+@pytest.mark.parametrize("change", [{"suspend": True}, {"replicas": 2}, {}], ids=["suspend", "scale", "lost"])
+@pytest.mark.parametrize("launcher", ["agent", "torchrun"])
+@pytest.mark.parametrize("out_of_service", [False, True])
+def test_a_command_of_ones_own_is_not_forgotten_while_it_may_run(
+    change: dict[str, Any], launcher: str, out_of_service: bool
+) -> None:
+    """Nothing fences its writes: the pod stays until its node says that it has ended, or is out of service."""
+    round = 1 if launcher == "torchrun" else None
+    pods = tuple(jobs.pod(index, round=round) for index in range(3))
+    spec = jobs.command_spec(
+        launcher=launcher, elastic=None if launcher == "torchrun" else {"minReplicas": 1}, **change
+    )
+    world = World(round=1, claim=Claim(round=1, claim_id="a", committed=True), replicas=3) if round else World()
+    seen = jobs.observed(jobs.job(spec, JobStatus(world=world)), pods)
+    away = NodeView("node-2", ready=False, out_of_service=out_of_service)
+    seen = replace(seen, nodes={**seen.nodes, "node-2": away})
+    if launcher == "torchrun" and change != {"suspend": True}:
+        store = jobs.pod(None, 1, name="demo-rendezvous-1", round=1, node="node-0")
+        seen = replace(seen, pods=(store, *pods), job=replace(seen.job, status=fixed_at(seen, spec.replicas)))
+    made = plan(seen, T0 + 1)
+    assert deletes(made).get("demo-2-0") in ({True} if out_of_service else {False})
+    going = replace(pods[2], deleting=True)
+    made = plan(replace(seen, pods=(*seen.pods[:-1], going)), T0 + 1)
+    assert deletes(made).get("demo-2-0") is (True if out_of_service else None)
+
+
+def fixed_at(seen: Observed, replicas: int) -> JobStatus:
+    """A rendezvous of that size."""
+    status = seen.job.status
+    return status.model_copy(update={"world": status.world.model_copy(update={"replicas": replicas})})
+
+
+def test_a_suspension_says_which_nodes_can_not_confirm_it() -> None:
+    pods = tuple(jobs.pod(index, deleting=True) for index in range(2))
+    seen = jobs.observed(jobs.job(jobs.command_spec(suspend=True)), pods)
+    made = plan(replace(seen, nodes={**seen.nodes, "node-1": NodeView("node-1", ready=False)}), T0 + 1)
+    ready = made.status.condition("Ready")
+    assert ready
+    assert ready.reason == "Suspending"
+    assert "node-1 can't confirm" in ready.message
 
 
 def test_a_created_pod_that_is_not_seen_yet_is_created_under_the_same_name() -> None:
