@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import control_plane_hosts as hosts
@@ -43,28 +43,6 @@ class Size:
         return f"{self.jobs}x{self.replicas}"
 
 
-Table = dict[str, list[float]]
-
-
-@dataclass
-class Results:
-    """Tables by title and unit."""
-
-    tables: dict[tuple[str, str], Table] = field(default_factory=dict)
-
-    def add(self, title: str, unit: str, rows: Mapping[str, float]) -> None:
-        table = self.tables.setdefault((title, unit), {})
-        for row, value in rows.items():
-            table.setdefault(row, []).append(value)
-
-    def flat(self) -> Table:
-        return {
-            f"{title}: {row} ({unit})": values
-            for (title, unit), table in self.tables.items()
-            for row, values in table.items()
-        }
-
-
 @dataclass(frozen=True)
 class Bench:
     size: Size
@@ -74,21 +52,22 @@ class Bench:
     meter: Meter
     requests: Requests
     jobs: Jobs
-    results: Results
+    tables: dict[str, dict[str, list[float]]]
 
-    def seconds(self, scenario: str, rows: Mapping[str, float]) -> None:
-        self.results.add(f"{self.size}, {scenario}", "s", rows)
+    def say(self, scenario: str, what: str, value: float) -> None:
+        """`what` has its unit in it where that is not seconds."""
+        self.tables.setdefault(f"{self.size}, {scenario}", {}).setdefault(what, []).append(value)
 
-    def used(self, scenario: str, before: Usage) -> Usage:
+    async def measured(self, scenario: str, before: Usage, share: float, unit: str) -> None:
+        """What was used and asked for since, as multiples of `share`."""
         after = self.meter.usage()
-        spent = after.since(before)
-        passed = after.at - before.at
-        self.results.add(f"{self.size}, {scenario}: processor time", "s", spent)
-        self.results.add(
-            f"{self.size}, {scenario}: cores in use", "cores", {who: used / passed for who, used in spent.items()}
-        )
-        self.results.add(f"{self.size}, {scenario}: memory at the highest", "MiB", after.memory)
-        return after
+        for who, spent in after.since(before).items():
+            self.say(scenario, f"{who}: processor time", spent)
+        for who, memory in after.memory.items():
+            self.say(scenario, f"{who}: memory at the highest, MiB", memory)
+        await asyncio.sleep(SYNC_SECONDS)
+        for what, number in self.requests.more().most_common():
+            self.say(scenario, f"{what}: requests {unit}", number / share)
 
 
 async def run(bench: Bench) -> None:
@@ -97,29 +76,26 @@ async def run(bench: Bench) -> None:
     making = asyncio.create_task(bench.jobs.create(bench.size.jobs, bench.size.replicas))
     await asyncio.sleep(0)
     reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
+    for mark, seconds in reached.items():
+        bench.say("run", f"{mark} of the jobs train", seconds)
+    await bench.measured("run", before, bench.size.jobs, "a job")
     await making
-    bench.seconds("run", {f"{mark} of the jobs train": at for mark, at in reached.items()})
-    bench.used("run", before)
-    await asyncio.sleep(SYNC_SECONDS)
-    counted = {what: number / bench.size.jobs for what, number in bench.requests.more().most_common()}
-    bench.results.add(f"{bench.size}, run: requests of the operator", "a job", counted)
     if reached["all"] == float("inf"):
         raise TimeoutError(f"not all of {bench.size} train within {bench.options.limit:.0f} s")
 
 
 async def steady(bench: Bench) -> None:
-    before = bench.meter.usage()
+    before, rounds = bench.meter.usage(), _rounds(bench)
     bench.requests.more()
-    rounds = {name: job.round for name, job in bench.jobs.seen.items()}
     await asyncio.sleep(bench.options.steady)
-    after = bench.used("steady", before)
-    await asyncio.sleep(SYNC_SECONDS)
-    passed = after.at - before.at
-    counted = {what: number / passed for what, number in bench.requests.more().most_common()}
-    bench.results.add(f"{bench.size}, steady: requests of the operator", "a second", counted)
-    bench.results.add(f"{bench.size}, steady", "jobs", {"a round was begun": _begun(bench, rounds)})
-    behind = sorted(after.at - job.progress_at for job in bench.jobs.seen.values())
-    bench.seconds("steady", {"progress in the status is old, half": behind[len(behind) // 2], "worst": behind[-1]})
+    now = time.time()
+    behind = sorted(now - job.progress_at for job in bench.jobs.seen.values())
+    bench.say("steady", "progress in the status is old, half of the jobs", behind[len(behind) // 2])
+    bench.say("steady", "progress in the status is old, worst", behind[-1])
+    bench.say("steady", "jobs that begin a round", _begun(bench, rounds))
+    cores = bench.meter.usage().since(before)["operator"] / (now - before.at)
+    bench.say("steady", "operator, cores", cores)
+    await bench.measured("steady", before, now - before.at, "a second")
 
 
 async def kill_member(bench: Bench) -> None:
@@ -134,29 +110,35 @@ async def kill_member(bench: Bench) -> None:
             await asyncio.sleep(0.01)
         claimed = min((at for round, at in job.claims.items() if round > claims), default=float("inf"))
         committed = min((at for round, at in job.rounds.items() if round > before), default=float("inf"))
-        who = "a lead dies" if place == 0 else "a member dies"
-        bench.seconds("kill-member", {f"{who}: until the claim": claimed - died, "until the commit": committed - died})
+        who = "a member dies" if place else "a lead dies"
+        bench.say("kill-member", f"{who}: until the claim is seen", claimed - died)
+        bench.say("kill-member", f"{who}: until the commit is seen", committed - died)
         print(f"  {who} of {name}: claim {claimed - died:.2f} s, commit {committed - died:.2f} s", flush=True)
 
 
 async def kill_operator(bench: Bench) -> None:
-    rounds = {name: job.round for name, job in bench.jobs.seen.items()}
+    rounds = _rounds(bench)
     bench.operator.end()
     before = bench.meter.usage()
+    bench.requests.more()
     begun = await bench.operator.start()
-    bench.seconds("kill-operator", {"until the new one works": time.time() - begun})
+    bench.say("kill-operator", "until the new one works", time.time() - begun)
     reached = await bench.jobs.until(
         "tell their progress", begun, bench.options.limit, lambda name, job: job.progress_at > begun
     )
-    bench.seconds("kill-operator", {f"until {mark} of the jobs tell progress": at for mark, at in reached.items()})
-    bench.used("kill-operator", before)
-    bench.results.add(f"{bench.size}, kill-operator", "jobs", {"a round was begun": _begun(bench, rounds)})
+    for mark, seconds in reached.items():
+        bench.say("kill-operator", f"until {mark} of the jobs tell their progress", seconds)
+    bench.say("kill-operator", "jobs that begin a round", _begun(bench, rounds))
+    await bench.measured("kill-operator", before, bench.size.jobs, "a job")
 
 
-def _begun(bench: Bench, rounds: Mapping[str, int]) -> int:
-    """Jobs that have claimed or committed another round since."""
-    seen = bench.jobs.seen
-    return sum(max([seen[name].round, *seen[name].claims]) > round for name, round in rounds.items())
+def _rounds(bench: Bench) -> dict[str, int]:
+    """The highest of each job that was claimed."""
+    return {name: max(job.claims, default=0) for name, job in bench.jobs.seen.items()}
+
+
+def _begun(bench: Bench, before: Mapping[str, int]) -> int:
+    return sum(now > before[name] for name, now in _rounds(bench).items())
 
 
 SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
@@ -167,8 +149,8 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
 }
 
 
-async def play(size: Size, options: argparse.Namespace, results: Results) -> None:
-    with control_plane("bench-control-plane", print) as cluster:
+async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[str, list[float]]]) -> None:
+    with control_plane(print) as cluster:
         operator = Operator(cluster, options.operator)
         network = cluster.record.endpoints.address.rpartition(".")[0].rpartition(".")[0]
         with hosts.running(
@@ -180,7 +162,7 @@ async def play(size: Size, options: argparse.Namespace, results: Results) -> Non
             async with Client(await access.load(str(cluster.kubeconfig))) as client:
                 meter = Meter(cluster, operator, tuple(host.pid for host in simulated.each))
                 requests = Requests(cluster.directory / AUDIT)
-                bench = Bench(size, options, operator, simulated, meter, requests, Jobs(client), results)
+                bench = Bench(size, options, operator, simulated, meter, requests, Jobs(client), tables)
                 following = asyncio.create_task(bench.jobs.follow())
                 try:
                     for name, scenario in SCENARIOS.items():
@@ -206,16 +188,17 @@ def main() -> None:
     parser.add_argument("--operator", default=AS_IT_COMES, help="what runs it; a profiler's command, say")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = Results()
+    tables: dict[str, dict[str, list[float]]] = {}
     for size in options.sizes:
         try:
-            asyncio.run(play(size, options, results))
+            asyncio.run(play(size, options, tables))
         except TimeoutError as error:
             print(error, flush=True)
             break
-    for (title, unit), table in results.tables.items():
-        report.show(title, table, unit)
-    report.write(options.json, "control-plane", results.flat(), nodes=options.nodes, processes=options.processes)
+    for title, table in tables.items():
+        report.show(title, table)
+    samples = {f"{title}: {row}": values for title, table in tables.items() for row, values in table.items()}
+    report.write(options.json, "control-plane", samples, nodes=options.nodes, processes=options.processes)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.net import tls
-from concertina_agent.net.driver import PING_SECONDS, NetworkDriver
+from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.shard_wire import ShardWire
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
@@ -36,6 +36,9 @@ START_SECONDS = 0.2
 STEP_SECONDS = 1.0
 END_SECONDS = 0.01
 """Until workers that were told to are gone."""
+REACH_SECONDS = 3.0
+"""For a connection to another replica: where all share two cores it may be long in coming, and one that is dead refuses
+at once."""
 STORE_PORT = 29500
 """Nobody connects to it."""
 
@@ -210,7 +213,7 @@ class StandInWorkers:
 
 async def _listens(address: str) -> bool:
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*addresses.split(address)), PING_SECONDS)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*addresses.split(address)), REACH_SECONDS)
     except (OSError, TimeoutError):
         return False
     writer.close()

@@ -25,6 +25,7 @@ from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane import components
 from concertina.local.host import namespaces
+from concertina.local.state import lifetime
 from concertina.local.state.record import Options
 
 SYSTEM, ACCOUNT = "concertina-system", "bench-concertina"
@@ -36,9 +37,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def control_plane(name: str, say: Callable[[str], None]) -> Iterator[LocalCluster]:
+def control_plane(say: Callable[[str], None]) -> Iterator[LocalCluster]:
     """Its clients may ask as much as they like, what the operator asks is counted, and a node is lost when it is
     elsewhere: where two cores carry everything, a Lease may be renewed late."""
+    name = f"bench-control-plane-{os.getpid()}"
     with local.owned(name, Options(nodes=0), say) as cluster:
         folder = cluster.directory
         policy = {
@@ -54,6 +56,7 @@ def control_plane(name: str, say: Callable[[str], None]) -> Iterator[LocalCluste
                 f"--audit-log-path={folder / AUDIT}",
                 "--audit-log-mode=batch",
                 "--audit-log-maxsize=4000",
+                "--profiling=true",
             ],
             "kube-controller-manager": [
                 "--kube-api-qps=1000",
@@ -63,11 +66,24 @@ def control_plane(name: str, say: Callable[[str], None]) -> Iterator[LocalCluste
             "kube-scheduler": ["--kube-api-qps=1000", "--kube-api-burst=1000"],
         }
         for component, more in flags.items():
-            cluster.kill_component(component)
             cluster.record.commands[component] += more
-            cluster.start_component(component)
-            cluster.wait_api()
+            _start_again(cluster, component)
+        print(f"logs: {cluster.record.logs}", flush=True)
         yield cluster
+    lifetime.forget(name)
+
+
+def _start_again(cluster: LocalCluster, component: str) -> None:
+    """Raises TimeoutError. An API server ends at once where the kernel still holds the port of the one before."""
+    cluster.kill_component(component)
+    give_up = time.monotonic() + START_SECONDS
+    while True:
+        cluster.start_component(component)
+        time.sleep(0.2)
+        if cluster.api.exists("/readyz"):
+            return
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{component} did not start again; see {cluster.record.logs}")
 
 
 class Operator:

@@ -16,12 +16,14 @@ NAMESPACE = "default"
 AT_ONCE = 16
 LOOK_SECONDS, SAY_SECONDS = 0.05, 5.0
 GRACE_SECONDS = 2
+GROW_SECONDS = 3600
+"""A job begins whole, and no round begins but those that a scenario asks for."""
 
 
 def manifest(name: str, replicas: int) -> Raw:
     container = {"name": "trainer", "image": "concertina/trainer:bench", "command": ["python3", "train.py"]}
     template = {"spec": {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}}
-    elastic = {"minReplicas": max(1, replicas - 1), "growAfterSeconds": 1}
+    elastic = {"minReplicas": max(1, replicas - 1), "growAfterSeconds": GROW_SECONDS}
     return {
         "apiVersion": "concertina.dev/v1alpha1",
         "kind": "TrainingJob",
