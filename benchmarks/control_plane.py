@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,12 +19,14 @@ from pathlib import Path
 
 import control_plane_hosts as hosts
 import report
-from control_plane_cluster import AS_IT_COMES, AUDIT, Meter, Operator, Requests, Usage, control_plane
-from control_plane_hosts import Hosts, KillPod
+from control_plane_cluster import AS_IT_COMES, AUDIT, Meter, Operator, Requests, Usage, control_plane, start_again
+from control_plane_hosts import Hosts, KillNode, KillPod
 from control_plane_jobs import Jobs
 
 from concertina.kube import access
 from concertina.kube.client import Client
+from concertina.local.cluster import LocalCluster
+from concertina.local.state import lifetime
 
 SYNC_SECONDS = 1.0
 """Until the API server has written what it was asked."""
@@ -47,6 +50,7 @@ class Size:
 class Bench:
     size: Size
     options: argparse.Namespace
+    cluster: LocalCluster
     operator: Operator
     hosts: Hosts
     meter: Meter
@@ -57,6 +61,10 @@ class Bench:
     def say(self, scenario: str, what: str, value: float) -> None:
         """`what` has its unit in it where that is not seconds."""
         self.tables.setdefault(f"{self.size}, {scenario}", {}).setdefault(what, []).append(value)
+
+    def say_reached(self, scenario: str, what: str, reached: Mapping[str, float]) -> None:
+        for mark, seconds in reached.items():
+            self.say(scenario, f"until {mark} of the jobs {what}", seconds)
 
     async def measured(self, scenario: str, before: Usage, share: float, unit: str) -> None:
         """What was used and asked for since, as multiples of `share`."""
@@ -71,13 +79,13 @@ class Bench:
 
 
 async def run(bench: Bench) -> None:
+    names = [f"job-{number}" for number in range(bench.size.jobs)]
     before, begun = bench.meter.usage(), time.time()
     bench.requests.more()
-    making = asyncio.create_task(bench.jobs.create(bench.size.jobs, bench.size.replicas))
+    making = asyncio.create_task(bench.jobs.create(names, bench.size.replicas))
     await asyncio.sleep(0)
     reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
-    for mark, seconds in reached.items():
-        bench.say("run", f"{mark} of the jobs train", seconds)
+    bench.say_reached("run", "train", reached)
     await bench.measured("run", before, bench.size.jobs, "a job")
     await making
     if reached["all"] == float("inf"):
@@ -126,10 +134,59 @@ async def kill_operator(bench: Bench) -> None:
     reached = await bench.jobs.until(
         "tell their progress", begun, bench.options.limit, lambda name, job: job.progress_at > begun
     )
-    for mark, seconds in reached.items():
-        bench.say("kill-operator", f"until {mark} of the jobs tell their progress", seconds)
+    bench.say_reached("kill-operator", "tell their progress", reached)
     bench.say("kill-operator", "jobs that begin a round", _begun(bench, rounds))
     await bench.measured("kill-operator", before, bench.size.jobs, "a job")
+
+
+async def kill_api_server(bench: Bench) -> None:
+    rounds = _rounds(bench)
+    before, begun = bench.meter.usage(), time.time()
+    await asyncio.to_thread(start_again, bench.cluster, "kube-apiserver")
+    bench.say("kill-api-server", "until it is ready", time.time() - begun)
+    reached = await bench.jobs.until(
+        "tell their progress", begun, bench.options.limit, lambda _, job: job.progress_at > begun
+    )
+    bench.say_reached("kill-api-server", "tell their progress", reached)
+    bench.say("kill-api-server", "jobs that begin a round", _begun(bench, rounds))
+    await bench.measured("kill-api-server", before, bench.size.jobs, "a job")
+
+
+async def kill_nodes(bench: Bench) -> None:
+    dead = [f"node-{number}" for number in range(bench.options.dead)]
+    before = {name: job.round for name, job in bench.jobs.seen.items() if job.nodes & set(dead)}
+    used, begun = bench.meter.usage(), time.time()
+    bench.requests.more()
+    for name in dead:
+        await asyncio.to_thread(bench.hosts.kill, KillNode(name))
+    bench.say("kill-nodes", "jobs with a replica on one of them", len(before))
+    bench.say("kill-nodes", "all are dead", time.time() - begun)
+    reached = await bench.jobs.until(
+        "go on",
+        begun,
+        bench.options.limit,
+        lambda name, job: job.round > before[name] and job.ready == "Training",
+        before,
+    )
+    bench.say_reached("kill-nodes", "train in a new round", reached)
+    await bench.measured("kill-nodes", used, max(1, len(before)), "a job")
+
+
+async def delete_jobs(bench: Bench) -> None:
+    names = sorted(bench.jobs.seen)[: bench.options.deleted]
+    before, begun = bench.meter.usage(), time.time()
+    bench.requests.more()
+    deleting = asyncio.create_task(bench.jobs.delete(names))
+    reached = await bench.jobs.until("are gone", begun, bench.options.limit, lambda _, job: not job.uid, names)
+    await deleting
+    bench.say_reached("delete-jobs", "are gone", reached)
+    begun = time.time()
+    making = asyncio.create_task(bench.jobs.create(names, bench.size.replicas))
+    await asyncio.sleep(0)
+    reached = await bench.jobs.until("train", begun, bench.options.limit, lambda _, job: job.trains, names)
+    await making
+    bench.say_reached("delete-jobs", "that are made again train", reached)
+    await bench.measured("delete-jobs", before, len(names), "a job")
 
 
 def _rounds(bench: Bench) -> dict[str, int]:
@@ -146,6 +203,9 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
     "steady": steady,
     "kill-member": kill_member,
     "kill-operator": kill_operator,
+    "kill-api-server": kill_api_server,
+    "kill-nodes": kill_nodes,
+    "delete-jobs": delete_jobs,
 }
 
 
@@ -162,7 +222,7 @@ async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[s
             async with Client(await access.load(str(cluster.kubeconfig))) as client:
                 meter = Meter(cluster, operator, tuple(host.pid for host in simulated.each))
                 requests = Requests(cluster.directory / AUDIT)
-                bench = Bench(size, options, operator, simulated, meter, requests, Jobs(client), tables)
+                bench = Bench(size, options, cluster, operator, simulated, meter, requests, Jobs(client), tables)
                 following = asyncio.create_task(bench.jobs.follow())
                 try:
                     for name, scenario in SCENARIOS.items():
@@ -174,6 +234,8 @@ async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[s
                     operator.close()
                     for error, times in operator.errors().most_common():
                         print(f"the operator logged {times} times: {error}", flush=True)
+    if not any(math.isinf(value) for table in tables.values() for values in table.values() for value in values):
+        lifetime.forget(cluster.name)
 
 
 def main() -> None:
@@ -184,6 +246,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="that nodes and agents share")
     parser.add_argument("--steady", type=float, default=30.0, help="seconds")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--dead", type=int, default=5, help="nodes that die at once")
+    parser.add_argument("--deleted", type=int, default=100, help="jobs that are deleted and made again")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that anything may take")
     parser.add_argument("--operator", default=AS_IT_COMES, help="what runs it; a profiler's command, say")
     parser.add_argument("--json", type=Path)

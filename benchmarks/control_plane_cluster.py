@@ -25,7 +25,6 @@ from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane import components
 from concertina.local.host import namespaces
-from concertina.local.state import lifetime
 from concertina.local.state.record import Options
 
 SYSTEM, ACCOUNT = "concertina-system", "bench-concertina"
@@ -40,8 +39,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def control_plane(say: Callable[[str], None]) -> Iterator[LocalCluster]:
     """Its clients may ask as much as they like, what the operator asks is counted, and a node is lost when it is
     elsewhere: where two cores carry everything, a Lease may be renewed late."""
-    name = f"bench-control-plane-{os.getpid()}"
-    with local.owned(name, Options(nodes=0), say) as cluster:
+    with local.owned(f"bench-control-plane-{os.getpid()}", Options(nodes=0), say) as cluster:
         folder = cluster.directory
         policy = {
             "apiVersion": "audit.k8s.io/v1",
@@ -67,13 +65,12 @@ def control_plane(say: Callable[[str], None]) -> Iterator[LocalCluster]:
         }
         for component, more in flags.items():
             cluster.record.commands[component] += more
-            _start_again(cluster, component)
+            start_again(cluster, component)
         print(f"logs: {cluster.record.logs}", flush=True)
         yield cluster
-    lifetime.forget(name)
 
 
-def _start_again(cluster: LocalCluster, component: str) -> None:
+def start_again(cluster: LocalCluster, component: str) -> None:
     """Raises TimeoutError. An API server ends at once where the kernel still holds the port of the one before."""
     cluster.kill_component(component)
     give_up = time.monotonic() + START_SECONDS
