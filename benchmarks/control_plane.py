@@ -1,0 +1,269 @@
+"""What the operator costs at scale: `python benchmarks/control_plane.py [JOBSxREPLICAS ...] [--only SCENARIO ...]`.
+
+On a real control plane with simulated nodes, whose pods are stand-ins for agents (`control_plane_agent`), the operator
+runs as a process of its own. For each size all jobs are made at once, and then, in this order or those named alone:
+`run` (until all train), `steady` (they do), `kill-member` (one after the other), `kill-operator` (and start it again).
+Printed: seconds, the operator's requests by verb and resource, and the processor time of everything that takes part:
+it shares this machine's cores."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import control_plane_hosts as hosts
+import report
+from control_plane_cluster import AS_IT_COMES, AUDIT, Meter, Operator, Requests, Usage, control_plane, start_again
+from control_plane_hosts import Hosts, KillNode, KillPod
+from control_plane_jobs import Jobs
+
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina.local.cluster import LocalCluster
+from concertina.local.state import lifetime
+
+SYNC_SECONDS = 1.0
+"""Until the API server has written what it was asked."""
+
+
+@dataclass(frozen=True)
+class Size:
+    jobs: int
+    replicas: int
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        jobs, _, replicas = text.partition("x")
+        return cls(int(jobs), int(replicas))
+
+    def __str__(self) -> str:
+        return f"{self.jobs}x{self.replicas}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    size: Size
+    options: argparse.Namespace
+    cluster: LocalCluster
+    operator: Operator
+    hosts: Hosts
+    meter: Meter
+    requests: Requests
+    jobs: Jobs
+    tables: dict[str, dict[str, list[float]]]
+
+    def say(self, scenario: str, what: str, value: float) -> None:
+        """`what` has its unit in it where that is not seconds."""
+        self.tables.setdefault(f"{self.size}, {scenario}", {}).setdefault(what, []).append(value)
+
+    def say_reached(self, scenario: str, what: str, reached: Mapping[str, float]) -> None:
+        for mark, seconds in reached.items():
+            self.say(scenario, f"until {mark} of the jobs {what}", seconds)
+
+    async def measured(self, scenario: str, before: Usage, share: float, unit: str) -> None:
+        """What was used and asked for since, as multiples of `share`."""
+        after = self.meter.usage()
+        for who, spent in after.since(before).items():
+            self.say(scenario, f"{who}: processor time", spent)
+        for who, memory in after.memory.items():
+            self.say(scenario, f"{who}: memory at the highest, MiB", memory)
+        await asyncio.sleep(SYNC_SECONDS)
+        for what, number in self.requests.more().most_common():
+            self.say(scenario, f"{what}: requests {unit}", number / share)
+
+
+async def run(bench: Bench) -> None:
+    names = [f"job-{number}" for number in range(bench.size.jobs)]
+    before, begun = bench.meter.usage(), time.time()
+    bench.requests.more()
+    making = asyncio.create_task(bench.jobs.create(names, bench.size.replicas))
+    await asyncio.sleep(0)
+    reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
+    bench.say_reached("run", "train", reached)
+    await bench.measured("run", before, bench.size.jobs, "a job")
+    await making
+    if reached["all"] == float("inf"):
+        raise TimeoutError(f"not all of {bench.size} train within {bench.options.limit:.0f} s")
+
+
+async def steady(bench: Bench) -> None:
+    before, rounds = bench.meter.usage(), _rounds(bench)
+    bench.requests.more()
+    await asyncio.sleep(bench.options.steady)
+    now = time.time()
+    behind = sorted(now - job.progress_at for job in bench.jobs.seen.values())
+    bench.say("steady", "progress in the status is old, half of the jobs", behind[len(behind) // 2])
+    bench.say("steady", "progress in the status is old, worst", behind[-1])
+    bench.say("steady", "jobs that begin a round", _begun(bench, rounds))
+    cores = bench.meter.usage().since(before)["operator"] / (now - before.at)
+    bench.say("steady", "operator, cores", cores)
+    await bench.measured("steady", before, now - before.at, "a second")
+
+
+async def kill_member(bench: Bench) -> None:
+    chance = random.Random(0)
+    names = chance.sample(sorted(bench.jobs.seen), min(bench.options.kills, len(bench.jobs.seen)))
+    for number, name in enumerate(names):
+        job = bench.jobs.seen[name]
+        before, claims = job.round, max(job.claims)
+        place = number % len(job.members)
+        died = await asyncio.to_thread(bench.hosts.kill, KillPod(job.members[place]))
+        while job.round == before and time.time() < died + bench.options.limit:
+            await asyncio.sleep(0.01)
+        claimed = min((at for round, at in job.claims.items() if round > claims), default=float("inf"))
+        committed = min((at for round, at in job.rounds.items() if round > before), default=float("inf"))
+        who = "a member dies" if place else "a lead dies"
+        bench.say("kill-member", f"{who}: until the claim is seen", claimed - died)
+        bench.say("kill-member", f"{who}: until the commit is seen", committed - died)
+        print(f"  {who} of {name}: claim {claimed - died:.2f} s, commit {committed - died:.2f} s", flush=True)
+
+
+async def kill_operator(bench: Bench) -> None:
+    rounds = _rounds(bench)
+    bench.operator.end()
+    before = bench.meter.usage()
+    bench.requests.more()
+    begun = await bench.operator.start()
+    bench.say("kill-operator", "until the new one works", time.time() - begun)
+    reached = await bench.jobs.until(
+        "tell their progress", begun, bench.options.limit, lambda name, job: job.progress_at > begun
+    )
+    bench.say_reached("kill-operator", "tell their progress", reached)
+    bench.say("kill-operator", "jobs that begin a round", _begun(bench, rounds))
+    await bench.measured("kill-operator", before, bench.size.jobs, "a job")
+
+
+async def kill_api_server(bench: Bench) -> None:
+    rounds = _rounds(bench)
+    before, begun = bench.meter.usage(), time.time()
+    await asyncio.to_thread(start_again, bench.cluster, "kube-apiserver")
+    bench.say("kill-api-server", "until it is ready", time.time() - begun)
+    reached = await bench.jobs.until(
+        "tell their progress", begun, bench.options.limit, lambda _, job: job.progress_at > begun
+    )
+    bench.say_reached("kill-api-server", "tell their progress", reached)
+    bench.say("kill-api-server", "jobs that begin a round", _begun(bench, rounds))
+    await bench.measured("kill-api-server", before, bench.size.jobs, "a job")
+
+
+async def kill_nodes(bench: Bench) -> None:
+    dead = [f"node-{number}" for number in range(bench.options.dead)]
+    before = {name: job.round for name, job in bench.jobs.seen.items() if job.nodes & set(dead)}
+    used, begun = bench.meter.usage(), time.time()
+    bench.requests.more()
+    for name in dead:
+        await asyncio.to_thread(bench.hosts.kill, KillNode(name))
+    bench.say("kill-nodes", "jobs with a replica on one of them", len(before))
+    bench.say("kill-nodes", "all are dead", time.time() - begun)
+    reached = await bench.jobs.until(
+        "go on",
+        begun,
+        bench.options.limit,
+        lambda name, job: job.round > before[name] and job.ready == "Training",
+        before,
+    )
+    bench.say_reached("kill-nodes", "train in a new round", reached)
+    await bench.measured("kill-nodes", used, max(1, len(before)), "a job")
+
+
+async def delete_jobs(bench: Bench) -> None:
+    names = sorted(bench.jobs.seen)[: bench.options.deleted]
+    before, begun = bench.meter.usage(), time.time()
+    bench.requests.more()
+    deleting = asyncio.create_task(bench.jobs.delete(names))
+    reached = await bench.jobs.until("are gone", begun, bench.options.limit, lambda _, job: not job.uid, names)
+    await deleting
+    bench.say_reached("delete-jobs", "are gone", reached)
+    begun = time.time()
+    making = asyncio.create_task(bench.jobs.create(names, bench.size.replicas))
+    await asyncio.sleep(0)
+    reached = await bench.jobs.until("train", begun, bench.options.limit, lambda _, job: job.trains, names)
+    await making
+    bench.say_reached("delete-jobs", "that are made again train", reached)
+    await bench.measured("delete-jobs", before, len(names), "a job")
+
+
+def _rounds(bench: Bench) -> dict[str, int]:
+    """The highest of each job that was claimed."""
+    return {name: max(job.claims, default=0) for name, job in bench.jobs.seen.items()}
+
+
+def _begun(bench: Bench, before: Mapping[str, int]) -> int:
+    return sum(now > before[name] for name, now in _rounds(bench).items())
+
+
+SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
+    "run": run,
+    "steady": steady,
+    "kill-member": kill_member,
+    "kill-operator": kill_operator,
+    "kill-api-server": kill_api_server,
+    "kill-nodes": kill_nodes,
+    "delete-jobs": delete_jobs,
+}
+
+
+async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[str, list[float]]]) -> None:
+    with control_plane(print) as cluster:
+        operator = Operator(cluster, options.operator)
+        network = cluster.record.endpoints.address.rpartition(".")[0].rpartition(".")[0]
+        with hosts.running(
+            options.processes, options.nodes, cluster.kubeconfig, network, cluster.record.logs
+        ) as simulated:
+            await asyncio.to_thread(cluster.wait_nodes, [f"node-{number}" for number in range(options.nodes)])
+            print(f"{options.nodes} nodes are ready", flush=True)
+            await operator.start()
+            async with Client(await access.load(str(cluster.kubeconfig))) as client:
+                meter = Meter(cluster, operator, tuple(host.pid for host in simulated.each))
+                requests = Requests(cluster.directory / AUDIT)
+                bench = Bench(size, options, cluster, operator, simulated, meter, requests, Jobs(client), tables)
+                following = asyncio.create_task(bench.jobs.follow())
+                try:
+                    for name, scenario in SCENARIOS.items():
+                        if name in ("run", *options.only):
+                            print(f"{size}: {name} ...", flush=True)
+                            await scenario(bench)
+                finally:
+                    following.cancel()
+                    operator.close()
+                    for error, times in operator.errors().most_common():
+                        print(f"the operator logged {times} times: {error}", flush=True)
+    if not any(math.isinf(value) for table in tables.values() for values in table.values() for value in values):
+        lifetime.forget(cluster.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sizes", type=Size.parse, nargs="*", default=[Size(20, 4), Size(100, 4)])
+    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="beside run")
+    parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=2, help="that nodes and agents share")
+    parser.add_argument("--steady", type=float, default=30.0, help="seconds")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--dead", type=int, default=5, help="nodes that die at once")
+    parser.add_argument("--deleted", type=int, default=100, help="jobs that are deleted and made again")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that anything may take")
+    parser.add_argument("--operator", default=AS_IT_COMES, help="what runs it; a profiler's command, say")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    tables: dict[str, dict[str, list[float]]] = {}
+    for size in options.sizes:
+        try:
+            asyncio.run(play(size, options, tables))
+        except TimeoutError as error:
+            print(error, flush=True)
+            break
+    for title, table in tables.items():
+        report.show(title, table)
+    samples = {f"{title}: {row}": values for title, table in tables.items() for row, values in table.items()}
+    report.write(options.json, "control-plane", samples, nodes=options.nodes, processes=options.processes)
+
+
+if __name__ == "__main__":
+    main()

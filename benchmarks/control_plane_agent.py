@@ -1,0 +1,222 @@
+"""A stand-in for the agent of one replica: the real core and the real network, with workers that are only said to run.
+
+It differs from `concertina_agent.agent` in what costs processors that are not the operator's: no process is started, no
+file is written, it looks round every second tick, and whether another replica can be reached is known by a connection
+without a handshake. What it says to the operator and to other stand-ins is said by the agent's own code, over mTLS."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import concertina_protocol as p
+from concertina_agent.agent import FAREWELL_SECONDS
+from concertina_agent.core import events as e
+from concertina_agent.core import machine
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.net import tls
+from concertina_agent.net.driver import NetworkDriver
+from concertina_agent.net.shard_wire import ShardWire
+from concertina_agent.net.wire import Connector
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.settings import Settings
+from concertina_agent.workers.driver import TICK_SECONDS
+from concertina_protocol import addresses
+from concertina_protocol import worker_channel as w
+from concertina_protocol.connection import Connection
+from concertina_protocol.heartbeat import WorkerPhase
+
+START_SECONDS = 0.2
+"""Until the workers of a round run."""
+STEP_SECONDS = 1.0
+END_SECONDS = 0.01
+"""Until workers that were told to are gone."""
+REACH_SECONDS = 3.0
+"""For a connection to another replica: where all share two cores it may be long in coming, and one that is dead refuses
+at once."""
+STORE_PORT = 29500
+"""Nobody connects to it."""
+
+
+class NoShards:
+    """A command of one's own has no snapshots."""
+
+    async def answer_index(self, message: p.Index, wire: Connection) -> None:
+        await wire.send(p.Refused("no snapshots here", 0, ""))
+
+    async def answer_pull(self, message: p.Pull, wire: ShardWire) -> None:
+        await wire.send(p.Refused("no snapshots here", 0, ""))
+
+
+class StandIn:
+    def __init__(self, settings: Settings) -> None:
+        """Inside a running event loop. Raises OSError or ssl.SSLError where the identity can't be read."""
+        self._settings = settings
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """The exit code, once it has ended by itself."""
+        self._events: collections.deque[e.Event] = collections.deque()
+        self._busy = False
+        self._tasks = Nursery(self._fail)
+        self._core = AgentState(
+            settings.replica, settings.uid, secrets.token_hex(8), settings.workers, bundled=settings.bundled
+        )
+        self._workers = StandInWorkers(self.emit, self._tasks)
+        connector = Connector(tls.client_context(settings.identity), settings.uid)
+        self._network = network = NetworkDriver(settings, self._core, connector, NoShards(), self.emit, self._tasks)
+        self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {
+            e.PersistSeen: (),
+            e.KillWorkers: (network.leave_round, self._workers.kill),
+            e.BindStore: (self._bind_store,),
+            e.PingPeers: (self._look_for_peers,),
+            e.Reply: (network.reply,),
+            e.StartRound: (self._workers.start, network.join_lead),
+            e.SendToWorker: (),
+            e.SignalWorkers: (self._workers.signal,),
+            e.CollectStacks: (lambda effect: self._soon(e.StacksCollected(effect.round, {})),),
+            e.Broadcast: (network.broadcast,),
+            e.ReportChanged: (network.report_changed,),
+            e.Exit: (self._exit,),
+        }
+        """Who carries out an effect, in order; of storage there is none."""
+
+    def start(self) -> None:
+        """Raises OSError where the address can't be had."""
+        self._network.start()
+        self._tasks.start("tick", self._tick())
+        self._soon(e.Warm())
+
+    @property
+    def address(self) -> str:
+        return self._settings.pod_ip
+
+    def notice(self, grace: float) -> None:
+        """SIGTERM."""
+        self.emit(e.TerminationNotice(grace))
+
+    async def die(self) -> None:
+        """At once: the port is shut and all connections break, as when its process is killed."""
+        self._tasks.cancel()
+        await self._network.stop()
+
+    def emit(self, event: e.Event) -> None:
+        """Events that come up while effects are carried out wait for their turn."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                for effect in machine.step(self._core, self._events.popleft(), time.monotonic(), time.time()):
+                    for carry_out in self._carry_out[type(effect)]:
+                        carry_out(effect)
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            self._busy = False
+
+    def _soon(self, event: e.Event) -> None:
+        asyncio.get_running_loop().call_soon(self.emit, event)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(2 * TICK_SECONDS)
+            self.emit(e.Tick(self._workers.heartbeats()))
+
+    def _bind_store(self, effect: e.BindStore) -> None:
+        self._soon(e.StoreBound(effect.round, effect.claim, addresses.join(self._settings.pod_ip, STORE_PORT)))
+
+    def _look_for_peers(self, effect: e.PingPeers) -> None:
+        self._tasks.start("look for peers", self._reached(effect.prepare))
+
+    async def _reached(self, prepare: p.Prepare) -> None:
+        there = await asyncio.gather(*(_listens(candidate.address) for candidate in prepare.candidates))
+        reached = tuple(c.replica for c, listens in zip(prepare.candidates, there, strict=True) if listens)
+        self.emit(e.Reached(prepare, reached))
+
+    def _exit(self, effect: e.Exit) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(FAREWELL_SECONDS, lambda: None if self.ended.done() else self.ended.set_result(effect.code))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
+class StandInWorkers:
+    """Each finishes a step a second."""
+
+    def __init__(self, emit: Callable[[e.Event], None], tasks: Nursery) -> None:
+        self._emit, self._tasks = emit, tasks
+        self._running: asyncio.Task[None] | None = None
+        self._ranks: range = range(0)
+        self._round, self._step, self._moved = 0, 0, 0.0
+
+    def start(self, effect: e.StartRound) -> None:
+        mine = effect.assign.members[effect.me]
+        ranks = range(mine.first_rank, mine.first_rank + mine.workers)
+        self._round = effect.assign.round
+        self._running = self._tasks.start("train", self._train(ranks, effect.assign.restore.step))
+
+    def heartbeats(self) -> tuple[p.Heartbeat, ...]:
+        still = time.monotonic() - self._moved
+        return tuple(p.Heartbeat(rank, self._step, WorkerPhase.COMPUTING, still) for rank in self._ranks)
+
+    def kill(self, effect: e.KillWorkers) -> None:
+        self._stop()
+        asyncio.get_running_loop().call_later(END_SECONDS, self._emit, e.WorkersGone(effect.round))
+
+    def signal(self, effect: e.SignalWorkers) -> None:
+        ranks = self._ranks
+        self._stop()
+        for rank in ranks:
+            exited = e.WorkerExited(self._round, rank, -effect.signal)
+            asyncio.get_running_loop().call_later(END_SECONDS, self._emit, exited)
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+        self._running, self._ranks = None, range(0)
+
+    async def _train(self, ranks: range, step: int) -> None:
+        await asyncio.sleep(START_SECONDS)
+        self._ranks, self._step, self._moved = ranks, step, time.monotonic()
+        for rank in ranks:
+            self._emit(e.WorkerMessage(self._round, rank, w.Hello(rank, 1)))
+        first_step_at = time.time() + STEP_SECONDS
+        while True:
+            await asyncio.sleep(STEP_SECONDS)
+            self._step, self._moved = self._step + 1, time.monotonic()
+            for rank in ranks:
+                self._emit(e.WorkerMessage(self._round, rank, self._told(rank, first_step_at)))
+
+    def _told(self, rank: int, first_step_at: float) -> p.Progress | w.Beat:
+        if rank:
+            return w.Beat(rank, self._step, WorkerPhase.TRAINING)
+        return p.Progress(
+            step=self._step,
+            steps=None,
+            loss=1.0,
+            tokens_per_second=1000.0,
+            step_seconds=STEP_SECONDS,
+            position=self._step,
+            phase=WorkerPhase.TRAINING,
+            at=time.time(),
+            first_step_at=first_step_at,
+        )
+
+
+async def _listens(address: str) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*addresses.split(address)), REACH_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

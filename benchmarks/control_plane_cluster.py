@@ -1,0 +1,240 @@
+"""What is measured: a real control plane without nodes, the operator as a process of its own, what each of them uses
+of the processors, and what the operator asks of the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from concertina.demo.stage import CHECKOUT
+from concertina.local import cluster as local
+from concertina.local.binaries import programs
+from concertina.local.cluster import LocalCluster
+from concertina.local.control_plane import components
+from concertina.local.host import namespaces
+from concertina.local.state.record import Options
+
+SYSTEM, ACCOUNT = "concertina-system", "bench-concertina"
+OPERATOR_USER = f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
+AUDIT = "audit.log"
+AS_IT_COMES = "python -m concertina.controller.operator"
+START_SECONDS = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def control_plane(say: Callable[[str], None]) -> Iterator[LocalCluster]:
+    """Its clients may ask as much as they like, what the operator asks is counted, and a node is lost when it is
+    elsewhere: where two cores carry everything, a Lease may be renewed late."""
+    with local.owned(f"bench-control-plane-{os.getpid()}", Options(nodes=0), say) as cluster:
+        folder = cluster.directory
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived", "ResponseStarted"],
+            "rules": [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}],
+        }
+        (folder / "audit.yaml").write_text(json.dumps(policy))
+        flags: dict[str, list[str]] = {
+            "kube-apiserver": [
+                f"--audit-policy-file={folder / 'audit.yaml'}",
+                f"--audit-log-path={folder / AUDIT}",
+                "--audit-log-mode=batch",
+                "--audit-log-maxsize=4000",
+                "--profiling=true",
+            ],
+            "kube-controller-manager": [
+                "--kube-api-qps=1000",
+                "--kube-api-burst=1000",
+                "--node-monitor-grace-period=40s",
+            ],
+            "kube-scheduler": ["--kube-api-qps=1000", "--kube-api-burst=1000"],
+        }
+        for component, more in flags.items():
+            cluster.record.commands[component] += more
+            start_again(cluster, component)
+        print(f"logs: {cluster.record.logs}", flush=True)
+        yield cluster
+
+
+def start_again(cluster: LocalCluster, component: str) -> None:
+    """Raises TimeoutError. An API server ends at once where the kernel still holds the port of the one before."""
+    cluster.kill_component(component)
+    give_up = time.monotonic() + START_SECONDS
+    while True:
+        cluster.start_component(component)
+        time.sleep(0.2)
+        if cluster.api.exists("/readyz"):
+            return
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{component} did not start again; see {cluster.record.logs}")
+
+
+class Operator:
+    """One process after the other, each with the same identity, like a container that is started again."""
+
+    def __init__(self, cluster: LocalCluster, command: str = AS_IT_COMES) -> None:
+        self.log = cluster.record.logs / "operator.log"
+        self._command = shlex.split(command)
+        if self._command[0] == "python":
+            self._command[0] = sys.executable
+        self._environment = _installed(cluster)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> float:
+        """Returns once it works; when it was begun, in Unix seconds."""
+        before, begun = self._starts(), time.time()
+        self._process = self._begin()
+        while self._starts() == before:
+            if time.time() > begun + START_SECONDS or self._process.poll() is not None:
+                raise TimeoutError(f"the operator did not start; see {self.log}")
+            await asyncio.sleep(0.05)
+        return begun
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                self._command, env=self._environment, stdout=log, stderr=log, preexec_fn=namespaces.die_with_parent
+            )
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(timeout=30)
+
+    def close(self) -> None:
+        """In its own way; else by force."""
+        if self._process is not None and self._process.poll() is None:
+            try:
+                self.end(signal.SIGTERM)
+            except subprocess.TimeoutExpired:
+                self.end()
+
+    def errors(self) -> Counter[str]:
+        """What it logged as raised, by the last line of each."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if '"traceback"' in line)
+        return Counter(str(line["traceback"]).strip().splitlines()[-1][:200] for line in lines)
+
+    def _starts(self) -> int:
+        return self.log.read_text().count('"event":"started"') if self.log.exists() else 0
+
+
+def _installed(cluster: LocalCluster) -> dict[str, str]:
+    """The chart, without its Deployment; the environment of an operator process with its service account."""
+    chart = str(CHECKOUT / "charts/concertina")
+    options = ("--namespace", SYSTEM, "--create-namespace", "--set", "replicas=0")
+    programs.run_helm(cluster.kubeconfig, "install", "bench", chart, *options)
+    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
+    token = cluster.kubectl("create", "token", ACCOUNT, "-n", SYSTEM, "--duration=24h").strip()
+    (user,) = kubeconfig["users"]
+    user["user"] = {"token": token}
+    path = cluster.directory / "operator.kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "HOME": "/",
+        "KUBECONFIG": str(path),
+        "CONCERTINA_NAMESPACE": SYSTEM,
+        "CONCERTINA_MASTER_KEY_SECRET": f"{ACCOUNT}-master-key",
+        "CONCERTINA_MASTER_KEY_CREATE": "true",
+        "CONCERTINA_IMAGE_AGENT": "concertina/agent:bench",
+        "POD_NAME": "operator-of-the-benchmark",
+    }
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of processes, by what they are."""
+
+    at: float
+    cpu: dict[str, float]
+    """Seconds so far."""
+    memory: dict[str, float]
+    """MiB, the highest so far."""
+
+    def since(self, before: Usage) -> dict[str, float]:
+        """CPU seconds."""
+        return {who: used - before.cpu.get(who, 0.0) for who, used in self.cpu.items()}
+
+
+@dataclass(frozen=True)
+class Meter:
+    cluster: LocalCluster
+    operator: Operator
+    nodes: tuple[int, ...]
+    """Pids of the processes that simulate nodes."""
+
+    def usage(self) -> Usage:
+        cpu: Counter[str] = Counter()
+        memory: Counter[str] = Counter()
+        for who, pid in self._processes():
+            used, highest = _used(pid)
+            cpu[who] += used
+            memory[who] += highest
+        return Usage(time.time(), dict(cpu), dict(memory))
+
+    def _processes(self) -> Iterator[tuple[str, int]]:
+        yield "operator", self.operator.pid
+        running = self.cluster.running()
+        for component in components.COMPONENTS:
+            if (identity := running[component]) is not None:
+                yield component, identity.pid
+        for pid in self.nodes:
+            yield "nodes and agents", pid
+        yield "benchmark", os.getpid()
+
+
+def _used(pid: int) -> tuple[float, float]:
+    """CPU seconds, and MiB at the highest."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0, 0.0
+    highest = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    return (int(fields[11]) + int(fields[12])) / TICKS, highest / 1024
+
+
+@dataclass
+class Requests:
+    """What the operator has asked of the API server, by verb and resource; watches are not counted."""
+
+    path: Path
+    _read: int = 0
+
+    def more(self) -> Counter[str]:
+        """Since the last time; the API server writes them within a second."""
+        counted: Counter[str] = Counter()
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read += len(line)
+                event = json.loads(line)
+                about = event.get("objectRef") or {}
+                if event["verb"] == "watch" or about.get("resource") in ("leases", None):
+                    continue
+                what = "/".join(filter(None, (about["resource"], about.get("subresource"))))
+                failed = event["responseStatus"]["code"] >= 400
+                counted[f"{event['verb']} {what}{' (refused)' if failed else ''}"] += 1
+        return counted

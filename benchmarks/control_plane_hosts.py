@@ -1,0 +1,138 @@
+"""The processes in which simulated nodes and their stand-in agents live, and what the benchmark asks of them."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.sslproto
+import contextlib
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+
+from control_plane_node import Identities, SimulatedNode
+
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.workers.descriptors import raise_limit
+
+TLS_BUFFER = 32 * 1024
+"""Bytes that asyncio sets aside for each TLS connection: 256 KiB as it comes, of which a record takes 16."""
+NODES_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class KillPod:
+    name: str
+
+
+@dataclass(frozen=True)
+class KillNode:
+    name: str
+
+
+Order = KillPod | KillNode | None
+"""None: end. Each is answered with when it was done (Unix seconds), or None by who does not have that pod or node."""
+
+
+@dataclass(frozen=True)
+class Host:
+    pid: int
+    pipe: Pipe
+
+    def ask(self, order: Order) -> float | None:
+        self.pipe.send(order)
+        return self.pipe.recv()
+
+
+@dataclass(frozen=True)
+class Hosts:
+    each: tuple[Host, ...]
+
+    def kill(self, order: KillPod | KillNode) -> float:
+        """When it died, in Unix seconds. Raises LookupError where it does not run."""
+        for host in self.each:
+            if (at := host.ask(order)) is not None:
+                return at
+        raise LookupError(f"{order} runs nowhere")
+
+
+@contextlib.contextmanager
+def running(processes: int, nodes: int, kubeconfig: Path, network: str, logs: Path) -> Iterator[Hosts]:
+    """Nodes node-0 ... shared out among that many processes, all Ready at the API server soon. `network`: the first two
+    numbers of pods' addresses; the third is the node's."""
+    spawn = multiprocessing.get_context("spawn")
+    hosts, started = [], []
+    for part in range(processes):
+        ours, theirs = spawn.Pipe()
+        mine = {f"node-{node}": f"{network}.{node + 1}" for node in range(part, nodes, processes)}
+        log = logs / f"nodes-{part}.log"
+        process = spawn.Process(target=_serve, args=(mine, kubeconfig, log, theirs), daemon=True)
+        process.start()
+        started.append(process)
+        hosts.append(Host(process.pid, ours))
+    try:
+        for host in hosts:
+            host.pipe.recv()  # its nodes have joined
+        yield Hosts(tuple(hosts))
+    finally:
+        for host in hosts:
+            with contextlib.suppress(OSError):  # it has ended
+                host.pipe.send(None)
+        for process in started:
+            process.join(10)
+            process.kill()
+
+
+def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) -> None:
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 1)
+    os.dup2(1, 2)
+    raise_limit()
+    asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER
+    asyncio.run(_live(networks, kubeconfig, pipe))
+    os._exit(0)  # thousands of connections need no farewell
+
+
+async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:
+    tasks = Nursery()
+    async with Client(await access.load(str(kubeconfig)), give_up_after=60.0) as client:
+        with tempfile.TemporaryDirectory() as folder:
+            identities = Identities(client, Path(folder))
+            nodes = {name: SimulatedNode(name, each, client, identities, tasks) for name, each in networks.items()}
+            some = asyncio.Semaphore(NODES_AT_ONCE)
+
+            async def join(node: SimulatedNode) -> None:
+                async with some:
+                    await node.join()
+
+            await asyncio.gather(*map(join, nodes.values()))
+            pipe.send("joined")
+            while (order := await _receive(pipe)) is not None:
+                pipe.send(await _obey(nodes, order))
+
+
+async def _obey(nodes: dict[str, SimulatedNode], order: KillPod | KillNode) -> float | None:
+    if isinstance(order, KillNode):
+        return await nodes[order.name].power_off() if order.name in nodes else None
+    for node in nodes.values():
+        if (at := await node.kill(order.name)) is not None:
+            return at
+    return None
+
+
+async def _receive(pipe: Pipe) -> Order:
+    """None too where the benchmark has ended."""
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+    loop.add_reader(pipe.fileno(), arrived.set)
+    try:
+        await arrived.wait()
+        return pipe.recv()
+    except EOFError:
+        return None
+    finally:
+        loop.remove_reader(pipe.fileno())

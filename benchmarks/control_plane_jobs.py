@@ -1,0 +1,148 @@
+"""TrainingJobs of the benchmark, as one watch sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from concertina.api.status import unix_seconds
+from concertina.kube.client import Client
+from concertina.kube.errors import Gone, Unreachable
+from concertina.kube.resources import TRAINING_JOBS, Raw
+
+NAMESPACE = "default"
+AT_ONCE = 16
+LOOK_SECONDS, SAY_SECONDS = 0.05, 5.0
+GRACE_SECONDS = 2
+GROW_SECONDS = 3600
+"""A job begins whole, and no round begins but those that a scenario asks for."""
+
+
+def manifest(name: str, replicas: int) -> Raw:
+    container = {"name": "trainer", "image": "concertina/trainer:bench", "command": ["python3", "train.py"]}
+    template = {"spec": {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}}
+    elastic = {"minReplicas": max(1, replicas - 1), "growAfterSeconds": GROW_SECONDS}
+    return {
+        "apiVersion": "concertina.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"replicas": replicas, "elastic": elastic, "template": template},
+    }
+
+
+@dataclass
+class SeenJob:
+    """What its status says; when that was seen first, in Unix seconds."""
+
+    wanted: int
+    uid: str = ""
+    """Empty while there is no such job."""
+    ready: str = ""
+    """Reason of the condition Ready."""
+    members: tuple[str, ...] = ()
+    nodes: frozenset[str] = frozenset()
+    """Where they are."""
+    rounds: dict[int, float] = field(default_factory=dict)
+    """That were committed."""
+    claims: dict[int, float] = field(default_factory=dict)
+    """Rounds that were claimed."""
+    progress_at: float = 0.0
+    """Of which moment its progress is."""
+
+    @property
+    def trains(self) -> bool:
+        return self.ready == "Training" and len(self.members) == self.wanted
+
+    @property
+    def round(self) -> int:
+        return max(self.rounds, default=0)
+
+    def saw(self, job: Raw, at: float) -> None:
+        self.uid, status = job["metadata"]["uid"], job.get("status") or {}
+        conditions = status.get("conditions") or ()
+        self.ready = next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
+        world = status.get("world") or {}
+        members = world.get("members") or ()
+        self.members = tuple(member["replica"] for member in members)
+        self.nodes = frozenset(member.get("node", "") for member in members)
+        if world.get("round"):
+            self.rounds.setdefault(world["round"], at)
+        if claim := world.get("claim"):
+            self.claims.setdefault(claim["round"], at)
+        if progress := status.get("progress"):
+            self.progress_at = unix_seconds(progress["at"])
+
+
+class Jobs:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.seen: dict[str, SeenJob] = {}
+
+    async def create(self, names: Iterable[str], replicas: int) -> None:
+        self.seen |= {name: SeenJob(replicas) for name in names}
+        path = (TRAINING_JOBS, NAMESPACE)
+        await _some_at_once(self._client.create(*path, manifest(name, replicas)) for name in names)
+
+    async def delete(self, names: Iterable[str]) -> None:
+        await _some_at_once(self._client.delete(TRAINING_JOBS, NAMESPACE, name) for name in names)
+
+    async def follow(self) -> None:
+        """Without end."""
+        while True:
+            try:
+                jobs, version = await self._client.list_all(TRAINING_JOBS, NAMESPACE)
+                for job in jobs:
+                    self._on_job("MODIFIED", job)
+                async for kind, job in self._client.watch(TRAINING_JOBS, NAMESPACE, version):
+                    self._on_job(kind, job)
+            except (Gone, Unreachable) as error:
+                print(f"the watch of jobs: {error}", flush=True)
+                await asyncio.sleep(0.5)
+
+    def _on_job(self, kind: str, job: Raw) -> None:
+        seen = self.seen.get(job["metadata"].get("name", ""))
+        if seen is None or kind == "BOOKMARK":
+            return
+        if kind == "DELETED":
+            seen.uid = ""
+        else:
+            seen.saw(job, time.time())
+
+    async def until(
+        self,
+        what: str,
+        begun: float,
+        limit: float,
+        holds: Callable[[str, SeenJob], bool],
+        names: Collection[str] | None = None,
+    ) -> dict[str, float]:
+        """Seconds since `begun` until it holds for half, for 99 % and for all of these jobs (of all where none are
+        named); infinite where it was not so within `limit` seconds."""
+        of = self.seen if names is None else {name: self.seen[name] for name in names}
+        said = time.time()
+        needed = {"half": (len(of) + 1) // 2, "99 %": -(-len(of) * 99 // 100), "all": len(of)}
+        reached = dict.fromkeys(needed, float("inf"))
+        while reached["all"] == float("inf"):
+            count, now = sum(holds(name, job) for name, job in of.items()), time.time()
+            for mark, least in needed.items():
+                if count >= least:
+                    reached[mark] = min(reached[mark], now - begun)
+            if now - said >= SAY_SECONDS or count == len(of):
+                said = now
+                print(f"  {now - begun:6.1f} s: {count} of {len(of)} {what}", flush=True)
+            if now - begun > limit:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        return reached
+
+
+async def _some_at_once(requests: Iterable[Awaitable[object]]) -> None:
+    some = asyncio.Semaphore(AT_ONCE)
+
+    async def one(request: Awaitable[object]) -> None:
+        async with some:
+            await request
+
+    await asyncio.gather(*map(one, requests))
