@@ -19,6 +19,11 @@ from concertina.plan.rounds.handoff import include_departing
 from concertina_protocol import Prepared
 
 
+LEAP = 1000
+"""Rounds beyond those of the status that an agent may have seen, as after a backup of etcd was restored. One that says
+more is passed in several claims: numbers without end would make a round that `agents.bounds` lets nobody report."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """Why a new round is needed."""
@@ -132,12 +137,13 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """The highest round that anybody is known to have seen."""
-    seen = [ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0]
+    """The highest round that anybody is known to have seen, as far as LEAP lets it be believed."""
+    own = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
+    seen = [own]
     for view in ctx.observed.agents.values():
         seen += [view.report.round] if view.report else []
         seen += [call.reply.round for call in (view.prepare, view.assign) if call and call.reply]
-    return max(seen)
+    return min(max(seen), own + LEAP)
 
 
 def _prepares(ctx: JobContext, made: Claim, names: tuple[str, ...]) -> tuple[Action, ...]:

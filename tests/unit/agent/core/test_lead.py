@@ -36,6 +36,16 @@ def test_where_all_lost_a_peer_the_first_is_the_cause_after_a_moment():
     assert driver.report.state == "failed"
 
 
+def test_so_it_is_told_where_a_member_that_says_nothing_new_is_heard_before_the_next_tick():
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.member_says("b", "failed", **failed("b", "WorkerFailed", LOST))
+    driver.now += 0.3
+    told = driver.member_says("b", "failed", **failed("b", "WorkerFailed", LOST))
+    assert kinds(told) == ["ReportChanged"]
+    assert [(f.replica, f.secondary) for f in driver.report.failures] == [("b", False)]
+
+
 def test_a_killed_worker_is_the_cause_of_a_survivors_words_that_nobody_knows():
     driver = Driver()
     driver.begun("a", "b")

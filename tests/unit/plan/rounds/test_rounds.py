@@ -14,6 +14,7 @@ from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
 from concertina.plan.actions import CreatePod, Plan
 from concertina.plan.observed import Call, ConnectionRefusal, Observed
 from concertina.plan.plan import plan
+from concertina.plan.rounds import claims
 
 
 def phase_of(made: Plan) -> str:
@@ -330,6 +331,14 @@ def test_a_higher_round_seen_by_an_agent_is_claimed_beyond() -> None:
     made = plan(claimed(two=overtaken), T0 + 11.2)
     assert made.status.world.claim.round == 6
     assert not made.status.world.claim.committed
+
+
+def test_a_round_beyond_all_numbers_is_not_believed() -> None:
+    """In the round after it nobody's reports could be told from each other: their numbers end at a bound."""
+    for seen in (5, 2**53):
+        overtaken = {"done_at": T0 + 11.1, "reply": protocol.Refused("older", seen, "claim-z")}
+        made = plan(claimed(two=overtaken), T0 + 11.2)
+        assert made.status.world.claim.round == min(seen, 2 + claims.LEAP) + 1
 
 
 def test_an_agent_that_was_restarted_since_it_answered_is_asked_again() -> None:

@@ -78,10 +78,10 @@ class Lead:
         # What goes on to the operator is what it needs.
         state = dataclasses.replace(state, snapshot_step=None, pulses=(), hung=False, leaving=())
         self._set(state)
-        if state.failure is not None:
-            self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
-            self.settle(now)
-        return state != known
+        if state.failure is None:
+            return state != known
+        self._failures[state.replica] = failures.better(self._failures.get(state.replica), state.failure)
+        return self.settle(now) or state != known
 
     def settle(self, now: float) -> bool:
         """Whether it has just become clear what the round's failure is."""
