@@ -19,6 +19,7 @@ from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round import probes
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.shard_wire import ShardWire
@@ -135,8 +136,9 @@ class StandIn:
         self._tasks.start("look for peers", self._reached(effect.prepare))
 
     async def _reached(self, prepare: p.Prepare) -> None:
-        there = await asyncio.gather(*(_listens(candidate.address) for candidate in prepare.candidates))
-        reached = tuple(c.replica for c, listens in zip(prepare.candidates, there, strict=True) if listens)
+        asked = probes.chosen(prepare.candidates, self._settings.replica)
+        there = await asyncio.gather(*(_listens(candidate.address) for candidate in asked))
+        reached = tuple(c.replica for c, listens in zip(asked, there, strict=True) if listens)
         self.emit(e.Reached(prepare, reached))
 
     def _exit(self, effect: e.Exit) -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from concertina_protocol import MAX_LINE
 from concertina_protocol.codec.typed_json import absent_numbers
 
 M = TypeVar("M")
@@ -27,6 +28,7 @@ LENGTHS = {
     **dict.fromkeys(("replica", "instance", "claim", "node", "layout"), NAME),
     **dict.fromkeys(("reason", "phase", "others", "state"), WORD),
     "uri": 2048,
+    "line": MAX_LINE,  # of another message, which is bounded itself
 }
 """Characters of other texts, by field."""
 SIGNED = ("exit_code", "loss")

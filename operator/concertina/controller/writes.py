@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from concertina.agents.authority import Authority
+from concertina.api.pod_names import pod_name, rendezvous_name
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
@@ -56,12 +57,14 @@ class Writes:
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """Begin what is not under way already, as far as the window goes; the rest is planned again by a later pass."""
+        """Begin what is not under way already, as far as the window goes; the rest is planned again by a later pass.
+        What was planned before a create came to its end names that pod again: it is left out."""
         window = self._windows.setdefault(job.view.uid, _Window())
+        there = {pod.name for pod in job.pods.values()}
         for action in actions:
             key = _identity(action)
             full = isinstance(action, CreatePod | CreateRendezvous) and _creates(window) >= window.size
-            if key not in window.under_way and not full:
+            if key not in window.under_way and not full and _name(job, action) not in there:
                 window.under_way[key] = asyncio.create_task(self._do(job, window, key, action))
         self._drop_idle(job.view.uid, window)
 
@@ -99,6 +102,17 @@ class Writes:
 
 def _creates(window: _Window) -> int:
     return sum(isinstance(key, CreatePod | CreateRendezvous) for key in window.under_way)
+
+
+def _name(job: CachedJob, action: Action) -> str:
+    """Of the pod that it creates; empty where it creates none."""
+    match action:
+        case CreateRendezvous():
+            return rendezvous_name(job.view.name, action.round)
+        case CreatePod():
+            return pod_name(job.view.name, action.index, action.attempt)
+        case _:
+            return ""
 
 
 def _identity(action: Action) -> Hashable:

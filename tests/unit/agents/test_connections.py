@@ -517,3 +517,25 @@ def test_what_is_said_to_many_is_said_to_some_of_them_first_to_those_that_are_he
     assert [len(part) for part in parts] == [10] * 10
     assert {part[0][0].replica for part in parts[:3]} == heard
     assert sorted(send.replica for part in parts for send, _ in part) == sorted(connections)
+
+
+def test_an_answer_that_is_passed_on_is_whole_however_long(tmp_path: Path) -> None:
+    """Of a candidate that reaches a hundred others."""
+    names = tuple(f"a-job-with-a-long-name-{i}-0" for i in range(100))
+    prepared = protocol.Prepared("r1", "i1", 1, "c1", 1, "127.0.0.1:1", names)
+
+    async def passed_on(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        assert isinstance(message, protocol.Relay)
+        assert protocol.decode(message.line.encode()) == PREPARE
+        line = protocol.encode(prepared).decode().rstrip("\n")
+        writer.write(protocol.encode(protocol.Relayed("r1", line)))
+        writer.write(protocol.encode(protocol.Relayed("r2", error="it is not there")))
+        await writer.drain()
+
+    async def scenario() -> None:
+        identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
+        async with agent(passed_on, tmp_path) as address:
+            to = {"r1": address, "r2": "127.0.0.1:1"}
+            assert [each async for each in calls_module.relay(identity, address, PREPARE, to)] == [("r1", prepared)]
+
+    asyncio.run(scenario())

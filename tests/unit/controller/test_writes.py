@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.writes import FIRST, SLOTS, SMALLEST, Writes
-from concertina.kube.parse.views import job_view
+from concertina.kube.parse.views import job_view, pod_view
 from concertina.plan.actions import Action, CreatePod, DeletePod
 
 
@@ -69,6 +69,21 @@ def test_what_is_under_way_is_not_begun_again() -> None:
         server.writes.start(a, [CreatePod(0, 0)])
         await settled()
         assert server.count("a") == 3
+
+    run(scenario)
+
+
+def test_a_pod_that_is_there_by_now_is_not_created_again() -> None:
+    """A pass is planned before its status is written, and creates come to their end meanwhile."""
+
+    async def scenario() -> None:
+        server, mine = Server(), job("a")
+        made = {"name": "a-1-0", "namespace": "n", "uid": "p", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        mine.pods["p"] = pod_view({"metadata": made, "spec": {}}).view
+        server.writes.start(mine, CREATES[:3])
+        await settled()
+        assert [action for _, action in server.asked] == [CREATES[0], CREATES[2]]
+        server.writes.close()
 
     run(scenario)
 

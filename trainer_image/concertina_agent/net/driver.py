@@ -101,7 +101,7 @@ class NetworkDriver:
         self._tasks.start("ping peers", self._ping_all(effect.prepare))
 
     async def _ping_all(self, prepare: p.Prepare) -> None:
-        asked = probes.chosen(prepare.candidates, self._settings.replica, prepare.claim)
+        asked = probes.chosen(prepare.candidates, self._settings.replica)
         some = asyncio.Semaphore(PINGS)
         timeout = PING_SECONDS + MORE_SECONDS * max(0, len(asked) - PINGS)
         ping = p.encode(p.Ping(prepare.uid))

@@ -73,7 +73,7 @@ def probed(count: int, there: Callable[[int, int], bool]) -> dict[str, Prepared]
     candidates = tuple(Candidate(f"r{i}", f"r{i}:1") for i in range(count))
     found = {}
     for me, candidate in enumerate(candidates):
-        asked = [(int(other.replica[1:]), other.replica) for other in probes.chosen(candidates, candidate.replica, "c")]
+        asked = [(int(other.replica[1:]), other.replica) for other in probes.chosen(candidates, candidate.replica)]
         reached = tuple(name for i, name in asked if there(me, i))
         missed = tuple(name for i, name in asked if not there(me, i))
         found[candidate.replica] = Prepared(candidate.replica, "i", 1, "c", 1, "s", reached, unreachable=missed)

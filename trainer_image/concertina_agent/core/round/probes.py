@@ -3,25 +3,26 @@ world is probed in part")."""
 
 from __future__ import annotations
 
-import random
+import heapq
+import zlib
 from collections.abc import Sequence
 
 from concertina_protocol import Candidate
 
 ALL_PAIRS = 32
 """Candidates up to which everybody pings everybody."""
-NEIGHBOURS = 4
-"""On each side in the ring: copies of snapshots and most of a collective's traffic go there."""
-SAMPLE = 8
-"""Others, drawn anew by each agent for each round: who is cut off from many is found by some."""
+SAMPLE = 3
+"""Others that each pings in a larger world, besides its neighbours in the ring, where copies of snapshots go, and the
+first of all, which may lead. Always the same ones, as far as they are there: connections to them are kept."""
 
 
-def chosen(candidates: Sequence[Candidate], replica: str, claim: str) -> tuple[Candidate, ...]:
-    """In their order; itself included. The first of all is always among them, since it may lead."""
+def chosen(candidates: Sequence[Candidate], replica: str) -> tuple[Candidate, ...]:
+    """In their order; itself included."""
     count = len(candidates)
     me = next((i for i, candidate in enumerate(candidates) if candidate.replica == replica), None)
     if count <= ALL_PAIRS or me is None:
         return tuple(candidates)
-    ring = {(me + step) % count for step in range(-NEIGHBOURS, NEIGHBOURS + 1)}
-    drawn = random.Random(f"{claim} {replica}").sample(range(count), SAMPLE)
-    return tuple(candidates[i] for i in sorted({0, *ring, *drawn}))
+    beside = {0, me, (me - 1) % count, (me + 1) % count}
+    others = (i for i in range(count) if i not in beside)
+    sample = heapq.nsmallest(SAMPLE, others, key=lambda i: zlib.crc32(f"{replica} {candidates[i].replica}".encode()))
+    return tuple(candidates[i] for i in sorted({*beside, *sample}))

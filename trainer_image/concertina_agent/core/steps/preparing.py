@@ -71,7 +71,7 @@ def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
     if not known.gone or known.store is None or known.reachable is None or known.answer is not None:
         return []
     candidates = known.prepare.candidates
-    asked = probes.chosen(candidates, agent.replica, known.prepare.claim)
+    asked = probes.chosen(candidates, agent.replica)
     absent = tuple(candidate.replica for candidate in asked if candidate.replica not in known.reachable)
     known.answer = p.Prepared(
         agent.replica,
