@@ -125,7 +125,13 @@ async def kill_member(bench: Bench) -> None:
         print(f"  {who} of {name}: claim {claimed - died:.2f} s, commit {committed - died:.2f} s", flush=True)
 
 
+async def _all_train(bench: Bench) -> None:
+    """What was done to them before is over: who is killed between a commit and its Assign has rounds to begin."""
+    await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.ready == "Training")
+
+
 async def kill_operator(bench: Bench) -> None:
+    await _all_train(bench)
     rounds = _rounds(bench)
     bench.operator.end()
     before = bench.meter.usage()
@@ -141,6 +147,7 @@ async def kill_operator(bench: Bench) -> None:
 
 
 async def kill_api_server(bench: Bench) -> None:
+    await _all_train(bench)
     rounds = _rounds(bench)
     before, begun = bench.meter.usage(), time.time()
     await asyncio.to_thread(start_again, bench.cluster, "kube-apiserver")
@@ -154,6 +161,7 @@ async def kill_api_server(bench: Bench) -> None:
 
 
 async def kill_nodes(bench: Bench) -> None:
+    await _all_train(bench)
     used_by = Counter(node for job in bench.jobs.seen.values() for node in job.nodes)  # schedulers leave some empty
     dead = [node for node, _ in used_by.most_common(bench.options.dead)]
     before = {name: job.round for name, job in bench.jobs.seen.items() if job.nodes & set(dead)}
