@@ -13,6 +13,7 @@ import asyncio
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,13 @@ async def kill_member(bench: Bench) -> None:
         print(f"  {who} of {name}: claim {claimed - died:.2f} s, commit {committed - died:.2f} s", flush=True)
 
 
+async def _all_train(bench: Bench) -> None:
+    """What was done to them before is over: who is killed between a commit and its Assign has rounds to begin."""
+    await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.ready == "Training")
+
+
 async def kill_operator(bench: Bench) -> None:
+    await _all_train(bench)
     rounds = _rounds(bench)
     bench.operator.end()
     before = bench.meter.usage()
@@ -140,6 +147,7 @@ async def kill_operator(bench: Bench) -> None:
 
 
 async def kill_api_server(bench: Bench) -> None:
+    await _all_train(bench)
     rounds = _rounds(bench)
     before, begun = bench.meter.usage(), time.time()
     await asyncio.to_thread(start_again, bench.cluster, "kube-apiserver")
@@ -153,7 +161,9 @@ async def kill_api_server(bench: Bench) -> None:
 
 
 async def kill_nodes(bench: Bench) -> None:
-    dead = [f"node-{number}" for number in range(bench.options.dead)]
+    await _all_train(bench)
+    used_by = Counter(node for job in bench.jobs.seen.values() for node in job.nodes)  # schedulers leave some empty
+    dead = [node for node, _ in used_by.most_common(bench.options.dead)]
     before = {name: job.round for name, job in bench.jobs.seen.items() if job.nodes & set(dead)}
     used, begun = bench.meter.usage(), time.time()
     bench.requests.more()
@@ -246,7 +256,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="that nodes and agents share")
     parser.add_argument("--steady", type=float, default=30.0, help="seconds")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--dead", type=int, default=5, help="nodes that die at once")
+    parser.add_argument("--dead", type=int, default=5, help="nodes that die at once, those with most jobs")
     parser.add_argument("--deleted", type=int, default=100, help="jobs that are deleted and made again")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that anything may take")
     parser.add_argument("--operator", default=AS_IT_COMES, help="what runs it; a profiler's command, say")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.sslproto
 import contextlib
+import functools
 import multiprocessing
 import os
 import tempfile
@@ -17,6 +18,7 @@ from control_plane_node import Identities, SimulatedNode
 
 from concertina.kube import access
 from concertina.kube.client import Client
+from concertina_agent.net import tls
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.workers.descriptors import raise_limit
 
@@ -93,6 +95,8 @@ def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) ->
     os.dup2(1, 2)
     raise_limit()
     asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER
+    for context in (tls.server_context, tls.client_context):  # the agents of a job have the same; each costs 10 ms
+        setattr(tls, context.__name__, functools.cache(context))
     asyncio.run(_live(networks, kubeconfig, pipe))
     os._exit(0)  # thousands of connections need no farewell
 
