@@ -45,6 +45,12 @@ class Pass:
         return progress.last_checkpoint(self.ctx)
 
 
+def replicas(ctx: JobContext) -> int:
+    """An HPA computes with them. What is only not confirmed to be gone, as its node does not answer, is none."""
+    here = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
+    return sum(ctx.node(pod).ready or not pod.deleting for pod in here) - len(ctx.replicas.spares)
+
+
 Row = Callable[[Pass], object]
 CONDITIONS: Mapping[str, Row] = {
     "observed_generation": lambda p: p.ctx.observed.job.generation,
@@ -54,9 +60,7 @@ CONDITIONS: Mapping[str, Row] = {
     "master_key": lambda p: master_key.recorded(p.ctx),
 }
 PODS: Mapping[str, Row] = {
-    "replicas": lambda p: (
-        sum(not pod.ended for pod in p.ctx.observed.pods if pod.index is not None) - len(p.ctx.replicas.spares)
-    ),
+    "replicas": lambda p: replicas(p.ctx),
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
     "spares": lambda p: Spares(
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares

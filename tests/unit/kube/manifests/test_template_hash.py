@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from builders.manifests import job, made
+from concertina.api.rules import RULES
+from concertina.api.spec import JobSpec
+from concertina.kube.manifests.pod import INTO_PODS
 from concertina.kube.parse.views import job_view, pod_view
 from concertina.kube.resources import Raw
 
@@ -83,3 +86,9 @@ def test_what_this_version_does_not_know_is_nothing_to_judge_by() -> None:
     assert job_view(job(newer)).ignored
     assert template_hash(newer) == ""
     assert "concertina.dev/template-hash" not in made(job(newer))["metadata"]["annotations"]
+
+
+def test_what_changes_only_while_suspended_is_hashed_but_for_what_only_counts_replicas() -> None:
+    held = {(rule.field or "").lstrip(".") for rule in RULES if "oldSelf.suspend" in rule.cel}
+    aliases = {JobSpec.model_fields[name].alias for name in INTO_PODS}
+    assert aliases == held - {"parallelism"}

@@ -92,6 +92,7 @@ def test_a_command_of_ones_own_is_not_forgotten_while_it_may_run(
     going = replace(pods[2], deleting=True)
     made = plan(replace(seen, pods=(*seen.pods[:-1], going)), T0 + 1)
     assert deletes(made).get("demo-2-0") is (True if out_of_service else None)
+    assert made.status.replicas == 2, "an HPA does not count it"
 
 
 def fixed_at(seen: Observed, replicas: int) -> JobStatus:
