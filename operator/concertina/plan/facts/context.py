@@ -64,9 +64,13 @@ class JobContext:
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
 
     def elapsed(self, at: str) -> float:
-        """Seconds since a time in the status. Without end for one that lies ahead: the clock was set back since, and
-        nothing may wait for it to get there again."""
-        seconds = self.now - unix_seconds(at)
+        """Seconds since a time in the status, as `since` counts them."""
+        return self.since(unix_seconds(at))
+
+    def since(self, at: float) -> float:
+        """Seconds since then. Without end for what lies ahead: the clock was set back, and nothing may wait for it to
+        get there again."""
+        seconds = self.now - at
         return seconds if seconds > -SKEW else math.inf
 
     @property

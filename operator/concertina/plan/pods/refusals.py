@@ -19,7 +19,7 @@ LONGEST = 300.0
 def seconds_left(ctx: JobContext) -> float:
     """Seconds until a pod may be created again, after the API server refused one."""
     refused = ctx.observed.refused
-    return refused.at + _pause(refused) - ctx.now if refused else 0.0
+    return _pause(refused) - ctx.since(refused.at) if refused else 0.0
 
 
 def _pause(refused: Refused) -> float:

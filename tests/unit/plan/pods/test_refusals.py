@@ -83,6 +83,11 @@ def test_what_is_refused_for_good_is_tried_ever_more_rarely() -> None:
     assert len(pauses) < 25
 
 
+def test_a_clock_that_is_set_back_delays_no_try() -> None:
+    seen = jobs.observed(jobs.job(jobs.spec()), refused=refused(Refusal.QUOTA, at=T0 + 3600))
+    assert started(plan(seen, T0)) == [(0, 0)]
+
+
 def training(kind: Refusal = Refusal.FOR_GOOD) -> Observed:
     """Two replicas train, and the pod of the third is refused."""
     seen = jobs.running(jobs.spec(replicas=2), count=2)
