@@ -7,12 +7,13 @@ bounds is moved to the nearest bound instead of refused: one odd number must not
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from concertina_protocol import MAX_LINE
-from concertina_protocol.codec.typed_json import absent_numbers
 
 M = TypeVar("M")
 LARGEST = 2**53
@@ -39,50 +40,127 @@ COUNTS = {"last_lines": LINES, "stack": LINES, "timeline": LINES}
 """Entries of other lists, by field."""
 
 
+Bound = Callable[[Any], Any]
+"""What a value becomes within bounds: the same object where it is."""
+
+
 def bounded(message: M) -> M:
     """The same message within bounds."""
-    bound: M = _bounded(message, "")
-    return bound
+    within: M = _fields(type(message))(message)
+    return within
 
 
-def _bounded(value: Any, field: str, absent: float | None = None) -> Any:
+def _fields(kind: type[Any]) -> Bound:
+    """Of a dataclass. Made once a type: thousands of reports a second come in."""
+    if kind not in _BY_TYPE:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        bounds = [(field.name, _bound(hints[field.name], field.name)) for field in dataclasses.fields(kind)]
+        _BY_TYPE[kind] = _all_of([(name, bound) for name, bound in bounds if bound is not None])
+    return _BY_TYPE[kind]
+
+
+_BY_TYPE: dict[type, Bound] = {}
+
+
+def _all_of(bounds: list[tuple[str, Bound]]) -> Bound:
+    def within(value: Any) -> Any:
+        changes = {}
+        for name, bound in bounds:
+            old = getattr(value, name)
+            new = bound(old)
+            if new is not old:
+                changes[name] = new
+        return dataclasses.replace(value, **changes) if changes else value
+
+    return within
+
+
+def _bound(hint: Any, field: str) -> Bound | None:
+    """Of a field's type; None where there is nothing to bound."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        bound = _bound(args[0], field)
+        return bound and _unless(bound, args[1].number)
+    if origin is typing.Union:
+        bound = _bound(next(each for each in args if each is not type(None)), field)
+        return bound and _or_none(bound)
+    if origin is tuple:
+        return _entries([_bound(each, field) for each in args if each is not Ellipsis], COUNTS.get(field, MOST))
+    if origin is not None:
+        return _by_name(_bound(args[1], field), COUNTS.get(field, MOST))
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return lambda value: _fields(hint)(value)  # a type may have fields of its own kind
+    if issubclass(hint, str):
+        return _text_of(hint, LENGTHS.get(field, TEXT))
+    if hint is int:
+        return _count_from(-LARGEST if field in SIGNED else -1 if field in OR_NONE else 0)
+    return None if hint is bool else _number if field not in SIGNED else _signed
+
+
+def _unless(bound: Bound, absent: float) -> Bound:
     """`absent`: the number that stands for None, which a bound may be."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, str):
-        return type(value)(_text(value, LENGTHS.get(field, TEXT)))  # an enum's word stays one
-    if isinstance(value, int):
-        least = -LARGEST if field in SIGNED else -1 if field in OR_NONE else 0
-        count = min(max(value, least), LARGEST)
-        return None if count == absent else count
-    if isinstance(value, float):
-        number = _number(value, field)
-        return None if number == absent else number
-    if isinstance(value, tuple):
-        kept = tuple(_bounded(entry, field) for entry in value[: COUNTS.get(field, MOST)])
+
+    def within(value: Any) -> Any:
+        found = bound(value)
+        return None if found == absent else found
+
+    return within
+
+
+def _or_none(bound: Bound) -> Bound:
+    return lambda value: None if value is None else bound(value)
+
+
+def _entries(bounds: list[Bound | None], most: int) -> Bound:
+    """Of a tuple: all of one type, or of one each."""
+
+    def within(value: Any) -> Any:
+        kept = value[:most]
+        if len(bounds) == 1:
+            (bound,) = bounds
+            kept = tuple(map(bound, kept)) if bound else kept
+        else:
+            kept = tuple(each if bound is None else bound(each) for bound, each in zip(bounds, kept, strict=False))
         return value if _same(value, kept) else kept
-    if isinstance(value, Mapping):
-        entries = list(value.items())[: COUNTS.get(field, MOST)]
-        return {_text(name, NAME): _bounded(entry, field) for name, entry in entries}
-    changes, absent_by_field = {}, absent_numbers(type(value))
-    for each in dataclasses.fields(value):
-        old = getattr(value, each.name)
-        new = _bounded(old, each.name, absent_by_field.get(each.name))
-        if new is not old:
-            changes[each.name] = new
-    return dataclasses.replace(value, **changes) if changes else value
+
+    return within
 
 
-def _number(value: float, field: str) -> float:
-    if field in SIGNED:
-        return value if not math.isfinite(value) else min(max(value, -LATEST), LATEST)  # plan() knows odd losses
-    return 0.0 if math.isnan(value) else min(max(value, 0.0), LATEST)
+def _by_name(bound: Bound | None, most: int) -> Bound:
+    def within(value: Any) -> Any:
+        entries = itertools.islice(value.items(), most)
+        return {_text(name, NAME): entry if bound is None else bound(entry) for name, entry in entries}
+
+    return within
+
+
+def _text_of(kind: type[str], most: int) -> Bound:
+    if kind is str:
+        return lambda value: _text(value, most)
+
+    def within(value: str) -> Any:
+        text = _text(value, most)
+        return value if text is value else kind(text)  # an enum's word stays one
+
+    return within
 
 
 def _text(value: str, most: int) -> str:
     if value.isascii() and len(value) <= most:
         return value
     return value[:most].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+
+
+def _count_from(least: int) -> Bound:
+    return lambda value: value if least <= value <= LARGEST else min(max(value, least), LARGEST)
+
+
+def _number(value: float) -> float:
+    return value if 0.0 <= value <= LATEST else 0.0 if math.isnan(value) else min(max(value, 0.0), LATEST)
+
+
+def _signed(value: float) -> float:
+    return value if not math.isfinite(value) else min(max(value, -LATEST), LATEST)  # plan() knows odd losses
 
 
 def _same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
