@@ -67,13 +67,20 @@ class Bench:
         for mark, seconds in reached.items():
             self.say(scenario, f"until {mark} of the jobs {what}", seconds)
 
+    def begin(self) -> Usage:
+        """For `measured`, which counts from now on."""
+        self.requests.more()
+        self.hosts.longest_standstill()
+        return self.meter.usage()
+
     async def measured(self, scenario: str, before: Usage, share: float, unit: str) -> None:
         """What was used and asked for since, as multiples of `share`."""
         after = self.meter.usage()
-        for who, spent in after.since(before).items():
+        for who, spent in after.cpu_since(before).items():
             self.say(scenario, f"{who}: processor time", spent)
-        for who, memory in after.memory.items():
+        for who, memory in after.memory().items():
             self.say(scenario, f"{who}: memory at the highest, MiB", memory)
+        self.say(scenario, "nodes and agents: longest standstill", self.hosts.longest_standstill())
         await asyncio.sleep(SYNC_SECONDS)
         for what, number in self.requests.more().most_common():
             self.say(scenario, f"{what}: requests {unit}", number / share)
@@ -81,8 +88,7 @@ class Bench:
 
 async def run(bench: Bench) -> None:
     names = [f"job-{number}" for number in range(bench.size.jobs)]
-    before, begun = bench.meter.usage(), time.time()
-    bench.requests.more()
+    before, begun = bench.begin(), time.time()
     making = asyncio.create_task(bench.jobs.create(names, bench.size.replicas))
     await asyncio.sleep(0)
     reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
@@ -94,15 +100,14 @@ async def run(bench: Bench) -> None:
 
 
 async def steady(bench: Bench) -> None:
-    before, rounds = bench.meter.usage(), _rounds(bench)
-    bench.requests.more()
+    before, rounds = bench.begin(), _rounds(bench)
     await asyncio.sleep(bench.options.steady)
     now = time.time()
     behind = sorted(now - job.progress_at for job in bench.jobs.seen.values())
     bench.say("steady", "progress in the status is old, half of the jobs", behind[len(behind) // 2])
     bench.say("steady", "progress in the status is old, worst", behind[-1])
     bench.say("steady", "jobs that begin a round", _begun(bench, rounds))
-    cores = bench.meter.usage().since(before)["operator"] / (now - before.at)
+    cores = bench.meter.usage().cpu_since(before)["operator"] / (now - before.at)
     bench.say("steady", "operator, cores", cores)
     await bench.measured("steady", before, now - before.at, "a second")
 
@@ -134,8 +139,7 @@ async def kill_operator(bench: Bench) -> None:
     await _all_train(bench)
     rounds = _rounds(bench)
     bench.operator.end()
-    before = bench.meter.usage()
-    bench.requests.more()
+    before = bench.begin()
     begun = await bench.operator.start()
     bench.say("kill-operator", "until the new one works", time.time() - begun)
     reached = await bench.jobs.until(
@@ -149,7 +153,7 @@ async def kill_operator(bench: Bench) -> None:
 async def kill_api_server(bench: Bench) -> None:
     await _all_train(bench)
     rounds = _rounds(bench)
-    before, begun = bench.meter.usage(), time.time()
+    before, begun = bench.begin(), time.time()
     await asyncio.to_thread(start_again, bench.cluster, "kube-apiserver")
     bench.say("kill-api-server", "until it is ready", time.time() - begun)
     reached = await bench.jobs.until(
@@ -165,8 +169,7 @@ async def kill_nodes(bench: Bench) -> None:
     used_by = Counter(node for job in bench.jobs.seen.values() for node in job.nodes)  # schedulers leave some empty
     dead = [node for node, _ in used_by.most_common(bench.options.dead)]
     before = {name: job.round for name, job in bench.jobs.seen.items() if job.nodes & set(dead)}
-    used, begun = bench.meter.usage(), time.time()
-    bench.requests.more()
+    used, begun = bench.begin(), time.time()
     for name in dead:
         await asyncio.to_thread(bench.hosts.kill, KillNode(name))
     bench.say("kill-nodes", "jobs with a replica on one of them", len(before))
@@ -184,8 +187,7 @@ async def kill_nodes(bench: Bench) -> None:
 
 async def delete_jobs(bench: Bench) -> None:
     names = sorted(bench.jobs.seen)[: bench.options.deleted]
-    before, begun = bench.meter.usage(), time.time()
-    bench.requests.more()
+    before, begun = bench.begin(), time.time()
     deleting = asyncio.create_task(bench.jobs.delete(names))
     reached = await bench.jobs.until("are gone", begun, bench.options.limit, lambda _, job: not job.uid, names)
     await deleting

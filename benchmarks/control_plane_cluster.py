@@ -162,18 +162,33 @@ def _installed(cluster: LocalCluster) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Used:
+    """By one process so far."""
+
+    who: str
+    cpu: float
+    """Seconds."""
+    memory: float
+    """MiB at the highest."""
+
+
+@dataclass(frozen=True)
 class Usage:
-    """Of processes, by what they are."""
-
     at: float
-    cpu: dict[str, float]
-    """Seconds so far."""
-    memory: dict[str, float]
-    """MiB, the highest so far."""
+    processes: dict[int, Used]
+    """By pid."""
 
-    def since(self, before: Usage) -> dict[str, float]:
-        """CPU seconds."""
-        return {who: used - before.cpu.get(who, 0.0) for who, used in self.cpu.items()}
+    def cpu_since(self, before: Usage) -> dict[str, float]:
+        """Seconds; of one that has been started again, by the new process."""
+        spent: dict[str, float] = {}
+        for pid, used in self.processes.items():
+            known = before.processes.get(pid)
+            spent[used.who] = spent.get(used.who, 0.0) + used.cpu - (known.cpu if known else 0.0)
+        return spent
+
+    def memory(self) -> dict[str, float]:
+        """MiB at the highest, of processes that do the same together."""
+        return dict(sum((Counter({used.who: used.memory}) for used in self.processes.values()), Counter()))
 
 
 @dataclass(frozen=True)
@@ -184,34 +199,28 @@ class Meter:
     """Pids of the processes that simulate nodes."""
 
     def usage(self) -> Usage:
-        cpu: Counter[str] = Counter()
-        memory: Counter[str] = Counter()
-        for who, pid in self._processes():
-            used, highest = _used(pid)
-            cpu[who] += used
-            memory[who] += highest
-        return Usage(time.time(), dict(cpu), dict(memory))
+        return Usage(time.time(), {pid: used for pid, who in self._processes() if (used := _used(who, pid))})
 
-    def _processes(self) -> Iterator[tuple[str, int]]:
-        yield "operator", self.operator.pid
+    def _processes(self) -> Iterator[tuple[int, str]]:
+        yield self.operator.pid, "operator"
         running = self.cluster.running()
         for component in components.COMPONENTS:
             if (identity := running[component]) is not None:
-                yield component, identity.pid
+                yield identity.pid, component
         for pid in self.nodes:
-            yield "nodes and agents", pid
-        yield "benchmark", os.getpid()
+            yield pid, "nodes and agents"
+        yield os.getpid(), "benchmark"
 
 
-def _used(pid: int) -> tuple[float, float]:
-    """CPU seconds, and MiB at the highest."""
+def _used(who: str, pid: int) -> Used | None:
+    """None where it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return 0.0, 0.0
+        return None
     highest = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
-    return (int(fields[11]) + int(fields[12])) / TICKS, highest / 1024
+    return Used(who, (int(fields[11]) + int(fields[12])) / TICKS, highest / 1024)
 
 
 @dataclass

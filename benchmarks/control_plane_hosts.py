@@ -9,6 +9,7 @@ import functools
 import multiprocessing
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -25,6 +26,7 @@ from concertina_agent.workers.descriptors import raise_limit
 TLS_BUFFER = 32 * 1024
 """Bytes that asyncio sets aside for each TLS connection: 256 KiB as it comes, of which a record takes 16."""
 NODES_AT_ONCE = 16
+LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,14 @@ class KillNode:
     name: str
 
 
-Order = KillPod | KillNode | None
-"""None: end. Each is answered with when it was done (Unix seconds), or None by who does not have that pod or node."""
+@dataclass(frozen=True)
+class LongestStandstill:
+    """Since it was asked for the last time."""
+
+
+Order = KillPod | KillNode | LongestStandstill | None
+"""None: end. A kill is answered with when it was done (Unix seconds), or with None by who does not have that pod or
+node."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,10 @@ class Hosts:
             if (at := host.ask(order)) is not None:
                 return at
         raise LookupError(f"{order} runs nowhere")
+
+    def longest_standstill(self) -> float:
+        """Seconds for which the agents of one process could do nothing: they are to blame for what was late then."""
+        return max(host.ask(LongestStandstill()) or 0.0 for host in self.each)
 
 
 @contextlib.contextmanager
@@ -115,8 +127,25 @@ async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:
 
             await asyncio.gather(*map(join, nodes.values()))
             pipe.send("joined")
+            loop = LoopWatch()
+            tasks.start("watch the loop", loop.run())
             while (order := await _receive(pipe)) is not None:
-                pipe.send(await _obey(nodes, order))
+                pipe.send(loop.take() if isinstance(order, LongestStandstill) else await _obey(nodes, order))
+
+
+class LoopWatch:
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    async def run(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(LOOK_SECONDS)
+            self._longest = max(self._longest, time.monotonic() - before - LOOK_SECONDS)
+
+    def take(self) -> float:
+        longest, self._longest = self._longest, 0.0
+        return longest
 
 
 async def _obey(nodes: dict[str, SimulatedNode], order: KillPod | KillNode) -> float | None:

@@ -11,7 +11,7 @@ from concertina.plan.facts.reasons import Reason
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains
 from concertina.plan.state import restore
-from concertina_protocol import State, StorageHealth
+from concertina_protocol import Report, State, StorageHealth
 
 
 def suspend(ctx: JobContext) -> Decision | None:
@@ -54,12 +54,25 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """The committed round has been drained, or takes too long to."""
+    """The committed round has been drained and saved, or takes too long to."""
     if not ctx.round.committed:
         return False
     report = ctx.round.report
-    drained = report is not None and report.state == State.DRAINED
-    return drained or (causes.broken(ctx) is None and drains.expired(ctx, _limit(ctx)))
+    if report is not None and report.state == State.DRAINED and _is_saved(ctx, report):
+        return True
+    return causes.broken(ctx) is None and drains.expired(ctx, _limit(ctx))
+
+
+def _is_saved(ctx: JobContext, report: Report) -> bool:
+    """Whether this end is one after which nothing more will be saved. One that began for another reason (growing, say)
+    was not saved; the lead is asked for that then, and what it says just after may be from before it was."""
+    if not restore.uses_storage(ctx.spec):
+        return True
+    latest = report.storage.latest if report.storage else None
+    step = report.progress.step if report.progress else 0
+    if latest is not None and latest.uid == ctx.observed.job.uid and latest.step >= step:
+        return True
+    return drains.saved_as_asked(ctx, constants.RETRY)
 
 
 def _goes_on(ctx: JobContext) -> bool:

@@ -116,5 +116,13 @@ def expired(ctx: JobContext, seconds: float) -> bool:
     return call is not None and _ours(ctx, call) and ctx.now - call.sent_at >= seconds
 
 
+def saved_as_asked(ctx: JobContext, seconds: float) -> bool:
+    """Whether the lead has accepted, at least so long ago, that this round ends with a checkpoint in storage."""
+    call = ctx.agent(ctx.round.lead.replica).drain
+    if call is None or not (_ours(ctx, call) and call.durable and isinstance(call.reply, protocol.Accepted)):
+        return False
+    return call.done_at is not None and ctx.now - call.done_at >= seconds
+
+
 def _ours(ctx: JobContext, call: Call) -> bool:
     return ctx.round.claim is not None and (call.round, call.claim) == (ctx.round.claim.round, ctx.round.claim.claim_id)

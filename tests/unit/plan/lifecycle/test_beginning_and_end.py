@@ -184,6 +184,27 @@ def test_suspending_drains_into_storage_then_deletes_the_pods() -> None:
     assert condition(made, "Suspended")[0] == "False"
 
 
+def test_a_round_that_was_drained_for_another_reason_is_saved_before_its_pods_go() -> None:
+    seen = suspended(training())
+    drain = protocol.Drain(jobs.UID, 1, "claim-a", "replicas join", False, 30.0)
+    lead = jobs.called(
+        replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained")),
+        drain, T0 + 19, done_at=T0 + 19, reply=protocol.Accepted(1, "claim-a"),
+    )  # fmt: skip
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 20)
+    asked = jobs.sends(made, protocol.Drain)["demo-0-0"]
+    assert asked.durable
+    assert not pods_changed(made)
+
+    lead = jobs.called(lead, asked, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
+    seen = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
+    assert not pods_changed(plan(seen, T0 + 20.1)), "that report may be from before it was asked"
+    durable = protocol.Durable(jobs.UID, 1, 40, "file:///c/step-40")
+    saved = replace(lead, report=replace(lead.report, storage=Storage("Ready", durable)))
+    assert pods_changed(plan(replace(seen, agents={**seen.agents, "demo-0-0": saved}), T0 + 20.2))
+    assert pods_changed(plan(seen, T0 + 30)), "a part went with its member: nothing more will be saved"
+
+
 def test_a_suspend_that_can_not_be_saved_waits_and_says_so() -> None:
     seen = suspended(training())
     broken = Storage("Error", None, "access denied: check secret s3")
@@ -209,11 +230,13 @@ def test_a_suspension_is_finished_where_the_template_changed_before_the_job_was_
     """The pods were still draining: they are saved, and give way to pods of the new template."""
     seen = remade(training(), **OLD)
     made = plan(seen, T0 + 20)
-    assert jobs.sends(made, protocol.Drain)["demo-0-0"].durable
     assert condition(made, "Running")[1] == "TemplateChanged"
     assert not pods_changed(made)
 
+    drain = jobs.sends(made, protocol.Drain)["demo-0-0"]
+    assert drain.durable
     lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(state="drained"))
+    lead = jobs.called(lead, drain, T0 + 20, done_at=T0 + 20, reply=protocol.Accepted(1, "claim-a"))
     drained = jobs.then(seen, made, agents={**seen.agents, "demo-0-0": lead})
     made = plan(drained, T0 + 21)
     claim = made.status.world.claim
