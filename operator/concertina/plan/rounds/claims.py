@@ -18,7 +18,6 @@ from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
 from concertina_protocol import Prepared
 
-
 LEAP = 1000
 """Rounds beyond those of the status that an agent may have seen, as after a backup of etcd was restored. One that says
 more is passed in several claims: numbers without end would make a round that `agents.bounds` lets nobody report."""
