@@ -6,10 +6,12 @@ import itertools
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
-from concertina.api.status import JobStatus, unix_seconds
+from concertina.api.status import JobStatus, Restart, unix_seconds
 from concertina.plan.actions import CreatePod, DeletePod
+from concertina.plan.facts import sizes
 from concertina.plan.observed import PodPhase, PodView
 from concertina_agent.core.states import OwnState
+from simulation.faults.lies import FAR, LIE
 from simulation.parts.clock import Violation
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 LOOP_SECONDS, LOOP_ROUNDS = 60.0, 4
 """More rounds than this within so many seconds that were made to grow, and did not, are a loop."""
+IDLE_SECONDS = 20.0
+"""Without training, though enough replicas are there for it."""
+BY_WORD = ("LeadLost", "LeadFailed", "RoundOvertaken")
+"""Reasons to give a round up that are read from what is heard, or is not."""
 
 
 class Invariants:
@@ -37,10 +43,22 @@ class Invariants:
         """Node -> when it is no longer slow."""
         self.blind: dict[str, float] = {}
         """Operator -> when it was cut off from all nodes at once."""
+        self.clock_set_at = 0.0
+        """When an operator's clock was last set."""
+        self.farthest = 0.0
+        """Seconds by which an operator's clock was ahead at most, where one was set."""
+        self.lies: set[str] = set()
+        """Replicas that ever lied."""
+        self.deceived = False
+        """Whether one of them was the lead: what a lead says of its round is believed."""
+        self.restarts: list[Restart] = []
+        """All that the status ever had."""
+        self._idle_since: float | None = None
 
     def status_written(self, old: JobStatus, new: JobStatus) -> None:
         """Rounds and claims only grow, and a round is committed once."""
         before, after = old.world, new.world
+        self._believed(new)
         if after.claim:
             self.claimed_at.setdefault(after.claim.round, self.world.clock.now)
         if old.completion_time and not new.completion_time:
@@ -62,7 +80,7 @@ class Invariants:
             if after.round > before.round:
                 self._no_loop(old, new)
                 self._together(new)
-        if new.steps_replayed < 0 or new.rounds < old.rounds:
+        if new.steps_replayed < 0 or new.rounds < old.rounds or new.restarts.total < old.restarts.total:
             raise Violation("counters go back")
         self._accused(old, new)
         self._undisturbed(old, new)
@@ -70,9 +88,32 @@ class Invariants:
         if self.world.rivalry is not None:
             self.world.rivalry.status_written(self.world, old, new)
 
+    def lied(self, process: AgentProcess) -> None:
+        self.lies.add(process.replica)
+        self._believed(self.world.status)
+
+    def _believed(self, new: JobStatus) -> None:
+        """What a liar says who never led a round is nowhere in the status; but of a lead that is not heard the members
+        are asked."""
+        self.deceived |= new.world.lead in self.lies
+        if not self.lies or self.deceived:
+            return
+        claim, failure = new.world.claim, new.last_failure
+        for said in (claim.message if claim else "", failure.message if failure else ""):
+            if LIE in said and "its member" not in said:
+                raise Violation(f"a liar is believed that leads nobody: {said}")
+        if new.progress and new.progress.step >= FAR:
+            raise Violation(f"a liar is believed that leads nobody: {new.progress}")
+
     def _accused(self, old: JobStatus, new: JobStatus) -> None:
         """Who is said to hang does, or did a moment ago; and who is said to be a straggler is on a slow node."""
-        for entry in new.restarts.recent[len(old.restarts.recent) :]:
+        if new.restarts is old.restarts and new.stragglers is old.stragglers:
+            return
+        fresh = [entry for entry in new.restarts.recent if entry not in old.restarts.recent]
+        self.restarts += fresh
+        if self.deceived:
+            return
+        for entry in fresh:
             if entry.reason == "Hang" and entry.replica not in self.stood_still:
                 raise Violation(f"{entry.replica} is said to hang, and does not")
             if entry.reason in ("LossSpike", "LossNotFinite") and entry.replica:
@@ -92,7 +133,9 @@ class Invariants:
     def _undisturbed(self, old: JobStatus, new: JobStatus) -> None:
         """No round whose members all train is given up for a lead that this operator alone does not hear."""
         before, claim, world = old.world, new.world.claim, self.world
-        if not before.claim or not claim or claim.round == before.claim.round or claim.reason != "LeadLost":
+        if not before.claim or not claim or claim.round == before.claim.round or claim.reason not in BY_WORD:
+            return
+        if self.deceived:
             return
         here = [world.agents.get(member.replica) for member in before.members]
         pods = [world.cluster.pods.get(member.replica) for member in before.members]
@@ -115,6 +158,8 @@ class Invariants:
         """Training is not stopped again and again for replicas that can't be reached by the members."""
         claim, members = new.world.claim, {member.replica for member in new.world.members}
         if claim is None or claim.reason != "Growing" or not members <= {m.replica for m in old.world.members}:
+            return
+        if self.lies:
             return
         now = self.world.clock.now
         self.fruitless = [at for at in self.fruitless if now - at < LOOP_SECONDS] + [now]
@@ -173,6 +218,53 @@ class Invariants:
             self.first_steps.add(collective.round)
             self.world.clock.tell(f"round {collective.round}: first step")
 
+    def goes_on(self) -> None:
+        """Looked at while no pod can be made: who is there trains on without those that are lost."""
+        now = self.world.clock.now
+        if not self._could_train() or self._trains():
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > IDLE_SECONDS:
+            raise Violation(
+                f"enough replicas are there, and for {now - self._idle_since:.0f} s none of them has trained"
+            )
+
+    def _could_train(self) -> bool:
+        """Whether enough replicas for a round can be reached, with nothing else in their way."""
+        world, cluster, now = self.world, self.world.cluster, self.world.clock.now
+        operator = world.operators[-1]
+        if not operator.alive or world.clock.stands(operator) or cluster.spec.suspend or not world.storage.up:
+            return False
+        if now < max(cluster.down_until, cluster.slow_until) or not world.network.reaches(operator.name, "api"):
+            return False
+        if any(world.troubled(host) for host in (*cluster.nodes, operator.name)):
+            return False
+        hosts = [process.host for process in world.agents.values() if self._at_hand(process)]
+        reach = (world.network.reaches(a, b) for a in [*hosts, operator.name] for b in [*hosts, "s3"])
+        return sizes.fitting(len(hosts), cluster.spec) > 0 and all(reach)
+
+    def _at_hand(self, process: AgentProcess) -> bool:
+        pod = self.world.cluster.pods.get(process.replica)
+        if pod is None or pod.uid != process.pod.uid or pod.deleting or pod.phase is not PodPhase.RUNNING:
+            return False
+        node = self.world.cluster.nodes[pod.node]
+        calm = node.ready and not (node.notice or node.cordoned)
+        return calm and process.alive and not self.world.clock.stands(process) and process.core.report().ready
+
+    def _trains(self) -> bool:
+        """Or has all that it needs for that: what is still to be found out, its agents find out."""
+        runs = self.world.collectives.values()
+        return any(run.over or (run.first_step_at and not run.broken) for run in runs if self._is_current(run))
+
+    def _is_current(self, run: Collective) -> bool:
+        claim = self.world.status.world.claim
+        return claim is not None and (run.round, run.assign.claim) == (claim.round, claim.claim_id)
+
+    def of_this_job(self, action: DeletePod) -> None:
+        if (action.name, action.uid) not in self.world.cluster.made:
+            raise Violation(f"{action.name} ({action.uid}) is deleted, and was never this job's")
+
     def deleting(self, who: str, action: DeletePod) -> None:
         """A world that is silent as a whole is left alone."""
         world, since = self.world, self.blind.get(who, 0.0)
@@ -187,22 +279,26 @@ class Invariants:
         """No second pod for an index whose pod is healthy, as anyone could know."""
         world = self.world
         self._backed_off(action)
+        if self.deceived:
+            return
         for pod in world.cluster.pods.values():
             if pod.index != action.index or pod.deleting or pod.phase not in (PodPhase.PENDING, PodPhase.RUNNING):
                 continue
             process = world.agents.get(pod.name)
-            failed = [entry for entry in world.cluster.status.restarts.recent if entry.replica == pod.name]
+            failed = [entry for entry in self.restarts if entry.replica == pod.name]
             blamed = len(failed) > 1 or any(
                 entry.rung == "ReplacePod" and (entry.counted or entry.reason == "CutOff") for entry in failed
             )
             if blamed or self._stranded(pod) or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue
+            if pod.name in self.lies or (pod.waiting and self.farthest):
+                continue  # how long a pod waits, the operator's clock says and the API server's
             raise Violation(f"a second pod for index {action.index} while {pod.name} is well")
 
     def _stranded(self, pod: PodView) -> bool:
         """It has no place, or had none a moment ago, for it must keep off a node that others may use by now."""
         avoided = self.world.cluster.status.avoided_nodes
-        now = self.world.clock.now + 6.0 * bool(self.world.clocks)  # operators' clocks differ
+        now = self.world.clock.now + 6.0 * bool(self.world.clocks) + self.farthest  # operators' clocks differ
         still = {entry.node for entry in avoided if unix_seconds(entry.until) > now}
         return pod.phase is PodPhase.PENDING and not still.issuperset(pod.avoids)
 
@@ -214,6 +310,8 @@ class Invariants:
         ends = {name: min(at, told[name]) for name, at in failed.items() if name in told}  # from the first sign of it
         if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
             return
+        if self.clock_set_at > min(ends.values()):
+            return  # nothing waits for a time that may not come again
         waited = self.world.clock.now - max(ends.values())
         doubt = 6.0 if self.world.clocks else 0.05  # operators' clocks differ
         if waited < min(30.0, 2.0 ** (len(ends) - 3)) - doubt:

@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from concertina.agents import bounds
 from concertina.plan.facts import quorum
+from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Health, Life
+from concertina.plan.facts.round import Round
 from concertina.plan.pods import backoff, bad_nodes
 from concertina.plan.recovery import budget, causes
 from concertina.plan.rounds import claims, commits, growth
@@ -185,6 +188,34 @@ def nodes_where_bits_flip_are_used_again(patch: Patch) -> None:
     patch.delitem(bad_nodes.VERDICTS, "SilentCorruption")  # type: ignore[arg-type]
 
 
+def times_ahead_are_waited_for(patch: Patch) -> None:
+    """A clock that was set back has to get there again."""
+    patch.setattr(JobContext, "since", lambda self, at: self.now - at)
+
+
+def nobody_goes_on_while_pods_are_refused(patch: Patch) -> None:
+    claim = claims.claim
+    patch.setattr(claims, "claim", lambda ctx, *known: None if ctx.observed.refused else claim(ctx, *known))
+
+
+def whoever_says_that_it_leads_is_believed(patch: Patch) -> None:
+    report = Round.__dict__["report"]
+
+    def anybodys(self: Round) -> Any:
+        reports = (view.report for view in self.observed.agents.values())
+        return next((told for told in reports if told and told.lead and told.failures), report.__get__(self, Round))
+
+    patch.setattr(Round, "report", property(anybodys), raising=False)
+
+
+def what_agents_say_has_no_bounds(patch: Patch) -> None:
+    patch.setattr(bounds, "bounded", lambda message: message)
+
+
+def rounds_far_ahead_are_believed(patch: Patch) -> None:
+    patch.setattr(claims, "LEAP", 2**60)
+
+
 class Planted(NamedTuple):
     mutation: Callable[[Patch], None]
     seed: int
@@ -213,12 +244,13 @@ class Planted(NamedTuple):
 TWICE_UNSAID = ("storage_down", "glitch", "storage_down", "storage_down", "glitch", "kill_agent", "storage_down")
 """Training is undone twice while storage is away, then the agent that remembers both is lost: the status alone knows
 what to tell LATEST."""
+LIES = ("lying_agent", "lying_agent", "kill_worker", "lying_agent", "kill_worker")
 MUTATIONS = (
-    Planted(agent_accepts_lower_rounds, 83),
+    Planted(agent_accepts_lower_rounds, 156),
     Planted(plan_mixes_snapshot_ids, 7),
     Planted(plan_assigns_before_the_commit, 1),
     Planted(latest_has_no_fence, 140),
-    Planted(status_is_written_without_testing_the_claim, 156),
+    Planted(status_is_written_without_testing_the_claim, 0, ("slow_api", "second_operator", "kill_agent")),
     Planted(a_silent_lead_is_dead_when_another_answers, 5, ("cut_operator",)),
     Planted(crash_loops_are_not_slowed_down, 18),
     Planted(rounds_are_made_of_whoever_answers, 1, ("cut_from_peers",)),
@@ -237,6 +269,11 @@ MUTATIONS = (
     Planted(latest_takes_what_it_says_was_undone, 36, ("storage_down", "bad_samples", "api_down")),
     Planted(losses_are_somebodys_fault, 1, ("bad_samples",)),
     Planted(nodes_where_bits_flip_are_used_again, 0, ("flip_bits",)),
+    Planted(times_ahead_are_waited_for, 36, ("refused_pods", "delete_pod", "set_clock")),
+    Planted(nobody_goes_on_while_pods_are_refused, 0, ("refused_pods", "kill_agent", "kill_worker", "kill_worker")),
+    Planted(whoever_says_that_it_leads_is_believed, 82, ("lying_agent", "lying_agent")),
+    Planted(what_agents_say_has_no_bounds, 0, ("lying_agent",)),
+    Planted(rounds_far_ahead_are_believed, 28, LIES),
 )
 
 

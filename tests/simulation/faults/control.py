@@ -5,6 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from concertina.kube.errors import Forbidden, Invalid
+from simulation.parts.cluster import Conflict
+
 if TYPE_CHECKING:
     from simulation.runs.world import World
 
@@ -41,6 +44,40 @@ def quota(world: World, random: Random) -> None:
     seconds = random.uniform(1, 15)
     world.tell(f"the quota is used up for {seconds:.1f} s")
     world.cluster.quota_until = world.clock.now + seconds
+
+
+HOOK = 'admission webhook "policy.example.com"'
+REFUSALS: tuple[Exception, ...] = (
+    Forbidden(403, "Forbidden", f"{HOOK} denied the request: not in these hours"),
+    Forbidden(403, "Forbidden", 'pods "job" is forbidden: error looking up service account: serviceaccount not found'),
+    Forbidden(403, "Forbidden", 'pods "job" is forbidden: not yet ready to handle request'),
+    Invalid(422, "Invalid", 'Pod "job" is invalid: spec.containers[0].image: Invalid value: a policy is being changed'),
+    Conflict(f"failed calling {HOOK}: connection refused"),
+    Conflict(f"failed calling {HOOK}: context deadline exceeded"),
+)
+"""What creates of pods are answered while an admission plugin or a webhook fails. The last two are 500 to the client,
+which tries for a while and then says that the API server can't be reached."""
+
+
+def refused_pods(world: World, random: Random) -> None:
+    """No pod can be made, for a while; who is there goes on."""
+    error, seconds = random.choice(REFUSALS), random.uniform(3, 40)
+    world.tell(f"no pod can be made for {seconds:.1f} s: {error}")
+    world.cluster.refuse(error, seconds)
+    _watch_on(world)
+
+
+def _watch_on(world: World) -> None:
+    if world.cluster.refuses:
+        world.invariants.goes_on()
+        world.clock.after(1.0, _watch_on, world)
+
+
+def slow_api(world: World, random: Random) -> None:
+    """The API server takes seconds over each write, and its events come late, in order."""
+    least, most, seconds = random.uniform(0.1, 1), random.uniform(1, 6), random.uniform(3, 20)
+    world.tell(f"the API server answers after {least:.1f} to {most:.1f} s, for {seconds:.1f} s")
+    world.cluster.slow_down(least, most, seconds)
 
 
 def scale(world: World, random: Random) -> None:

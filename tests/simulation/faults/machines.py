@@ -120,6 +120,23 @@ def no_image(world: World, random: Random) -> None:
     world.cluster.no_image_until[node] = world.clock.now + seconds
 
 
+def set_clock(world: World, random: Random) -> None:
+    """The wall clock of the operator or a node is set by up to an hour; often it is set right again soon."""
+    host = world.operators[-1].name if random.random() < 0.6 else some(world, random)
+    seconds = random.choice((-1, 1)) * random.choice((random.uniform(1, 30), random.uniform(30, 3600)))
+    _set(world, host, seconds)
+    if random.random() < 0.4:
+        world.clock.after(random.uniform(1, 20), _set, world, host, -seconds)
+
+
+def _set(world: World, host: str, seconds: float) -> None:
+    world.tell(f"the clock of {host} is set {'back' if seconds < 0 else 'forward'} by {abs(seconds):.0f} s")
+    world.clocks[host] = world.clock_of(host) + seconds
+    if host not in world.cluster.nodes:
+        world.invariants.clock_set_at = world.clock.now
+        world.invariants.farthest = max(world.invariants.farthest, world.clocks[host])
+
+
 def wrong_clocks(world: World, random: Random) -> None:
     """A condition: nodes' clocks are off by minutes, operators' by seconds (they stand on nodes with NTP, or nothing
     in the cluster would work)."""

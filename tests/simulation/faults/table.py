@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from simulation.faults import anomalies, control, machines, partitions, processes
+from simulation.faults import anomalies, control, lies, machines, partitions, processes
 
 if TYPE_CHECKING:
     from simulation.runs.world import World
@@ -69,11 +69,15 @@ _CONDITIONS: tuple[Fault, ...] = (
     processes.slow_starts,
 )
 _ANOMALIES: tuple[Fault, ...] = (anomalies.bad_samples, anomalies.glitch, anomalies.flip_bits)
+_MORE: tuple[Fault, ...] = (machines.set_clock, control.slow_api, control.refused_pods, lies.lying_agent)
 _ALONE: tuple[Fault, ...] = (anomalies.bad_run,)
 """What ends a job, as it should."""
-BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_ALONE)}
+BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_MORE, *_ALONE)}
 FAULTS: tuple[str, ...] = (*(fault.__name__ for fault in _FAULTS), "kill_worker", "kill_agent")
 """The commonest stand twice."""
 ANOMALIES: tuple[str, ...] = tuple(fault.__name__ for fault in _ANOMALIES)
 """Of the training itself."""
+MORE: tuple[str, ...] = tuple(fault.__name__ for fault in _MORE)
+"""Of the world in which the others strike; drawn apart, so that these come as often as before."""
 CALM = ("kill_operator", "second_operator", "api_down", "stop_operator")
+CALM_MORE = ("set_clock", "slow_api")

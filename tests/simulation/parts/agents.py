@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import concertina_protocol as p
+from concertina.agents import bounds
 from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
 from concertina_agent.core import machine
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from simulation.parts.operators import OperatorProcess
     from simulation.runs.world import World
 
+M = TypeVar("M")
 TICK = 0.5
 
 
@@ -41,8 +43,8 @@ class AgentProcess:
         self.alive, self._goes = True, False
         self._booted = self.clock.between(0.0, 100_000.0)
         """Its monotonic clock has a zero of its own."""
-        self.ahead = world.clock_of(self.host)
-        """Seconds by which its wall clock is ahead."""
+        self.lie: Callable[[p.Report], p.Report] | None = None
+        """What it makes of its reports, where it does not tell the truth."""
         self.collective: Collective | None = None
         self.ranks: tuple[int, ...] = ()
         self.watchers: dict[OperatorProcess, float] = {}
@@ -57,6 +59,11 @@ class AgentProcess:
         self.clock.after(world.warm_up(), self.handle, e.Warm())
         self.clock.after(self.clock.between(0.02, 0.3), self._probe)
         self.clock.after(self.clock.between(0, TICK), self._tick)
+
+    @property
+    def ahead(self) -> float:
+        """Seconds by which its wall clock is ahead."""
+        return self.world.clock_of(self.host)
 
     # --- events in, effects out
 
@@ -226,13 +233,25 @@ class AgentProcess:
     def _changed(self, effect: e.ReportChanged) -> None:
         if self._lead is not None:
             self._say(self._lead, e.MemberMessage(self.core.member_state()), 0.002)
+        self.tell_operators()
+
+    def tell_operators(self) -> None:
         for operator in list(self.watchers):
             self.tell_operator(operator)
+
+    def report(self) -> p.Report:
+        """As an operator takes it in."""
+        report = self.core.report()
+        return self.bounded(report if self.lie is None else self.lie(report))
+
+    def bounded(self, message: M) -> M:
+        """Without liars all is within bounds."""
+        return bounds.bounded(message) if self.world.invariants.lies else message
 
     def tell_operator(self, operator: OperatorProcess) -> None:
         arrives = max(self.watchers[operator] + 1e-6, self.clock.now + self.world.network.delay())
         self.watchers[operator] = arrives
-        self.clock.after(arrives - self.clock.now, operator.reported, self, self.core.report())
+        self.clock.after(arrives - self.clock.now, operator.reported, self, self.report())
 
     def _exit(self, effect: e.Exit) -> None:
         """Whoever listens hears why it goes."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import concertina_protocol as p
 from concertina.api.spec import JobSpec
 from concertina.api.status import JobStatus
+from concertina.kube.errors import Forbidden
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.observed import NodeView, PodPhase, PodView
 from concertina_agent.core import events as e
@@ -29,7 +30,16 @@ TERMINATED = "Terminated"
 
 
 class Conflict(Exception):
-    """A write has lost its precondition, or the API server is away."""
+    """A write has lost its precondition, or the API server is away, or what it asks first."""
+
+
+class JobVersion(NamedTuple):
+    """The TrainingJob, as the API server has stored it."""
+
+    number: int
+    status: JobStatus
+    spec: JobSpec
+    generation: int
 
 
 @dataclasses.dataclass
@@ -70,6 +80,7 @@ class Cluster:
     def __init__(self, world: World, nodes: int, spec: JobSpec) -> None:
         self.world, self.clock = world, world.clock
         self.spec, self.status, self.generation = spec, JobStatus(), 1
+        self._writes = 0
         self.pods: dict[str, PodView] = {}
         room = {"pods": Decimal(1)} if world.rivalry else {}
         self.nodes = {
@@ -80,13 +91,20 @@ class Cluster:
         self.priority = 0
         """Of its pods."""
         self.down_until = 0.0
+        self.slow_until, self._slow = 0.0, (0.0, 0.0)
+        """Until when the API server is slow, and the least and most seconds that an answer or an event takes then."""
         self.quota_until = 0.0
+        self.refused_until = 0.0
+        self._refusal: Exception = Conflict()
+        """Of creates of pods until then."""
         self.quota: int | None = None
         """So many pods at most, for ever."""
         self.excluded = False
         """No node is what its pods ask for."""
         self.listeners: list[Callable[[str], None]] = []
         self.deletes: list[str] = []
+        self.made: set[tuple[str, str]] = set()
+        """Name and uid of each pod that this job ever had."""
         self.no_image_until: dict[str, float] = {}
         """Node -> until when it can't pull the image."""
         self.stopped_until: dict[str, float] = {}
@@ -100,7 +118,7 @@ class Cluster:
         self._uids = 0
 
     def mend(self) -> None:
-        self.down_until = self.quota_until = 0.0
+        self.down_until = self.quota_until = self.slow_until = self.refused_until = 0.0
         for trouble in (self.broken, self.no_image_until, self.stopped_until):
             trouble.clear()
         for node in list(self.nodes):
@@ -112,11 +130,31 @@ class Cluster:
 
     # --- the API
 
+    @property
+    def job(self) -> JobVersion:
+        return JobVersion(self._writes, self.status, self.spec, self.generation)
+
+    def slow_down(self, least: float, most: float, seconds: float) -> None:
+        self.slow_until, self._slow = self.clock.now + seconds, (least, most)
+
+    def slowness(self) -> float:
+        """Seconds until the API server has taken, answered or told something, beyond the usual."""
+        return self.clock.between(*self._slow) if self.clock.now < self.slow_until else 0.0
+
+    def refuse(self, error: Exception, seconds: float) -> None:
+        """Creates of pods."""
+        self.refused_until, self._refusal = self.clock.now + seconds, error
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no pod can be made."""
+        return self.clock.now < max(self.quota_until, self.refused_until)
+
     def _reachable(self, who: str) -> None:
         if self.clock.now < self.down_until or not self.world.network.reaches(who, "api"):
             raise Conflict("the API server does not answer")
 
-    def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> JobStatus:
+    def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> None:
         """The JSON patch that tests the claim."""
         self._reachable(who)
         mine, theirs = observed.world.claim, self.status.world.claim
@@ -127,7 +165,6 @@ class Cluster:
         self.world.invariants.status_written(self.status, status)
         self.status = status
         self._changed("job")
-        return status
 
     def edit(self, **fields: object) -> None:
         """A user's change to the spec."""
@@ -140,9 +177,10 @@ class Cluster:
         name = f"job-{action.index}-{action.attempt}"
         if self.clock.now < self.quota_until or (self.quota is not None and len(self.pods) >= self.quota):
             limit = f"pods={self.spec.replicas if self.quota is None else self.quota}"
-            raise PermissionError(
-                f'pods "{name}" is forbidden: exceeded quota: small, requested: pods=1, used: {limit}, limited: {limit}'
-            )
+            message = f"exceeded quota: small, requested: pods=1, used: {limit}, limited: {limit}"
+            raise Forbidden(403, "Forbidden", f'pods "{name}" is forbidden: {message}')
+        if self.clock.now < self.refused_until:
+            raise self._refusal.with_traceback(None)  # one object for all of them
         if name in self.pods:
             return self.pods[name]  # 409 with our uid is success
         self.world.invariants.creating(action)
@@ -152,6 +190,7 @@ class Cluster:
             pod, avoids=action.never_nodes, grace=GRACE, priority=self.priority, requests={"pods": Decimal(1)}
         )
         self.hosted[name] = SimPod(name, pod.uid)
+        self.made.add((name, pod.uid))
         self.world.tell(f"{who} creates {name}")
         self._put(pod)
         self.clock.after(self.clock.between(0.02, 0.5), self._schedule, pod.uid, name, action)
@@ -159,6 +198,7 @@ class Cluster:
 
     def delete(self, who: str, action: DeletePod) -> None:
         self._reachable(who)
+        self.world.invariants.of_this_job(action)
         pod = self.pods.get(action.name)
         if pod is None or pod.uid != action.uid:
             return
@@ -199,6 +239,7 @@ class Cluster:
             self._changed(f"pod/{name}")
 
     def _changed(self, what: str) -> None:
+        self._writes += 1
         for listener in self.listeners:
             listener(what)
 

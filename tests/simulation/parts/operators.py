@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
+from concertina.kube.errors import Forbidden, Invalid
+from concertina.kube.parse.refusals import refusal
 from concertina.plan.actions import Action, CreatePod, DeletePod, Plan, Send
 from concertina.plan.observed import (
     AgentView,
@@ -17,18 +18,19 @@ from concertina.plan.observed import (
     NodeView,
     Observed,
     PodView,
-    Refusal,
     Refused,
 )
 from concertina.plan.plan import plan
-from simulation.parts.clock import changed
-from simulation.parts.cluster import Conflict
+from simulation.parts.clock import START, Violation, changed
+from simulation.parts.cluster import Conflict, JobVersion
 
 if TYPE_CHECKING:
     from simulation.parts.agents import AgentProcess
     from simulation.runs.world import World
 
 CALL_TIMEOUT = 3.0
+Answer = PodView | Conflict | Forbidden | Invalid | None
+"""Of the API server to a write of a pod."""
 
 
 @dataclasses.dataclass
@@ -36,6 +38,7 @@ class Contact:
     """What this operator has of one replica's agent."""
 
     view: AgentView = dataclasses.field(default_factory=AgentView)
+    """Its times are the operator's monotonic ones."""
     process: AgentProcess | None = None
     """The other end of the open stream."""
     wanted: bool = False
@@ -47,16 +50,16 @@ class OperatorProcess:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.clock, self.name = world, world.clock, name
         self.alive, self.busy, self.again = True, False, False
-        self.ahead = world.clock_of(name)
-        """Seconds by which its wall clock is ahead."""
         cluster = world.cluster
-        self.status, self.spec, self.generation = cluster.status, cluster.spec, cluster.generation
+        self.version, self.status, self.spec, self.generation = cluster.job
         self.pods: dict[str, PodView] = dict(cluster.pods)
         self.nodes: dict[str, NodeView] = dict(cluster.nodes)
         self.contacts: dict[str, Contact] = {}
-        self.stalls = StallDetector(self.now)
+        self.stalls = StallDetector(self.clock.now)
         self.writes: list[Action] = []
         """Under way beside the passes."""
+        self.told: set[str] = set()
+        """Uids of pods that the watch has told of."""
         self.secret_made = False
         self.refused: Refused | None = None
         self._arrives = 0.0
@@ -67,8 +70,13 @@ class OperatorProcess:
         self.trigger()
 
     @property
+    def ahead(self) -> float:
+        """Seconds by which its wall clock is ahead."""
+        return self.world.clock_of(self.name)
+
+    @property
     def now(self) -> float:
-        """By its own wall clock."""
+        """By its own wall clock, which may be set; how long it waits for agents, its monotonic one says."""
         return self.clock.now + self.ahead
 
     def kill(self) -> None:
@@ -87,22 +95,16 @@ class OperatorProcess:
 
     def _changed(self, what: str) -> None:
         lag = self.world.network.delay() * (20 if self.world.network.unruly and self.clock.chance(0.05) else 1)
-        self._arrives = max(self._arrives + 1e-6, self.clock.now + lag)
         cluster, (kind, _, name) = self.world.cluster, what.partition("/")
-        value = (
-            (cluster.status, cluster.spec, cluster.generation)
-            if kind == "job"
-            else cluster.pods.get(name)
-            if kind == "pod"
-            else cluster.nodes[name]
-        )
+        self._arrives = max(self._arrives + 1e-6, self.clock.now + lag + cluster.slowness())
+        value = cluster.job if kind == "job" else cluster.pods.get(name) if kind == "pod" else cluster.nodes[name]
         self.clock.after(self._arrives - self.clock.now, self._arrived, kind, name, value)
 
     def _arrived(self, kind: str, name: str, value: object) -> None:
         if not self.alive:
             return
         if kind == "job":
-            self.status, self.spec, self.generation = value  # type: ignore[misc]
+            self._take(value)  # type: ignore[arg-type]
         elif kind == "node":
             self.nodes[name] = value  # type: ignore[assignment]
         elif value is None:
@@ -110,7 +112,13 @@ class OperatorProcess:
             self._forget(name)
         else:
             self.pods[name] = value  # type: ignore[assignment]
+            self.told.add(value.uid)  # type: ignore[attr-defined]
         self.trigger()
+
+    def _take(self, job: JobVersion) -> None:
+        """What is newer than what it has: a write's answer may come before what was watched."""
+        if job.number >= self.version:
+            self.version, self.status, self.spec, self.generation = job
 
     def _forget(self, name: str) -> None:
         contact = self.contacts.pop(name, None)
@@ -135,14 +143,23 @@ class OperatorProcess:
         self.again = False
         self.passes += 1
         observed = self._observed()
-        made = plan(observed, self.now)
+        made = self._plan(observed)
         if made.status is observed.job.status or made.status == observed.job.status:
             self._apply(made, list(made.actions))
         else:
-            self.clock.after(self.clock.between(0.002, 0.01), self._write, observed, made)
+            lag = self.clock.between(0.002, 0.01) + self.world.cluster.slowness()
+            self.clock.after(lag, self._write, observed, made)
+
+    def _plan(self, observed: Observed) -> Plan:
+        try:
+            return plan(observed, self.now)
+        except Exception as error:
+            if self.world.invariants.lies:
+                raise Violation(f"plan() raises over what an agent says: {error!r}") from error
+            raise
 
     def _take_out_stall(self) -> None:
-        if seconds := self.stalls.seconds(self.now):
+        if seconds := self.stalls.seconds(self.clock.now):
             for contact in self.contacts.values():
                 contact.view = later(contact.view, seconds)
 
@@ -155,7 +172,7 @@ class OperatorProcess:
             job=self.job_view,
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.order)),
             nodes=self.nodes,
-            agents={name: contact.view for name, contact in self.contacts.items() if name in self.pods},
+            agents={name: self._view(contact) for name, contact in self.contacts.items() if name in self.pods},
             fresh_claim=f"claim-{self.world.claims}",
             secret_made=self.secret_made,
             refused=self.refused,
@@ -163,23 +180,37 @@ class OperatorProcess:
             hindrance=rivalry.hindrance(self) if competitors and rivalry else None,
         )
 
+    def _view(self, contact: Contact) -> AgentView:
+        """With times of its wall clock, as `AgentConnections.views` gives them."""
+        return later(contact.view, self.ahead) if self.ahead else contact.view
+
     @property
     def job_view(self) -> JobView:
         world = self.world
         number = world.rivalry.worlds.index(world) if world.rivalry else 0
-        namespace, created = f"team-{number % 2}", 1000.0 + number
+        namespace, created = f"team-{number % 2}", START + number
         return JobView(world.name, namespace, world.uid, self.generation, created, False, self.spec, "", self.status)
 
     def _write(self, observed: Observed, made: Plan) -> None:
         if not self.alive:
             return
+        cluster = self.world.cluster
         try:
-            written = self.world.cluster.write_status(self.name, observed.job.status, made.status)
+            cluster.write_status(self.name, observed.job.status, made.status)
         except Conflict:
-            self.clock.after(0.2, self._done, 0.0)
+            self.clock.after(0.2 + cluster.slowness(), self._done, 0.0)
+            return
+        if lag := cluster.slowness():
+            self.clock.after(lag, self._written, observed, made, cluster.job)
+        else:
+            self._written(observed, made, cluster.job)
+
+    def _written(self, observed: Observed, made: Plan, job: JobVersion) -> None:
+        """The API server has answered."""
+        if not self.alive:
             return
         self._tell(observed, made)
-        self.status = written
+        self._take(job)
         if self.world.crashes_operator(self):
             return
         self.clock.after(self.clock.between(0.002, 0.01), self._apply, made, list(made.actions))
@@ -203,30 +234,47 @@ class OperatorProcess:
             if not isinstance(action, Send) and action not in self.writes:
                 self.writes.append(action)
                 at += self.clock.between(0.002, 0.008)
-                self.clock.after(at, self._change, action)
+                self.clock.after(at + self.world.cluster.slowness(), self._change, action)
         self._done(made.recheck_after)
 
     def _change(self, action: Action) -> None:
-        self.writes.remove(action)
         if not self.alive or self.world.crashes_operator(self):
+            self.writes.remove(action)
             return
-        with contextlib.suppress(Conflict):
-            self._write_pod(action)
-            return
-        self.clock.after(1.0, self.trigger)
+        answer: Answer = None
+        try:
+            answer = self._write_pod(action)
+        except (Conflict, Forbidden, Invalid) as error:
+            answer = error
+        if lag := self.world.cluster.slowness():
+            self.clock.after(lag, self._changed_pod, action, answer)
+        else:
+            self._changed_pod(action, answer)
 
-    def _write_pod(self, action: Action) -> None:
+    def _write_pod(self, action: Action) -> PodView | None:
         if isinstance(action, CreatePod):
-            try:
-                stored = self.world.cluster.create(self.name, action)
-                self.pods.setdefault(stored.name, stored)  # as the shell's reflector remembers its own writes
-                self.refused = None
-            except PermissionError as error:
-                self.refused = Refused(Refusal.QUOTA, str(error), self.now, self.now)
-        elif isinstance(action, DeletePod):
+            return self.world.cluster.create(self.name, action)
+        if isinstance(action, DeletePod):
             self.world.cluster.delete(self.name, action)
         else:
             self.secret_made = True
+        return None
+
+    def _changed_pod(self, action: Action, answer: Answer) -> None:
+        """The API server has answered."""
+        self.writes.remove(action)
+        if not self.alive:
+            return
+        if isinstance(answer, Conflict):
+            self.clock.after(1.0, self.trigger)
+        elif isinstance(answer, Forbidden | Invalid):
+            kind, before = refusal(answer), self.refused
+            since = before.since if before and before.kind is kind else self.now
+            self.refused = Refused(kind, answer.message, since, self.now)
+        elif isinstance(answer, PodView):
+            if answer.uid not in self.told:  # as the shell's reflector remembers its own writes
+                self.pods.setdefault(answer.name, answer)
+            self.refused = None
 
     def _done(self, recheck: float | None) -> None:
         self.busy = False
@@ -250,7 +298,7 @@ class OperatorProcess:
         known = old and (old.round, old.claim) == (message.round, message.claim) and not old.error
         if old and known and (old.durable or not durable):
             return
-        call = Call(message.round, message.claim, self.now, durable=durable)
+        call = Call(message.round, message.claim, self.clock.now, durable=durable)
         contact.view = changed(contact.view, **{kind: call})
         network, pod = self.world.network, self.pods.get(action.replica)
         heard = (contact, kind, call)
@@ -275,7 +323,7 @@ class OperatorProcess:
             if network.loses() or not network.talk(self.name, process.host):
                 self.clock.after(network.delay(), self._answered, *heard, None, "connection reset before the answer")
             else:
-                self.clock.after(network.delay(), self._answered, *heard, reply, "")
+                self.clock.after(network.delay(), self._answered, *heard, process.bounded(reply), "")
 
         self.clock.after(network.delay(), process.ask, message, answered)
         if heard is not None:
@@ -284,7 +332,7 @@ class OperatorProcess:
     def _answered(self, contact: Contact, kind: str, call: Call, reply: p.Message | None, error: str) -> None:
         known: Call | None = getattr(contact.view, kind)
         if self.alive and is_same_call(known, call):
-            done = changed(known, done_at=self.now, reply=reply, error=error)
+            done = changed(known, done_at=self.clock.now, reply=reply, error=error)
             contact.view = changed(contact.view, **{kind: done})
             self.trigger()
 
@@ -304,7 +352,7 @@ class OperatorProcess:
             contact = self.contacts.setdefault(name, Contact())
             if not contact.wanted:
                 contact.wanted = True
-                contact.view = changed(contact.view, wanted_at=self.now)
+                contact.view = changed(contact.view, wanted_at=self.clock.now)
                 self._open(name, contact)
 
     def _open(self, name: str, contact: Contact) -> None:
@@ -341,13 +389,13 @@ class OperatorProcess:
         if not self.alive or contact is None or contact.process is not process:
             return
         if not self.world.network.carries(process.host, self.name):
-            self.clock.after(0.5, self.reported, process, process.core.report())
+            self.clock.after(0.5, self.reported, process, process.report())
             return
         ready_at = contact.view.ready_at
         if not report.ready or contact.view.report is None or contact.view.report.instance != report.instance:
             ready_at = None
         if ready_at is None and report.ready:
-            ready_at = self.now
+            ready_at = self.clock.now
         contact.view = changed(contact.view, report=report, ready_at=ready_at)
         self.trigger()
 
@@ -360,7 +408,7 @@ class OperatorProcess:
         if contact.process is not None:
             contact.process.watchers.pop(self, None)
         contact.process = None
-        contact.view = changed(contact.view, connected=False, lost_at=self.now, closed=closed)
+        contact.view = changed(contact.view, connected=False, lost_at=self.clock.now, closed=closed)
         self._open(name, contact)
         self.trigger()
 

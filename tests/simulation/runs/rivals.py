@@ -11,7 +11,7 @@ from concertina.plan.facts import sizes
 from concertina.plan.lifecycle import room
 from concertina.plan.lifecycle.admission import Waiting, by_quota, waiting
 from concertina.plan.observed import Competitor, Hindrance
-from simulation.parts.clock import Clock, Violation
+from simulation.parts.clock import START, Clock, Violation
 from simulation.parts.network import Network
 from simulation.parts.operators import OperatorProcess
 from simulation.runs.schedule import SPAN, Strike
@@ -126,7 +126,7 @@ class Rivalry:
     def run(self) -> None:
         """Raises Violation."""
         able = self.worlds[: self.able]
-        if not self.clock.run(1000.0 + LIMIT, lambda: all(world.over() for world in able)):
+        if not self.clock.run(START + LIMIT, lambda: all(world.over() for world in able)):
             late = [f"{world.name}: {world.status.condition('Running')}" for world in able if not world.over()]
             raise Violation(f"not complete after {LIMIT:.0f} s: {late}")
         for world in able:
@@ -138,5 +138,5 @@ class Rivalry:
             f"{world.cluster.priority}"
             for world in self.worlds
         )
-        lines = [f"{at - 1000:8.3f}  {text}" for at, text in self.clock.story[-80:]]
+        lines = [f"{at - START:8.3f}  {text}" for at, text in self.clock.story[-80:]]
         return "\n".join([f"{self.nodes} nodes; {sizes}", *lines])

@@ -12,7 +12,7 @@ from simulation.faults import control
 from simulation.faults.table import BY_NAME
 from simulation.invariants import Invariants
 from simulation.parts.agents import AgentProcess
-from simulation.parts.clock import Clock, Violation
+from simulation.parts.clock import START, Clock, Violation
 from simulation.parts.cluster import Cluster
 from simulation.parts.collective import Collective
 from simulation.parts.lineage import steps_of
@@ -154,7 +154,7 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
-        if not self.clock.run(1000.0 + SPAN + LIMIT, self.over):
+        if not self.clock.run(START + SPAN + LIMIT, self.over):
             ready = self.status.condition("Running")
             raise Violation(f"not complete {LIMIT} s after the last fault: {ready}")
         self.check()
@@ -175,7 +175,7 @@ class World:
             raise Violation(f"a disturbed operator was noticed: {self.status.rounds} rounds, {self.cluster.deletes}")
 
     def story(self, last: int = 60) -> str:
-        lines = [f"{at - 1000:8.3f}  {text}" for at, text in self.clock.story[-last:]]
+        lines = [f"{at - START:8.3f}  {text}" for at, text in self.clock.story[-last:]]
         size = f"{self.replicas} replicas, at least {self.cluster.spec.min_replicas}, {self.workers} workers each"
         return "\n".join([f"seed {self.seed}: {size}, {self.steps} steps", *lines])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulation.parts.clock import START
 from simulation.parts.lineage import BATCH, steps_of
 from simulation.rollbacks import left_out
 from simulation.runs.schedule import SPAN, Strike
@@ -12,7 +13,7 @@ def test_a_run_that_is_bad_for_good_ends_as_the_policy_says() -> None:
     undone = 0
     for seed in range(10):
         world = World(seed, schedule=(Strike(4.0, "bad_run", seed),))
-        assert world.clock.run(1000.0 + SPAN + LIMIT, world.over), world.story()
+        assert world.clock.run(START + SPAN + LIMIT, world.over), world.story()
         failed, borne = world.status.condition("Failed"), world.cluster.spec.failure_policy.max_restarts
         if failed is not None and failed.status == "True":
             assert failed.reason in ("RestartsExhausted", "SameFailure"), world.story()

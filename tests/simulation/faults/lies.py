@@ -1,0 +1,174 @@
+"""Agents that lie: nonsense within the types of the protocol, as it comes in through `agents.bounds`.
+
+What the lead of a round says of it is believed, but for what no round comes back from. Left out are lies that end the
+job as they would if they were true (docs/limits.md): of an agent about durable storage; of a lead that the round has
+succeeded, that a failure is permanent, or that training has to be undone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import concertina_protocol as p
+
+if TYPE_CHECKING:
+    from simulation.parts.agents import AgentProcess
+    from simulation.runs.world import World
+
+LIE = "as a liar says"
+"""In every text that a liar makes up."""
+FAR = 10**6
+"""Steps that no run has."""
+ODD = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300)
+WHOLE = (-(2**70), -1, 0, 2**31, 2**63, 2**70)
+REASONS = (
+    p.FailureReason.WORKER_FAILED,
+    p.FailureReason.OUT_OF_MEMORY,
+    p.FailureReason.MEMBER_LOST,
+    p.FailureReason.LEAD_LOST,
+    p.FailureReason.RESTORE_FAILED,
+    p.FailureReason("Nonsense"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Liar:
+    world: World
+    process: AgentProcess
+    random: Random
+    lies: tuple[Lie, ...]
+
+    def __call__(self, report: p.Report) -> p.Report:
+        self.world.invariants.lied(self.process)
+        for lie in self.lies:
+            report = lie(self, report)
+        return report
+
+    def anybody(self) -> str:
+        """A replica, its own mostly not; one that does not exist perhaps."""
+        return self.random.choice([*sorted(self.world.cluster.pods), "job-77-0", "", "x" * 500])
+
+
+Lie = Callable[[Liar, p.Report], p.Report]
+
+
+def boasts(liar: Liar, report: p.Report) -> p.Report:
+    """Of steps beyond all steps, in numbers that are none."""
+    odd, whole = liar.random.choice, liar.random.choice
+    progress = p.Progress(
+        step=FAR + liar.random.randrange(FAR),
+        steps=whole((None, *WHOLE)),
+        loss=odd(ODD),
+        tokens_per_second=odd(ODD),
+        step_seconds=odd(ODD),
+        position=whole(WHOLE),
+        phase=LIE,
+        at=odd(ODD),
+        first_step_at=odd(ODD),
+        snapshot_step=whole(WHOLE),
+        checkpoint_seconds=odd(ODD),
+        stalled_seconds=odd(ODD),
+        mfu=odd(ODD),
+        save_seconds=odd(ODD),
+        interval=p.CheckpointInterval(odd(ODD), odd(ODD), odd(ODD), odd(ODD)),
+        evaluated=p.Evaluated(whole(WHOLE), odd(ODD)),
+        shares=tuple(whole(WHOLE) for _ in range(liar.random.randrange(4))),
+    )
+    return dataclasses.replace(report, progress=progress)
+
+
+def tells_of_nobody(liar: Liar, report: p.Report) -> p.Report:
+    """Members that do not exist, and none of those that do."""
+    states = list(p.State)
+    names = {liar.anybody() for _ in range(3)}
+    members = {
+        name: p.MemberState(
+            name,
+            LIE,
+            liar.random.choice(WHOLE),
+            LIE,
+            liar.random.choice(states),
+            step=liar.random.choice(WHOLE),
+            notice=liar.random.choice((None, *ODD)),
+        )
+        for name in sorted(names)
+    }
+    return dataclasses.replace(report, lead=True, members=members)
+
+
+def accuses(liar: Liar, report: p.Report) -> p.Report:
+    """Others, of all there is; in other words each time, or it would be a bug in the script."""
+    random = liar.random
+    said = LIE + ": " + "".join(random.choices("ghijklmnopqrstuvwxyz", k=12))
+    failure = p.Failure(
+        liar.anybody(),
+        random.choice(REASONS),
+        said,
+        last_lines=(said,),
+        rank=random.choice((None, *WHOLE)),
+        exit_code=random.choice(WHOLE),
+        step=random.choice((None, *WHOLE)),
+        secondary=random.random() < 0.3,
+        at=random.choice((None, *ODD)),
+    )
+    hang = p.Hang(liar.anybody(), random.choice(WHOLE), random.choice(WHOLE), said, said, random.choice(ODD))
+    straggler = p.Straggler(liar.anybody(), random.choice(WHOLE), random.choice(ODD), random.choice(ODD))
+    words: dict[str, Any] = random.choice(({"failures": (failure,)}, {"hang": hang}, {"stragglers": (straggler,)}))
+    return dataclasses.replace(report, lead=True, **words)
+
+
+def contradicts_itself(liar: Liar, report: p.Report) -> p.Report:
+    """A state that is not its own; that all is done, where it has no say in that."""
+    world, claim = liar.world, liar.world.status.world.claim
+    others = world.status.world.lead not in (None, liar.process.replica)
+    if claim is not None and claim.committed and others and liar.random.random() < 0.3:
+        done = {"state": p.State.SUCCEEDED, "round": claim.round, "claim": claim.claim_id}
+        return dataclasses.replace(report, lead=True, **done)
+    states = [state for state in p.State if state is not p.State.SUCCEEDED]
+    return dataclasses.replace(
+        report, ready=liar.random.random() < 0.5, lead=liar.random.random() < 0.5, state=liar.random.choice(states)
+    )
+
+
+def is_of_another_round(liar: Liar, report: p.Report) -> p.Report:
+    """One long past, or one that is far off."""
+    round = liar.random.choice((-1, 0, max(0, report.round - 1), report.round + 1, report.round + 1000, 2**53, 2**70))
+    return dataclasses.replace(report, round=round, claim=liar.random.choice(("", LIE, report.claim)))
+
+
+def means_to_go(liar: Liar, report: p.Report) -> p.Report:
+    """It was told to stop, or can never start."""
+    if liar.random.random() < 0.5:
+        return dataclasses.replace(report, notice=liar.random.choice(ODD))
+    return dataclasses.replace(report, ready=False, startup_error=LIE)
+
+
+LIES: tuple[Lie, ...] = (boasts, tells_of_nobody, accuses, contradicts_itself, is_of_another_round, means_to_go)
+
+
+def lying_agent(world: World, random: Random) -> None:
+    """For a while; often the lead of the round."""
+    alive = [process for process in world.agents.values() if process.alive]
+    lead = world.agents.get(world.status.world.lead or "")
+    if not alive:
+        return
+    process = lead if lead is not None and lead.alive and random.random() < 0.4 else random.choice(alive)
+    lies = tuple(random.sample(LIES, random.randint(1, 2)))
+    seconds = random.uniform(1, 15)
+    world.tell(f"{process.replica} lies for {seconds:.1f} s: it {' and '.join(lie.__name__ for lie in lies)}")
+    process.lie = Liar(world, process, Random(random.random()), lies)
+    _speak(world, process, random, world.clock.now + seconds)
+
+
+def _speak(world: World, process: AgentProcess, random: Random, until: float) -> None:
+    """Now and then; at the end the truth."""
+    if world.mended or world.clock.now >= until:
+        process.lie = None
+    if process.alive:
+        process.tell_operators()
+    if process.lie is not None and process.alive:
+        world.clock.after(min(random.uniform(0.2, 2.0), until - world.clock.now), _speak, world, process, random, until)
