@@ -1,10 +1,11 @@
 """What the operator costs at scale: `python benchmarks/control_plane.py [JOBSxREPLICAS ...] [--only SCENARIO ...]`.
 
 On a real control plane with simulated nodes, whose pods are stand-ins for agents (`control_plane_agent`), the operator
-runs as a process of its own. For each size all jobs are made at once, and then, in this order or those named alone:
-`run` (until all train), `steady` (they do), `kill-member` (one after the other), `kill-operator` (and start it again).
-Printed: seconds, the operator's requests by verb and resource, and the processor time of everything that takes part:
-it shares this machine's cores."""
+runs as a process of its own. For each size all jobs are made at once (`run`: until all train). Then come, in this order
+all of these or those named: `steady`, `kill-member` (some, one after the other), `kill-operator` and `kill-api-server`
+(each is started again), `kill-nodes` (some at once), `delete-jobs` (some, which are made again). Printed: seconds, the
+operator's requests by verb and resource, and the processor time of everything that takes part: it shares this machine's
+cores. Logs are kept where something was never reached."""
 
 from __future__ import annotations
 
