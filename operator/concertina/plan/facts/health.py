@@ -91,6 +91,9 @@ class Health:
     def by_contact(self, pod: PodView) -> Verdict:
         """As its agent lets itself be heard. Of members of a round that goes on their lead knows more."""
         view = self.observed.agent(pod.name)
+        if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
+            # Bound to it before anybody knew: whoever dies in a crowd is replaced on nodes that died with it.
+            return _dead(Evidence.NODE, f"waits to start on node {pod.node}, which is not ready")
         if view.alive or pod.phase is not PodPhase.RUNNING or self._is_in_good_standing(pod.name):
             return ALIVE
         if not self.observed.node(pod).ready:

@@ -68,6 +68,16 @@ def test_a_dead_node_does_not_block_a_successor(node: NodeView, deleting: bool, 
     assert deletes(made) == deleted
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_successor_that_was_bound_to_a_node_just_dead_is_replaced_in_its_turn(ready: bool) -> None:
+    """Where nodes die in a crowd, the scheduler knows of some later than of others."""
+    pods = (jobs.pod(0), jobs.pod(1, phase="Pending"), jobs.pod(2))
+    seen = jobs.observed(jobs.job(jobs.spec()), pods)
+    made = plan(replace(seen, nodes={**seen.nodes, "node-1": NodeView("node-1", ready=ready)}), T0 + 1)
+    assert creates(made) == ([] if ready else [(1, 1)])
+    assert list(deletes(made)) == ([] if ready else ["demo-1-0"])
+
+
 @pytest.mark.parametrize("change", [{"suspend": True}, {"replicas": 2}, {}], ids=["suspend", "scale", "lost"])
 @pytest.mark.parametrize("launcher", ["agent", "torchrun"])
 @pytest.mark.parametrize("out_of_service", [False, True])
