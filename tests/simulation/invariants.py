@@ -80,7 +80,7 @@ class Invariants:
             if after.round > before.round:
                 self._no_loop(old, new)
                 self._together(new)
-        if new.steps_replayed < 0 or new.rounds < old.rounds or new.restarts.total < old.restarts.total:
+        if new.steps_replayed < 0 or new.rounds < old.rounds:
             raise Violation("counters go back")
         self._accused(old, new)
         self._undisturbed(old, new)
@@ -221,7 +221,7 @@ class Invariants:
     def goes_on(self) -> None:
         """Looked at while no pod can be made: who is there trains on without those that are lost."""
         now = self.world.clock.now
-        if not self._could_train() or self._trains():
+        if self.deceived or not self._could_train() or self._trains():
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
@@ -253,7 +253,7 @@ class Invariants:
         return calm and process.alive and not self.world.clock.stands(process) and process.core.report().ready
 
     def _trains(self) -> bool:
-        """Or has all that it needs for that: what is still to be found out, its agents find out."""
+        """Whether the round that was claimed last has got under way, and is not known to be broken."""
         runs = self.world.collectives.values()
         return any(run.over or (run.first_step_at and not run.broken) for run in runs if self._is_current(run))
 

@@ -248,7 +248,7 @@ LIES = ("lying_agent", "lying_agent", "kill_worker", "lying_agent", "kill_worker
 MUTATIONS = (
     Planted(agent_accepts_lower_rounds, 156),
     Planted(plan_mixes_snapshot_ids, 7),
-    Planted(plan_assigns_before_the_commit, 1),
+    Planted(plan_assigns_before_the_commit, 0),
     Planted(latest_has_no_fence, 140),
     Planted(status_is_written_without_testing_the_claim, 0, ("slow_api", "second_operator", "kill_agent")),
     Planted(a_silent_lead_is_dead_when_another_answers, 5, ("cut_operator",)),

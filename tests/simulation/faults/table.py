@@ -78,6 +78,6 @@ FAULTS: tuple[str, ...] = (*(fault.__name__ for fault in _FAULTS), "kill_worker"
 ANOMALIES: tuple[str, ...] = tuple(fault.__name__ for fault in _ANOMALIES)
 """Of the training itself."""
 MORE: tuple[str, ...] = tuple(fault.__name__ for fault in _MORE)
-"""Of the world in which the others strike; drawn apart, so that these come as often as before."""
+"""Drawn apart from FAULTS, which come as often with them as without."""
 CALM = ("kill_operator", "second_operator", "api_down", "stop_operator")
 CALM_MORE = ("set_clock", "slow_api")

@@ -141,6 +141,10 @@ class Cluster:
         """Seconds until the API server has taken, answered or told something, beyond the usual."""
         return self.clock.between(*self._slow) if self.clock.now < self.slow_until else 0.0
 
+    def answers_too_late(self) -> bool:
+        """Whether a write that was taken is given up by who waits for its answer."""
+        return self.clock.now < self.slow_until and self.clock.chance(0.1)
+
     def refuse(self, error: Exception, seconds: float) -> None:
         """Creates of pods."""
         self.refused_until, self._refusal = self.clock.now + seconds, error

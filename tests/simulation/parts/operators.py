@@ -200,7 +200,9 @@ class OperatorProcess:
         except Conflict:
             self.clock.after(0.2 + cluster.slowness(), self._done, 0.0)
             return
-        if lag := cluster.slowness():
+        if cluster.answers_too_late():
+            self.clock.after(CALL_TIMEOUT, self._done, 0.0)
+        elif lag := cluster.slowness():
             self.clock.after(lag, self._written, observed, made, cluster.job)
         else:
             self._written(observed, made, cluster.job)
@@ -246,6 +248,8 @@ class OperatorProcess:
             answer = self._write_pod(action)
         except (Conflict, Forbidden, Invalid) as error:
             answer = error
+        if self.world.cluster.answers_too_late():
+            answer = Conflict("no answer in time")
         if lag := self.world.cluster.slowness():
             self.clock.after(lag, self._changed_pod, action, answer)
         else:
