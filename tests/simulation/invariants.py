@@ -231,7 +231,10 @@ class Invariants:
             )
 
     def _could_train(self) -> bool:
-        """Whether enough replicas for a round can be reached, with nothing else in their way."""
+        """Whether enough replicas for a round can be reached, with nothing else in their way. The first round waits for all
+        of them, for a while."""
+        if not self.world.status.rounds:
+            return False
         world, cluster, now = self.world, self.world.cluster, self.world.clock.now
         operator = world.operators[-1]
         if not operator.alive or world.clock.stands(operator) or cluster.spec.suspend or not world.storage.up:
