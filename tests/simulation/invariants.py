@@ -231,8 +231,8 @@ class Invariants:
             )
 
     def _could_train(self) -> bool:
-        """Whether enough replicas for a round can be reached, with nothing else in their way. The first round waits for all
-        of them, for a while."""
+        """Whether enough replicas for a round can be reached, with nothing else in their way. (The first round waits for
+        all of them.)"""
         if not self.world.status.rounds:
             return False
         world, cluster, now = self.world, self.world.cluster, self.world.clock.now
