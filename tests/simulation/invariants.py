@@ -231,8 +231,8 @@ class Invariants:
             )
 
     def _could_train(self) -> bool:
-        """Whether enough replicas for a round can be reached, with nothing else in their way. (The first round waits for
-        all of them.)"""
+        """Whether enough replicas for a round can be reached, and nothing else is in their way. The first one waits for
+        all of them."""
         if not self.world.status.rounds:
             return False
         world, cluster, now = self.world, self.world.cluster, self.world.clock.now
@@ -269,8 +269,11 @@ class Invariants:
             raise Violation(f"{action.name} ({action.uid}) is deleted, and was never this job's")
 
     def deleting(self, who: str, action: DeletePod) -> None:
-        """A world that is silent as a whole is left alone."""
-        world, since = self.world, self.blind.get(who, 0.0)
+        """A world that is silent as a whole is left alone: where it fell silent at once, as several faults make it do one
+        after the other while the last stream still seems well."""
+        world, since = self.world, self.blind.get(who)
+        if since is None:
+            return
         cut_off = not any(
             world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
         )
