@@ -269,8 +269,8 @@ class Invariants:
             raise Violation(f"{action.name} ({action.uid}) is deleted, and was never this job's")
 
     def deleting(self, who: str, action: DeletePod) -> None:
-        """A world that is silent as a whole is left alone: where it fell silent at once, as several faults make it do one
-        after the other while the last stream still seems well."""
+        """A world that fell silent as a whole is left alone. (Several faults make it do so one after the other, while the
+        last stream still seems well.)"""
         world, since = self.world, self.blind.get(who)
         if since is None:
             return
