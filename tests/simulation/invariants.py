@@ -269,8 +269,7 @@ class Invariants:
             raise Violation(f"{action.name} ({action.uid}) is deleted, and was never this job's")
 
     def deleting(self, who: str, action: DeletePod) -> None:
-        """A world that fell silent as a whole is left alone. (Several faults make it do so one after the other, while the
-        last stream still seems well.)"""
+        """A world that fell silent at once, as a whole, is left alone."""
         world, since = self.world, self.blind.get(who)
         if since is None:
             return
