@@ -72,6 +72,11 @@ class Connection:
         except ssl.SSLError as error:
             raise ConnectionError(str(error)) from error
 
+    @property
+    def over(self) -> bool:
+        """Whether either side has closed it."""
+        return self.reader.at_eof() or self.writer.is_closing()
+
     def close(self) -> None:
         """At once, without the TLS farewell: the other end sees a broken stream immediately."""
         transport: Union[asyncio.Transport, asyncio.WriteTransport] = self.writer.transport

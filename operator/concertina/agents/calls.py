@@ -123,34 +123,34 @@ async def call(identity: Identity, address: str, request: Request) -> Answer:
     except Exception as error:
         # A call that ended unseen would be under way for ever, and is sent once.
         raise CallError(f"the call of {address} failed: {type(error).__name__}: {error}") from error
-    return _answer(answer, request, address)
+    return _answer(answer, type(request).__name__, address)
 
 
 async def relay(
-    identity: Identity, address: str, request: protocol.Prepare | protocol.Assign, to: Mapping[str, str]
+    identity: Identity, address: str, line: str, to: Mapping[str, str]
 ) -> AsyncIterator[tuple[str, Answer]]:
-    """What those of `to` (replica to address) answer, as it comes, when the agent at `address` passes the request on.
-    Ends where no answer comes for RELAY_SECONDS, and raises nothing: who has not answered by then must be asked in
-    another way."""
+    """What those of `to` (replica to address) answer, as it comes, when the agent at `address` passes on `line`, which
+    is a Prepare or an Assign. Ends where no answer comes for RELAY_SECONDS, and raises nothing: who has not answered by
+    then must be asked in another way."""
     candidates = tuple(protocol.Candidate(replica, each) for replica, each in to.items())
-    passed_on = protocol.Relay(identity.uid, protocol.encode(request).decode().rstrip("\n"), candidates)
-    waiting = dict(to)
+    passed_on, waiting = protocol.Relay(identity.uid, line, candidates), dict(to)
     try:
         async with connection(identity, address, passed_on) as opened, asyncio.timeout(RELAY_SECONDS) as quiet:
             while waiting:
                 told = await receive(opened, address)
-                quiet.reschedule(asyncio.get_running_loop().time() + RELAY_SECONDS)
                 if not isinstance(told, protocol.Relayed):
                     raise CallError(f"{address} answered a Relay with a {type(told).__name__}")
                 if told.replica not in waiting or told.error:
                     continue
                 answer = bounded(protocol.decode(told.line.encode()))
-                yield told.replica, _answer(answer, request, waiting.pop(told.replica))
-    except (TimeoutError, OSError, ssl.SSLError, CallError, ProtocolError) as error:
-        log.info("%d of %d that %s was to ask have not answered: %s", len(waiting), len(to), address, error)
+                yield told.replica, _answer(answer, "Relay", waiting.pop(told.replica))
+                quiet.reschedule(asyncio.get_running_loop().time() + RELAY_SECONDS)
+    except Exception as error:  # whatever it is, the others must be asked: a call that ended unseen is sent once
+        why = str(error) or type(error).__name__
+        log.info("%d of %d that %s was to ask have not answered: %s", len(waiting), len(to), address, why)
 
 
-def _answer(message: protocol.Message, request: Request, address: str) -> Answer:
+def _answer(message: protocol.Message, what: str, address: str) -> Answer:
     if not isinstance(message, protocol.Prepared | protocol.Accepted | protocol.Refused):
-        raise CallError(f"{address} answered a {type(request).__name__} with a {type(message).__name__}")
+        raise CallError(f"{address} answered a {what} with a {type(message).__name__}")
     return message

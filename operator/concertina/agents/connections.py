@@ -118,8 +118,9 @@ class AgentConnections:
                 for send, call in batch:
                     self._start(job, self._call(job, send, call))
             else:
+                line = protocol.encode(batch[0][0].message).decode().rstrip("\n")
                 for part in _parts(batch, job):
-                    self._start(job, self._relay(job, part))
+                    self._start(job, self._relay(job, line, part))
         return [send for send, _ in due]
 
     def _start(self, job: _Job, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -191,13 +192,11 @@ class AgentConnections:
         except CallError as error:
             self._end(job, send, under_way, error=str(error))
 
-    async def _relay(self, job: _Job, part: list[tuple[Send, Call]]) -> None:
+    async def _relay(self, job: _Job, line: str, part: list[tuple[Send, Call]]) -> None:
         """The first of them is to pass it on to the others; whoever could not be asked so is called from here."""
         waiting = {send.replica: (send, under_way) for send, under_way in part}
-        first, message = part[0][0], part[0][0].message
-        assert isinstance(message, protocol.Prepare | protocol.Assign)
         addresses = {send.replica: send.address for send, _ in part}
-        async for replica, reply in relay(job.identity, first.address, message, addresses):
+        async for replica, reply in relay(job.identity, part[0][0].address, line, addresses):
             self._end(job, *waiting.pop(replica), reply=reply)
         await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
 

@@ -536,6 +536,26 @@ def test_an_answer_that_is_passed_on_is_whole_however_long(tmp_path: Path) -> No
         identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
         async with agent(passed_on, tmp_path) as address:
             to = {"r1": address, "r2": "127.0.0.1:1"}
-            assert [each async for each in calls_module.relay(identity, address, PREPARE, to)] == [("r1", prepared)]
+            line = protocol.encode(PREPARE).decode().rstrip("\n")
+            assert [each async for each in calls_module.relay(identity, address, line, to)] == [("r1", prepared)]
+
+    asyncio.run(scenario())
+
+
+def test_one_that_was_to_pass_something_on_and_babbles_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "RELAY_SECONDS", 0.3)
+
+    async def babble(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(protocol.encode(protocol.Relayed("nobody", "{}")))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
+        async with agent(babble, tmp_path) as address, asyncio.timeout(LIMIT):
+            assert [each async for each in calls_module.relay(identity, address, "{}", {"r1": address})] == []
 
     asyncio.run(scenario())

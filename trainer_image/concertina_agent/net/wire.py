@@ -71,6 +71,8 @@ class KeptConnections:
         except BaseException:
             wire.close()
             raise
+        for gone in [other for other, kept in self._open.items() if kept.over]:
+            self._open.pop(gone).close()
         if address in self._open:  # of another request at the same time
             wire.close()
         else:

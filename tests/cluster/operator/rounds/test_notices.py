@@ -139,6 +139,9 @@ def test_a_replica_that_the_scheduler_preempts(jobs: Jobs, data: Path) -> None:
         cluster.api.call("DELETE", f"/apis/scheduling.k8s.io/v1/priorityclasses/{jobs.namespace}")
 
 
+@pytest.mark.long(
+    law="tests/simulation/stories/test_verdicts.py::test_a_notice_costs_no_step_where_there_is_time[preempt_all]"
+)
 def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     checkpoint = {"uri": f"file://{tmp_path}/run", "everySeconds": 100000}
     job = create(jobs, data, paced(), grace=20, checkpoint=checkpoint)

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
 
 
+@pytest.mark.long(
+    law="tests/simulation/stories/test_rollbacks.py::test_one_wrong_loss_costs_the_steps_that_the_policy_says"
+)
 def test_a_loss_that_jumps_is_undone_and_checkpoints_follow_the_clock(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     """Both jobs at the same time, as the second one waits for its clock."""
     checkpoint = {"uri": f"file://{tmp_path}/clock", "everySeconds": "auto"}

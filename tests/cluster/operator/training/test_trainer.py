@@ -144,6 +144,7 @@ def test_data_whose_store_is_away_are_waited_for(jobs: Jobs, storage: s3.Server)
     assert jobs.condition(job, "Stalled")["status"] == "False"
 
 
+@pytest.mark.long(law="tests/train/agent/test_bundled.py::test_drain_loses_no_step_and_waits_for_the_peers_copies")
 def test_who_leaves_while_storage_is_away_leaves_its_snapshot_with_a_peer(
     jobs: Jobs, storage: s3.Server, data: Path
 ) -> None:
@@ -170,6 +171,9 @@ def test_who_leaves_while_storage_is_away_leaves_its_snapshot_with_a_peer(
     assert "lastCheckpoint" not in job["status"]
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_a_job_whose_last_step_is_in_storage_is_complete_at_once"
+)
 def test_a_job_created_again_on_a_complete_checkpoint_is_complete_at_once(
     jobs: Jobs, storage: s3.Server, data: Path
 ) -> None:
