@@ -143,7 +143,7 @@ class World:
         self.troubles[node] = max(self.troubles.get(node, 0.0), self.clock.now + seconds + 10.0)
 
     def troubled(self, node: str) -> bool:
-        return self.troubles.get(node, 0.0) > self.clock.now
+        return self.troubles.get(node, 0.0) > self.clock.now - self.cluster.late
 
     @property
     def status(self) -> JobStatus:
