@@ -163,6 +163,8 @@ class World:
         """At the end. Raises Violation."""
         failed = self.status.condition("Failed")
         if failed and failed.status == "True":
+            if self.invariants.deceived and failed.reason == "RestartsExhausted":
+                return  # its lead has said too often that it failed
             raise Violation(f"failed: {failed.message}")
         latest = self.storage.latest
         if latest is None or not latest.complete or latest.step != self.steps:
