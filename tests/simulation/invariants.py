@@ -41,10 +41,8 @@ class Invariants:
         """Replica -> when a worker of it began to hang."""
         self.slow_until: dict[str, float] = {}
         """Node -> when it is no longer slow."""
-        self.blind: dict[str, float] = {}
-        """Operator -> when it was cut off from all nodes at once."""
-        self.clock_set_at = 0.0
-        """When an operator's clock was last set."""
+        self.clock_was_set = False
+        """Of an operator."""
         self.farthest = 0.0
         """Seconds by which an operator's clock was ahead at most, where one was set."""
         self.lies: set[str] = set()
@@ -269,14 +267,14 @@ class Invariants:
             raise Violation(f"{action.name} ({action.uid}) is deleted, and was never this job's")
 
     def deleting(self, who: str, action: DeletePod) -> None:
-        """A world that fell silent at once, as a whole, is left alone."""
-        world, since = self.world, self.blind.get(who)
-        if since is None:
-            return
+        """A world that is silent as a whole is left alone."""
+        world = self.world
+        heard_at = max((operator.heard_at for operator in world.operators if operator.name == who), default=0.0)
         cut_off = not any(
             world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
         )
-        told = world.clock.now - since > p.SILENCE_SECONDS + 1.0  # until then its open streams seem well
+        # Until then its open streams seem well.
+        told = world.clock.now - heard_at > p.SILENCE_SECONDS + 1.0 + world.cluster.late
         if cut_off and told and "could not be reached" in action.reason:
             raise Violation(f"{who} can reach nobody, and deletes {action.name}: {action.reason}")
 
@@ -315,8 +313,8 @@ class Invariants:
         ends = {name: min(at, told[name]) for name, at in failed.items() if name in told}  # from the first sign of it
         if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
             return
-        if self.clock_set_at > min(ends.values()):
-            return  # nothing waits for a time that may not come again
+        if self.clock_was_set:
+            return  # nothing waits for a time that lies ahead, of another operator's clock perhaps
         waited = self.world.clock.now - max(ends.values())
         doubt = 6.0 if self.world.clocks else 0.05  # operators' clocks differ
         if waited < min(30.0, 2.0 ** (len(ends) - 3)) - doubt:

@@ -32,8 +32,6 @@ def cut_all_from_operator(world: World, random: Random) -> None:
     """The world is silent as a whole, and trains on; kubelets still reach the API server."""
     seconds, operator = random.uniform(1, 40), world.operators[-1].name
     world.tell(f"{operator} reaches no node for {seconds:.1f} s")
-    if any(world.network.reaches(operator, node) for node in world.cluster.nodes):
-        world.invariants.blind[operator] = world.clock.now
     for node in world.cluster.nodes:
         world.trouble(node, seconds)
         world.network.cut(operator, node, seconds)

@@ -27,6 +27,8 @@ EVICT_AFTER = 15.0
 BACK_OFF, BACK_OFF_MOST = 5.0, 40.0
 """Of containers that are restarted in place; the kubelet's are twice as long, and more."""
 TERMINATED = "Terminated"
+SLOW_WRITES = 20.0
+"""Seconds from a pass to the last of its writes, at most, while the API server is slow."""
 
 
 class Conflict(Exception):
@@ -118,7 +120,8 @@ class Cluster:
         self._uids = 0
 
     def mend(self) -> None:
-        self.down_until = self.quota_until = self.slow_until = self.refused_until = 0.0
+        self.down_until = self.quota_until = self.refused_until = 0.0
+        self.slow_until = min(self.slow_until, self.clock.now)
         for trouble in (self.broken, self.no_image_until, self.stopped_until):
             trouble.clear()
         for node in list(self.nodes):
@@ -140,6 +143,11 @@ class Cluster:
     def slowness(self) -> float:
         """Seconds until the API server has taken, answered or told something, beyond the usual."""
         return self.clock.between(*self._slow) if self.clock.now < self.slow_until else 0.0
+
+    @property
+    def late(self) -> float:
+        """Seconds that may have passed between what somebody saw and what was written for it."""
+        return SLOW_WRITES if self.clock.now < self.slow_until + SLOW_WRITES else 0.0
 
     def answers_too_late(self) -> bool:
         """Whether a write that was taken is given up by who waits for its answer."""

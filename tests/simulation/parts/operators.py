@@ -62,6 +62,8 @@ class OperatorProcess:
         """Uids of pods that the watch has told of."""
         self.secret_made = False
         self.refused: Refused | None = None
+        self.heard_at = self.clock.now
+        """When any agent's stream last carried something."""
         self._arrives = 0.0
         self._recheck = 0
         self.passes = 0
@@ -427,7 +429,7 @@ class OperatorProcess:
             process = contact.process
             near = self.world.network.carries(process.host, self.name) and not self.clock.stands(process)
             if near and process.alive:
-                contact.silent_since = 0.0
+                contact.silent_since, self.heard_at = 0.0, self.clock.now
             elif not contact.silent_since:
                 contact.silent_since = self.clock.now
             elif self.clock.now - contact.silent_since >= p.SILENCE_SECONDS:
