@@ -34,8 +34,6 @@ LENGTHS = {
 """Characters of other texts, by field."""
 SIGNED = ("exit_code", "loss")
 """Fields whose numbers may be below zero."""
-OR_NONE = ("rank", "round", "step", "snapshot_step", "restored_step")
-"""Fields in which -1 may stand for none."""
 COUNTS = {"last_lines": LINES, "stack": LINES, "timeline": LINES}
 """Entries of other lists, by field."""
 
@@ -75,14 +73,15 @@ def _all_of(bounds: list[tuple[str, Bound]]) -> Bound:
     return within
 
 
-def _bound(hint: Any, field: str) -> Bound | None:
-    """Of a field's type; None where there is nothing to bound."""
+def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
+    """Of a field's type; None where there is nothing to bound. `least`: of whole numbers."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        bound = _bound(args[0], field)
-        return bound and _unless(bound, args[1].number)
+        absent = args[1].number
+        bound = _bound(args[0], field, min(0, int(absent)))
+        return bound and _unless(bound, absent)
     if origin is typing.Union:
-        bound = _bound(next(each for each in args if each is not type(None)), field)
+        bound = _bound(next(each for each in args if each is not type(None)), field, least)
         return bound and _or_none(bound)
     if origin is tuple:
         return _entries([_bound(each, field) for each in args if each is not Ellipsis], COUNTS.get(field, MOST))
@@ -93,7 +92,7 @@ def _bound(hint: Any, field: str) -> Bound | None:
     if issubclass(hint, str):
         return _text_of(hint, LENGTHS.get(field, TEXT))
     if hint is int:
-        return _count_from(-LARGEST if field in SIGNED else -1 if field in OR_NONE else 0)
+        return _count_from(-LARGEST if field in SIGNED else least)
     return None if hint is bool else _number if field not in SIGNED else _signed
 
 

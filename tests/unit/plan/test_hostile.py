@@ -139,3 +139,13 @@ def test_a_status_that_names_members_without_their_claim_is_gone_on_from(claim: 
     assert made.status.world.claim
     assert not made.status.world.claim.committed
     assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-0", "demo-2-0"]
+
+
+def test_a_number_may_be_none_only_where_there_may_be_none() -> None:
+    """-1 stands for a round that nobody knows, and for no step of a snapshot: that would be a base that no status takes."""
+    held = protocol.HeldSnapshot(protocol.SnapshotId(-1, -1, "layout", 1), (0,))
+    prepared = protocol.Prepared("demo-0-0", "i", 1, "c", 1, "s", (), (held,), protocol.Storage("Ready", round=-5))
+    within = bounded(prepared)
+    assert (within.snapshots[0].id.round, within.snapshots[0].id.step) == (0, 0)
+    assert within.storage is not None
+    assert within.storage.round is None
