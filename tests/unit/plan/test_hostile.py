@@ -117,7 +117,7 @@ def test_what_is_below_the_number_for_none_is_none() -> None:
     progress = protocol.Progress(-5, -5, 0.0, 0.0, 0.0, 0, "training", jobs.T0, math.nan, -5, mfu=-1.0)
     told = wire(jobs.lead_report(progress=progress)).progress
     assert (told.steps, told.first_step_at, told.snapshot_step, told.mfu) == (None, None, None, None)
-    assert told.step == -1, "a field that has no none"
+    assert told.step == 0, "a field that has no none"
 
 
 def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
@@ -142,7 +142,7 @@ def test_a_status_that_names_members_without_their_claim_is_gone_on_from(claim: 
 
 
 def test_a_number_may_be_none_only_where_there_may_be_none() -> None:
-    """-1 stands for a round that nobody knows, and for no step of a snapshot: that would be a base that no status takes."""
+    """-1 stands for a round that nobody knows. As the step of a snapshot it would be a base that no status takes."""
     held = protocol.HeldSnapshot(protocol.SnapshotId(-1, -1, "layout", 1), (0,))
     prepared = protocol.Prepared("demo-0-0", "i", 1, "c", 1, "s", (), (held,), protocol.Storage("Ready", round=-5))
     within = bounded(prepared)
