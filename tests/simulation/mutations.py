@@ -271,7 +271,7 @@ MUTATIONS = (
     Planted(nodes_where_bits_flip_are_used_again, 0, ("flip_bits",)),
     Planted(times_ahead_are_waited_for, 36, ("refused_pods", "delete_pod", "set_clock")),
     Planted(nobody_goes_on_while_pods_are_refused, 0, ("refused_pods", "kill_agent", "kill_worker", "kill_worker")),
-    Planted(whoever_says_that_it_leads_is_believed, 82, ("lying_agent", "lying_agent")),
+    Planted(whoever_says_that_it_leads_is_believed, 755, ("lying_agent", "lying_agent")),
     Planted(what_agents_say_has_no_bounds, 0, ("lying_agent",)),
     Planted(rounds_far_ahead_are_believed, 28, LIES),
 )
