@@ -136,6 +136,15 @@ async def _all_train(bench: Bench) -> None:
     await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.ready == "Training")
 
 
+async def _undisturbed(bench: Bench, scenario: str, begun: float, rounds: Mapping[str, int]) -> None:
+    """Until all jobs tell their progress again, and how many of them have begun a round instead of going on."""
+    reached = await bench.jobs.until(
+        "tell their progress", begun, bench.options.limit, lambda _, job: job.progress_at > begun
+    )
+    bench.say_reached(scenario, "tell their progress", reached)
+    bench.say(scenario, "jobs that begin a round", _begun(bench, rounds))
+
+
 async def kill_operator(bench: Bench) -> None:
     await _all_train(bench)
     rounds = _rounds(bench)
@@ -143,11 +152,7 @@ async def kill_operator(bench: Bench) -> None:
     before = bench.begin()
     begun = await bench.operator.start()
     bench.say("kill-operator", "until the new one works", time.time() - begun)
-    reached = await bench.jobs.until(
-        "tell their progress", begun, bench.options.limit, lambda name, job: job.progress_at > begun
-    )
-    bench.say_reached("kill-operator", "tell their progress", reached)
-    bench.say("kill-operator", "jobs that begin a round", _begun(bench, rounds))
+    await _undisturbed(bench, "kill-operator", begun, rounds)
     await bench.measured("kill-operator", before, bench.size.jobs, "a job")
 
 
@@ -157,11 +162,7 @@ async def kill_api_server(bench: Bench) -> None:
     before, begun = bench.begin(), time.time()
     await asyncio.to_thread(start_again, bench.cluster, "kube-apiserver")
     bench.say("kill-api-server", "until it is ready", time.time() - begun)
-    reached = await bench.jobs.until(
-        "tell their progress", begun, bench.options.limit, lambda _, job: job.progress_at > begun
-    )
-    bench.say_reached("kill-api-server", "tell their progress", reached)
-    bench.say("kill-api-server", "jobs that begin a round", _begun(bench, rounds))
+    await _undisturbed(bench, "kill-api-server", begun, rounds)
     await bench.measured("kill-api-server", before, bench.size.jobs, "a job")
 
 

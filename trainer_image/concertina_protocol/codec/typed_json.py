@@ -39,24 +39,14 @@ class Absent:
     number: float
 
 
-_ABSENT: dict[type, Mapping[str, float]] = {}
-
-
-def absent_numbers(kind: type[Any]) -> Mapping[str, float]:
-    """By field of a dataclass, of those that have one."""
-    if kind not in _ABSENT:
-        annotated = [(name, hint) for name, hint in _hints(kind).items() if typing.get_origin(hint) is Annotated]
-        _ABSENT[kind] = {name: typing.get_args(hint)[1].number for name, hint in annotated}
-    return _ABSENT[kind]
-
-
 _FIELDS: dict[type, tuple[tuple[str, Optional[float]], ...]] = {}
 """Of a dataclass, in order: name, and the number that stands for None."""
 
 
 def _fields(kind: type[Any]) -> tuple[tuple[str, Optional[float]], ...]:
     if kind not in _FIELDS:
-        absent = absent_numbers(kind)
+        annotated = [(name, hint) for name, hint in _hints(kind).items() if typing.get_origin(hint) is Annotated]
+        absent = {name: typing.get_args(hint)[1].number for name, hint in annotated}
         _FIELDS[kind] = tuple((field.name, absent.get(field.name)) for field in dataclasses.fields(kind))
     return _FIELDS[kind]
 
