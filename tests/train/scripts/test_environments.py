@@ -41,6 +41,7 @@ print("SUM", ranks.item(), "LOCAL", locals_)
 for number in range(300):
     print("LINE", number)
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
