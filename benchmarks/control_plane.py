@@ -5,33 +5,49 @@ runs as a process of its own. For each size all jobs are made at once (`run`: un
 all of these or those named: `steady`, `kill-member` (some, one after the other), `kill-operator` and `kill-api-server`
 (each is started again), `kill-nodes` (some at once), `delete-jobs` (some, which are made again). Printed: seconds, the
 operator's requests by verb and resource, and the processor time of everything that takes part: it shares this machine's
-cores. Logs are kept where something was never reached."""
+cores. Logs are kept where something was never reached. `--peers FOLDER`: then other operators run as many jobs, each on
+a control plane of its own (`control_plane_peers`)."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import control_plane_hosts as hosts
+import control_plane_kinds as kinds
+import control_plane_peers as peers
 import report
-from control_plane_cluster import AS_IT_COMES, AUDIT, Meter, Operator, Requests, Usage, control_plane, start_again
+from control_plane_cluster import (
+    AS_IT_COMES,
+    AUDIT,
+    SYNC_SECONDS,
+    Meter,
+    Operator,
+    Requests,
+    Usage,
+    control_plane,
+    start_again,
+)
 from control_plane_hosts import Hosts, KillNode, KillPod
 from control_plane_jobs import Jobs
 
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.local.cluster import LocalCluster
+from concertina.local.errors import LocalClusterError
 from concertina.local.state import lifetime
 
-SYNC_SECONDS = 1.0
-"""Until the API server has written what it was asked."""
+LOOK_SECONDS = 0.1
+SECOND_THOUGHTS_SECONDS = 15.0
+"""A new operator that doubted anyone would have begun a round by then."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +90,11 @@ class Bench:
         self.hosts.longest_standstill()
         return self.meter.usage()
 
-    async def measured(self, scenario: str, before: Usage, share: float, unit: str) -> None:
-        """What was used and asked for since, as multiples of `share`."""
+    async def measured(
+        self, scenario: str, before: Usage, share: float, unit: str, until_it_trains: bool = False
+    ) -> None:
+        """What was used and asked for since, as multiples of `share`. `until_it_trains`: requests for a job that were
+        made later are left out."""
         after = self.meter.usage()
         for who, spent in after.cpu_since(before).items():
             self.say(scenario, f"{who}: processor time", spent)
@@ -83,7 +102,13 @@ class Bench:
             self.say(scenario, f"{who}: memory at the highest, MiB", memory)
         self.say(scenario, "nodes and agents: longest standstill", self.hosts.longest_standstill())
         await asyncio.sleep(SYNC_SECONDS)
-        for what, number in self.requests.more().most_common():
+        asked = [
+            each
+            for each in self.requests.more()
+            if not until_it_trains or each.at <= self.jobs.of(each.name).trained_at
+        ]
+        self.say(scenario, f"requests {unit}", len(asked) / share)
+        for what, number in Counter(each.what for each in asked).most_common():
             self.say(scenario, f"{what}: requests {unit}", number / share)
 
 
@@ -94,7 +119,8 @@ async def run(bench: Bench) -> None:
     await asyncio.sleep(0)
     reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
     bench.say_reached("run", "train", reached)
-    await bench.measured("run", before, bench.size.jobs, "a job")
+    bench.say("run", "jobs that begin smaller than wanted", sum(job.is_smaller for job in bench.jobs.seen.values()))
+    await bench.measured("run", before, bench.size.jobs, "a job until it trains", until_it_trains=True)
     await making
     if reached["all"] == float("inf"):
         raise TimeoutError(f"not all of {bench.size} train within {bench.options.limit:.0f} s")
@@ -104,7 +130,7 @@ async def steady(bench: Bench) -> None:
     before, rounds = bench.begin(), _rounds(bench)
     await asyncio.sleep(bench.options.steady)
     now = time.time()
-    behind = sorted(now - job.progress_at for job in bench.jobs.seen.values())
+    behind = sorted(now - (job.progress_at or job.trained_at) for job in bench.jobs.seen.values())
     bench.say("steady", "progress in the status is old, half of the jobs", behind[len(behind) // 2])
     bench.say("steady", "progress in the status is old, worst", behind[-1])
     bench.say("steady", "jobs that begin a round", _begun(bench, rounds))
@@ -116,8 +142,9 @@ async def steady(bench: Bench) -> None:
 async def kill_member(bench: Bench) -> None:
     chance = random.Random(0)
     names = chance.sample(sorted(bench.jobs.seen), min(bench.options.kills, len(bench.jobs.seen)))
-    for number, name in enumerate(names):
+    for number, name in enumerate(itertools.islice(itertools.cycle(names), bench.options.kills)):
         job = bench.jobs.seen[name]
+        await _all_train(bench, [name])
         before, claims = job.round, max(job.claims)
         place = number % len(job.members)
         died = await asyncio.to_thread(bench.hosts.kill, KillPod(job.members[place]))
@@ -131,28 +158,25 @@ async def kill_member(bench: Bench) -> None:
         print(f"  {who} of {name}: claim {claimed - died:.2f} s, commit {committed - died:.2f} s", flush=True)
 
 
-async def _all_train(bench: Bench) -> None:
-    """What was done to them before is over: who is killed between a commit and its Assign has rounds to begin."""
-    await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.ready == "Training")
-
-
-async def _undisturbed(bench: Bench, scenario: str, begun: float, rounds: Mapping[str, int]) -> None:
-    """Until all jobs tell their progress again, and how many of them have begun a round instead of going on."""
-    reached = await bench.jobs.until(
-        "tell their progress", begun, bench.options.limit, lambda _, job: job.progress_at > begun
-    )
-    bench.say_reached(scenario, "tell their progress", reached)
-    bench.say(scenario, "jobs that begin a round", _begun(bench, rounds))
+async def _all_train(bench: Bench, names: Collection[str] | None = None) -> None:
+    """All, or those named. What was done to them before is over then: who is killed between a commit and its Assign has
+    rounds to begin."""
+    await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.trains, names)
 
 
 async def kill_operator(bench: Bench) -> None:
     await _all_train(bench)
-    rounds = _rounds(bench)
+    rounds, heard = _rounds(bench), await bench.operator.heard()
     bench.operator.end()
     before = bench.begin()
     begun = await bench.operator.start()
     bench.say("kill-operator", "until the new one works", time.time() - begun)
-    await _undisturbed(bench, "kill-operator", begun, rounds)
+    while (again := await bench.operator.heard()) < heard and time.time() < begun + bench.options.limit:
+        await asyncio.sleep(LOOK_SECONDS)
+    bench.say("kill-operator", "until all leads are heard", time.time() - begun if again >= heard else math.inf)
+    bench.say("kill-operator", "leads that were heard before", heard)
+    await asyncio.sleep(SECOND_THOUGHTS_SECONDS)
+    bench.say("kill-operator", "jobs that begin a round", _begun(bench, rounds))
     await bench.measured("kill-operator", before, bench.size.jobs, "a job")
 
 
@@ -162,25 +186,31 @@ async def kill_api_server(bench: Bench) -> None:
     before, begun = bench.begin(), time.time()
     await asyncio.to_thread(start_again, bench.cluster, "kube-apiserver")
     bench.say("kill-api-server", "until it is ready", time.time() - begun)
-    await _undisturbed(bench, "kill-api-server", begun, rounds)
+    reached = await bench.jobs.until(
+        "tell their progress", begun, bench.options.limit, lambda _, job: job.progress_at > begun
+    )
+    bench.say_reached("kill-api-server", "tell their progress", reached)
+    bench.say("kill-api-server", "jobs that begin a round", _begun(bench, rounds))
     await bench.measured("kill-api-server", before, bench.size.jobs, "a job")
 
 
 async def kill_nodes(bench: Bench) -> None:
     await _all_train(bench)
-    used_by = Counter(node for job in bench.jobs.seen.values() for node in job.nodes)  # schedulers leave some empty
-    dead = [node for node, _ in used_by.most_common(bench.options.dead)]
-    before = {name: job.round for name, job in bench.jobs.seen.items() if job.nodes & set(dead)}
+    on_nodes = await bench.jobs.on_nodes()
+    dead = sorted(on_nodes, key=lambda node: -len(on_nodes[node]))[: bench.options.dead]  # schedulers leave some empty
+    lost = sum((on_nodes[node] for node in dead), Counter[str]())
+    before = {name: bench.jobs.seen[name].round for name in lost}
     used, begun = bench.begin(), time.time()
     for name in dead:
         await asyncio.to_thread(bench.hosts.kill, KillNode(name))
     bench.say("kill-nodes", "jobs with a replica on one of them", len(before))
+    bench.say("kill-nodes", "replicas on them", lost.total())
     bench.say("kill-nodes", "all are dead", time.time() - begun)
     reached = await bench.jobs.until(
         "go on",
         begun,
         bench.options.limit,
-        lambda name, job: job.round > before[name] and job.ready == "Training",
+        lambda name, job: job.round > before[name] and job.trains,
         before,
     )
     bench.say_reached("kill-nodes", "train in a new round", reached)
@@ -234,9 +264,11 @@ async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[s
             print(f"{options.nodes} nodes are ready", flush=True)
             await operator.start()
             async with Client(await access.load(str(cluster.kubeconfig))) as client:
-                meter = Meter(cluster, operator, tuple(host.pid for host in simulated.each))
+                meter = Meter(cluster, {"operator": operator}, tuple(host.pid for host in simulated.each))
                 requests = Requests(cluster.directory / AUDIT)
-                bench = Bench(size, options, cluster, operator, simulated, meter, requests, Jobs(client), tables)
+                bench = Bench(
+                    size, options, cluster, operator, simulated, meter, requests, Jobs(client, options.workers), tables
+                )
                 following = asyncio.create_task(bench.jobs.follow())
                 try:
                     for name, scenario in SCENARIOS.items():
@@ -256,6 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sizes", type=Size.parse, nargs="*", default=[Size(20, 4), Size(100, 4)])
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="beside run")
+    parser.add_argument("--workers", type=int, default=1, help="of each replica")
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument("--processes", type=int, default=2, help="that nodes and agents share")
     parser.add_argument("--steady", type=float, default=30.0, help="seconds")
@@ -265,7 +298,9 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that anything may take")
     parser.add_argument("--operator", default=AS_IT_COMES, help="what runs it; a profiler's command, say")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--peers", type=Path, help="a folder with operators to run as many jobs beside, each alone")
     options = parser.parse_args()
+    found = kinds.found(options.peers) if options.peers else ()
     tables: dict[str, dict[str, list[float]]] = {}
     for size in options.sizes:
         try:
@@ -273,6 +308,12 @@ def main() -> None:
         except TimeoutError as error:
             print(error, flush=True)
             break
+    for size, peer in itertools.product(options.sizes, found):
+        table = tables[f"{size}, run, {peer.kind}"] = {}
+        try:
+            asyncio.run(peers.play(peer, size.jobs, size.replicas, options, table))
+        except (TimeoutError, LocalClusterError) as error:
+            print(f"{peer.kind}: {error}", flush=True)
     for title, table in tables.items():
         report.show(title, table)
     samples = {f"{title}: {row}": values for title, table in tables.items() for row, values in table.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -12,19 +13,23 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from concertina.api.status import unix_seconds
 from concertina.demo.stage import CHECKOUT
 from concertina.local import cluster as local
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane import components
-from concertina.local.host import namespaces
+from concertina.local.host import namespaces, processes
 from concertina.local.state.record import Options
 
 SYSTEM, ACCOUNT = "concertina-system", "bench-concertina"
@@ -32,20 +37,25 @@ OPERATOR_USER = f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
 AUDIT = "audit.log"
 AS_IT_COMES = "python -m concertina.controller.operator"
 START_SECONDS = 60.0
+SCRAPE_SECONDS = 5.0
+SYNC_SECONDS = 1.0
+"""Until the API server has written what it was asked."""
 TICKS = os.sysconf("SC_CLK_TCK")
+_numbers = itertools.count(1)
+"""Of control planes, so that each has logs of its own."""
 
 
 @contextlib.contextmanager
-def control_plane(say: Callable[[str], None]) -> Iterator[LocalCluster]:
-    """Its clients may ask as much as they like, what the operator asks is counted, and a node is lost when it is
+def control_plane(say: Callable[[str], None], audited: Sequence[str] = (OPERATOR_USER,)) -> Iterator[LocalCluster]:
+    """Its clients may ask as much as they like, what these users ask is counted, and a node is lost when it is
     elsewhere: where two cores carry everything, a Lease may be renewed late."""
-    with local.owned(f"bench-control-plane-{os.getpid()}", Options(nodes=0), say) as cluster:
+    with local.owned(f"bench-control-plane-{os.getpid()}-{next(_numbers)}", Options(nodes=0), say) as cluster:
         folder = cluster.directory
         policy = {
             "apiVersion": "audit.k8s.io/v1",
             "kind": "Policy",
             "omitStages": ["RequestReceived", "ResponseStarted"],
-            "rules": [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}],
+            "rules": [{"level": "Metadata", "users": list(audited)}, {"level": "None"}],
         }
         (folder / "audit.yaml").write_text(json.dumps(policy))
         flags: dict[str, list[str]] = {
@@ -91,7 +101,9 @@ class Operator:
         self._command = shlex.split(command)
         if self._command[0] == "python":
             self._command[0] = sys.executable
-        self._environment = _installed(cluster)
+        [port] = processes.free_ports("127.0.0.1", 1)
+        self._metrics = f"127.0.0.1:{port}"
+        self._environment = _installed(cluster) | {"CONCERTINA_METRICS": self._metrics}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -128,6 +140,17 @@ class Operator:
             except subprocess.TimeoutExpired:
                 self.end()
 
+    async def heard(self) -> int:
+        """How many streams of agents are open, by its own metrics; none where it does not answer."""
+        url = f"http://{self._metrics}/metrics"
+        try:
+            answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=SCRAPE_SECONDS)
+        except OSError:
+            return 0
+        families = text_string_to_metric_families(answer.read().decode())
+        streams = next(family for family in families if family.name == "concertina_agent_streams")
+        return int(next(each.value for each in streams.samples if each.labels == {"state": "open"}))
+
     def errors(self) -> Counter[str]:
         """What it logged as raised, by the last line of each."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if '"traceback"' in line)
@@ -142,23 +165,28 @@ def _installed(cluster: LocalCluster) -> dict[str, str]:
     chart = str(CHECKOUT / "charts/concertina")
     options = ("--namespace", SYSTEM, "--create-namespace", "--set", "replicas=0")
     programs.run_helm(cluster.kubeconfig, "install", "bench", chart, *options)
-    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
-    token = cluster.kubectl("create", "token", ACCOUNT, "-n", SYSTEM, "--duration=24h").strip()
-    (user,) = kubeconfig["users"]
-    user["user"] = {"token": token}
-    path = cluster.directory / "operator.kubeconfig"
-    path.write_text(yaml.safe_dump(kubeconfig))
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "HOME": "/",
-        "KUBECONFIG": str(path),
+        "KUBECONFIG": str(kubeconfig_of(cluster, SYSTEM, ACCOUNT)),
         "CONCERTINA_NAMESPACE": SYSTEM,
         "CONCERTINA_MASTER_KEY_SECRET": f"{ACCOUNT}-master-key",
         "CONCERTINA_MASTER_KEY_CREATE": "true",
         "CONCERTINA_IMAGE_AGENT": "concertina/agent:bench",
         "POD_NAME": "operator-of-the-benchmark",
     }
+
+
+def kubeconfig_of(cluster: LocalCluster, namespace: str, account: str) -> Path:
+    """Of a service account."""
+    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
+    token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration=24h").strip()
+    (user,) = kubeconfig["users"]
+    user["user"] = {"token": token}
+    path = cluster.directory / f"{account}.kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    return path
 
 
 @dataclass(frozen=True)
@@ -191,10 +219,15 @@ class Usage:
         return dict(sum((Counter({used.who: used.memory}) for used in self.processes.values()), Counter()))
 
 
+class Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Meter:
     cluster: LocalCluster
-    operator: Operator
+    operators: Mapping[str, Process]
     nodes: tuple[int, ...]
     """Pids of the processes that simulate nodes."""
 
@@ -202,7 +235,8 @@ class Meter:
         return Usage(time.time(), {pid: used for pid, who in self._processes() if (used := _used(who, pid))})
 
     def _processes(self) -> Iterator[tuple[int, str]]:
-        yield self.operator.pid, "operator"
+        for who, process in self.operators.items():
+            yield process.pid, who
         running = self.cluster.running()
         for component in components.COMPONENTS:
             if (identity := running[component]) is not None:
@@ -223,16 +257,28 @@ def _used(who: str, pid: int) -> Used | None:
     return Used(who, (int(fields[11]) + int(fields[12])) / TICKS, highest / 1024)
 
 
+@dataclass(frozen=True)
+class Request:
+    who: str
+    """Last part of the user's name."""
+    what: str
+    """Verb and resource."""
+    name: str
+    """Of the object."""
+    at: float
+    """Unix seconds."""
+
+
 @dataclass
 class Requests:
-    """What the operator has asked of the API server, by verb and resource; watches are not counted."""
+    """What the audited users have asked of the API server; watches and Leases are left out."""
 
     path: Path
     _read: int = 0
 
-    def more(self) -> Counter[str]:
+    def more(self) -> list[Request]:
         """Since the last time; the API server writes them within a second."""
-        counted: Counter[str] = Counter()
+        found: list[Request] = []
         with self.path.open("rb") as file:
             file.seek(self._read)
             for line in file:
@@ -244,6 +290,8 @@ class Requests:
                 if event["verb"] == "watch" or about.get("resource") in ("leases", None):
                     continue
                 what = "/".join(filter(None, (about["resource"], about.get("subresource"))))
-                failed = event["responseStatus"]["code"] >= 400
-                counted[f"{event['verb']} {what}{' (refused)' if failed else ''}"] += 1
-        return counted
+                refused = " (refused)" if event["responseStatus"]["code"] >= 400 else ""
+                at = unix_seconds(event["requestReceivedTimestamp"])
+                who = event["user"]["username"].rpartition(":")[2]
+                found.append(Request(who, f"{event['verb']} {what}{refused}", about.get("name", ""), at))
+        return found

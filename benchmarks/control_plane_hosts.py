@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import asyncio.sslproto
 import contextlib
 import functools
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
+from control_plane_agent import beat_rarely
 from control_plane_node import Identities, SimulatedNode
 
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina_agent.net import tls
 from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.workers.descriptors import raise_limit
+from concertina_protocol import connection as lines
+from concertina_protocol.connection import small_tls_buffers
+from concertina_protocol.descriptors import raise_limit
 
-TLS_BUFFER = 32 * 1024
-"""Bytes that asyncio sets aside for each TLS connection: 256 KiB as it comes, of which a record takes 16."""
 NODES_AT_ONCE = 16
 LOOK_SECONDS = 0.02
 
@@ -106,10 +107,13 @@ def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) ->
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 1)
     os.dup2(1, 2)
     raise_limit()
-    asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER
+    gc.disable()  # thousands of agents in one process: each full collection would stop all of them for a second
+    beat_rarely()
     for context in (tls.server_context, tls.client_context):  # the agents of a job have the same; each costs 10 ms
         setattr(tls, context.__name__, functools.cache(context))
-    asyncio.run(_live(networks, kubeconfig, pipe))
+    lines.decode = functools.lru_cache(64)(lines.decode)  # a Prepare names all to all, who are on machines of their own
+    with small_tls_buffers():
+        asyncio.run(_live(networks, kubeconfig, pipe))
     os._exit(0)  # thousands of connections need no farewell
 
 

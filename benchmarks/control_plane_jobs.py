@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from concertina.api.status import unix_seconds
+from concertina.api import pod_names
+from concertina.api.status import JobStatus, unix_seconds
 from concertina.kube.client import Client
 from concertina.kube.errors import Gone, Unreachable
-from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 
 NAMESPACE = "default"
 AT_ONCE = 16
@@ -20,7 +22,7 @@ GROW_SECONDS = 3600
 """A job begins whole, and no round begins but those that a scenario asks for."""
 
 
-def manifest(name: str, replicas: int) -> Raw:
+def manifest(name: str, replicas: int, workers: int) -> Raw:
     container = {"name": "trainer", "image": "concertina/trainer:bench", "command": ["python3", "train.py"]}
     template = {"spec": {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}}
     elastic = {"minReplicas": max(1, replicas - 1), "growAfterSeconds": GROW_SECONDS}
@@ -28,7 +30,7 @@ def manifest(name: str, replicas: int) -> Raw:
         "apiVersion": "concertina.dev/v1alpha1",
         "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"replicas": replicas, "elastic": elastic, "template": template},
+        "spec": {"replicas": replicas, "elastic": elastic, "workersPerReplica": workers, "template": template},
     }
 
 
@@ -42,18 +44,23 @@ class SeenJob:
     ready: str = ""
     """Reason of the condition Ready."""
     members: tuple[str, ...] = ()
-    nodes: frozenset[str] = frozenset()
-    """Where they are."""
     rounds: dict[int, float] = field(default_factory=dict)
     """That were committed."""
     claims: dict[int, float] = field(default_factory=dict)
     """Rounds that were claimed."""
     progress_at: float = 0.0
     """Of which moment its progress is."""
+    trained_at: float = float("inf")
+    """When it was first seen to train."""
 
     @property
     def trains(self) -> bool:
-        return self.ready == "Training" and len(self.members) == self.wanted
+        return self.ready == "Training"
+
+    @property
+    def is_smaller(self) -> bool:
+        """It began without a replica that was too slow to answer."""
+        return self.trains and len(self.members) < self.wanted
 
     @property
     def round(self) -> int:
@@ -64,42 +71,62 @@ class SeenJob:
         conditions = status.get("conditions") or ()
         self.ready = next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
         world = status.get("world") or {}
-        members = world.get("members") or ()
-        self.members = tuple(member["replica"] for member in members)
-        self.nodes = frozenset(member.get("node", "") for member in members)
+        self.members = tuple(member.replica for member in JobStatus.model_validate(status).world.members)
         if world.get("round"):
             self.rounds.setdefault(world["round"], at)
         if claim := world.get("claim"):
             self.claims.setdefault(claim["round"], at)
+        if self.trains:
+            self.trained_at = min(self.trained_at, at)
         if progress := status.get("progress"):
             self.progress_at = unix_seconds(progress["at"])
 
 
 class Jobs:
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    resource = TRAINING_JOBS
+
+    def __init__(self, client: Client, workers: int = 1) -> None:
+        """`workers`: of each replica."""
+        self._client, self._workers = client, workers
         self.seen: dict[str, SeenJob] = {}
+
+    def of(self, name: str) -> SeenJob:
+        """The job that an object is named after."""
+        return self.seen.get("-".join(name.split(".")[0].split("-")[:2]), SeenJob(0))
 
     async def create(self, names: Iterable[str], replicas: int) -> None:
         self.seen |= {name: SeenJob(replicas) for name in names}
-        path = (TRAINING_JOBS, NAMESPACE)
-        await _some_at_once(self._client.create(*path, manifest(name, replicas)) for name in names)
+        path = (self.resource, NAMESPACE)
+        await _some_at_once(self._client.create(*path, self._manifest(name, replicas)) for name in names)
 
     async def delete(self, names: Iterable[str]) -> None:
-        await _some_at_once(self._client.delete(TRAINING_JOBS, NAMESPACE, name) for name in names)
+        await _some_at_once(self._client.delete(self.resource, NAMESPACE, name) for name in names)
+
+    async def on_nodes(self) -> dict[str, Counter[str]]:
+        """How many members of each job each node has. A pod that was one may be left there."""
+        found: dict[str, Counter[str]] = {}
+        pods, _ = await self._client.list_all(PODS, NAMESPACE)
+        for pod in pods:
+            name = pod_names.parse(pod["metadata"]["name"])
+            if name is not None and pod["metadata"]["name"] in self.seen[name.job].members:
+                found.setdefault(pod["spec"]["nodeName"], Counter())[name.job] += 1
+        return found
 
     async def follow(self) -> None:
         """Without end."""
         while True:
             try:
-                jobs, version = await self._client.list_all(TRAINING_JOBS, NAMESPACE)
+                jobs, version = await self._client.list_all(self.resource, NAMESPACE)
                 for job in jobs:
                     self._on_job("MODIFIED", job)
-                async for kind, job in self._client.watch(TRAINING_JOBS, NAMESPACE, version):
+                async for kind, job in self._client.watch(self.resource, NAMESPACE, version):
                     self._on_job(kind, job)
             except (Gone, Unreachable) as error:
                 print(f"the watch of jobs: {error}", flush=True)
                 await asyncio.sleep(0.5)
+
+    def _manifest(self, name: str, replicas: int) -> Raw:
+        return manifest(name, replicas, self._workers)
 
     def _on_job(self, kind: str, job: Raw) -> None:
         seen = self.seen.get(job["metadata"].get("name", ""))

@@ -1,7 +1,8 @@
 """A simulated node: its Node and Lease at the API server, and the pods that are bound to it.
 
 A pod runs as soon as it is seen, with an address of its own on the loopback network at which a stand-in for its agent
-listens; one that is to be deleted gets its notice, and its end is confirmed when the stand-in has gone."""
+listens; one that is to be deleted gets its notice, and its end is confirmed when the stand-in has gone. In a pod that
+has no identity of an agent nothing runs."""
 
 from __future__ import annotations
 
@@ -56,10 +57,22 @@ class Identities:
         return folder
 
 
+class NoAgent:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def notice(self, grace: float) -> None:
+        self.ended.set_result(0)
+
+    async def die(self) -> None:
+        pass
+
+
 @dataclass
 class RunningPod:
     pod: Raw
-    agent: StandIn
+    agent: StandIn | NoAgent
     ending: bool = False
 
 
@@ -158,19 +171,25 @@ class SimulatedNode:
         address = next(each for each in self._addresses if each not in self._taken)
         self._taken.add(address)
         try:
-            agent = StandIn(_settings(pod, address, await self._identities.of(pod)))
-            agent.start()
+            agent = await self._agent(pod, address)
         except (ApiError, OSError) as error:  # the next pod of its kind may have more luck
             print(f"{pod['metadata']['name']}: {error!r}", flush=True)
             return
         running = self._pods[pod["metadata"]["uid"]] = RunningPod(pod, agent)
         began = {"running": {"startedAt": rfc3339(int(time.time()))}}
-        status = _status("Running", began) | {"podIP": address, "podIPs": [{"ip": address}], "hostIP": "127.0.0.1"}
+        status = _status(pod, "Running", began) | {"podIP": address, "podIPs": [{"ip": address}], "hostIP": "127.0.0.1"}
         await self._say(pod, status | {"startTime": rfc3339(int(time.time()))})
         code = await agent.ended
         if not running.ending:
             await self._stop(running)
-            await self._say(pod, _status("Failed" if code else "Succeeded", _terminated(code)))
+            await self._say(pod, _status(pod, "Failed" if code else "Succeeded", _terminated(code)))
+
+    async def _agent(self, pod: Raw, address: str) -> StandIn | NoAgent:
+        if all(each["name"] != IDENTITY for each in pod["spec"].get("volumes", ())):
+            return NoAgent(address)
+        agent = StandIn(_settings(pod, address, await self._identities.of(pod)))
+        agent.start()
+        return agent
 
     async def _end(self, pod: Raw, running: RunningPod | None) -> None:
         """Of a pod that is to be deleted."""
@@ -194,7 +213,7 @@ class SimulatedNode:
 
     async def _say_died(self, pod: Raw) -> None:
         await asyncio.sleep(NOTICED_SECONDS)
-        await self._say(pod, _status("Failed", _terminated(KILLED)))
+        await self._say(pod, _status(pod, "Failed", _terminated(KILLED)))
 
     async def _say(self, pod: Raw, status: Raw) -> None:
         metadata = pod["metadata"]
@@ -235,11 +254,13 @@ def _conditions(*kinds: str) -> list[Raw]:
     return [{"type": kind, "status": "True", "reason": "Simulated", "lastTransitionTime": now} for kind in kinds]
 
 
-def _status(phase: str, state: Raw) -> Raw:
+def _status(pod: Raw, phase: str, state: Raw) -> Raw:
+    """All its containers are alike."""
     runs = phase == "Running"
-    container = {"name": TRAINER, "image": "", "imageID": "", "ready": runs, "restartCount": 0, "state": state}
+    alike = {"image": "", "imageID": "", "ready": runs, "restartCount": 0, "state": state}
+    containers = [{"name": each["name"]} | alike for each in pod["spec"]["containers"]]
     conditions = _conditions("Initialized", "PodScheduled", *(("Ready", "ContainersReady") if runs else ()))
-    return {"phase": phase, "containerStatuses": [container], "conditions": conditions}
+    return {"phase": phase, "containerStatuses": containers, "conditions": conditions}
 
 
 def _terminated(code: int) -> Raw:

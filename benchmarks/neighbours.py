@@ -3,7 +3,7 @@
 On a local cluster, jobs of one replica run to their end one after the other: first alone, then while another namespace
 asks for as many replicas as the schema allows, none of which any node takes. Measured for each small
 job: from its creation to its first status, to its pod, and to Complete; and how far the status of a job that trains is
-behind its script, which reports a step every 0.1 s (progress is written every 2 s)."""
+behind its script, which reports a step every 0.1 s (progress is written every 1.5 s)."""
 
 from __future__ import annotations
 

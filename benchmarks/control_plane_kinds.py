@@ -1,0 +1,159 @@
+"""Other operators, the kinds of jobs that they run, and what says that such a job runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from concertina.kube.resources import Raw, Resource
+
+RATE = 1000
+"""Requests a second of a client, and at once."""
+IMAGE, COMMAND = "trainer:bench", ["torchrun", "train.py"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """An operator. Its paths are those of its source."""
+
+    name: str
+    resources: tuple[str, ...]
+    """Custom ones."""
+    webhooks: str
+    """For kustomize."""
+    flags: tuple[str, ...] = ()
+    configuration: str = ""
+    certificates: str = ""
+    """What its configuration calls the rotation of certificates."""
+    objects: tuple[str, ...] = ()
+    """Which it checks by a webhook, so that they are made once it runs."""
+
+    def command(self, folder: Path, port: int, work: Path) -> list[str]:
+        command = [str(folder / "bin" / self.name), *(flag.format(port=port) for flag in self.flags)]
+        if self.configuration:
+            configuration = yaml.safe_load((folder / "src" / self.name / self.configuration).read_text()) | {
+                "webhook": {"port": port},
+                "metrics": {"bindAddress": "0"},
+                "health": {"healthProbeBindAddress": "0"},
+                "leaderElection": {"leaderElect": False},
+                "clientConnection": {"qps": RATE, "burst": RATE},
+                self.certificates: {"enable": False},
+            }
+            (work / f"{self.name}.yaml").write_text(json.dumps(configuration))
+            command.append(f"--config={work / self.name}.yaml")
+        return command
+
+
+TRAINING_OPERATOR = Program(
+    "training-operator",
+    ("manifests/base/crds/kubeflow.org_pytorchjobs.yaml",),
+    "manifests/base/webhook",
+    flags=(
+        "--enable-scheme=pytorchjob",
+        "--metrics-bind-address=0",
+        "--health-probe-bind-address=0",
+        "--webhook-server-port={port}",
+        f"--kube-api-qps={RATE}",
+        f"--kube-api-burst={RATE}",
+    ),
+)
+JOBSET = Program(
+    "jobset",
+    ("config/components/crd/bases",),
+    "config/components/webhook",
+    configuration="config/components/manager/controller_manager_config.yaml",
+    certificates="internalCertManagement",
+)
+TRAINER = Program(
+    "trainer",
+    tuple(
+        f"manifests/base/crds/trainer.kubeflow.org_{each}.yaml"
+        for each in ("clustertrainingruntimes", "trainingruntimes", "trainjobs")
+    ),
+    "manifests/base/webhook",
+    configuration="manifests/base/manager/controller_manager_config.yaml",
+    certificates="certManagement",
+    objects=("manifests/base/runtimes/torch_distributed.yaml",),
+)
+
+
+def _pods(container: str) -> Raw:
+    return {"containers": [{"name": container, "image": IMAGE, "command": COMMAND}]}
+
+
+def _pytorch_job(pods: int) -> Raw:
+    elastic = {"minReplicas": max(1, pods - 1), "maxReplicas": pods, "rdzvBackend": "c10d"}
+    worker = {"replicas": pods, "restartPolicy": "ExitCode", "template": {"spec": _pods("pytorch")}}
+    return {"elasticPolicy": elastic, "pytorchReplicaSpecs": {"Worker": worker}}
+
+
+def _pytorch_job_runs(status: Raw, pods: int) -> bool:
+    running = any(each["type"] == "Running" and each["status"] == "True" for each in status.get("conditions", ()))
+    return running and status["replicaStatuses"]["Worker"].get("active") == pods
+
+
+def _job_set(pods: int) -> Raw:
+    template = {"spec": _pods("node") | {"restartPolicy": "Never"}}
+    job = {"parallelism": pods, "completions": pods, "backoffLimit": 0, "template": template}
+    return {"replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}]}
+
+
+def _train_job(pods: int) -> Raw:
+    trainer = {"numNodes": pods, "image": IMAGE, "command": COMMAND}
+    return {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+
+
+def _its_job_is_ready(status: Raw, field: str) -> bool:
+    """A Job is ready once all its pods are."""
+    return any(each.get("ready") for each in status.get(field, ()))
+
+
+@dataclass(frozen=True)
+class Peer:
+    kind: str
+    resource: Resource
+    programs: tuple[Program, ...]
+    spec: Callable[[int], Raw]
+    """Of a job with so many pods."""
+    runs: Callable[[Raw, int], bool]
+    """Whether that is what the status says of so many pods."""
+
+
+PEERS = (
+    Peer(
+        "PyTorchJob",
+        Resource("apis/kubeflow.org/v1", "pytorchjobs"),
+        (TRAINING_OPERATOR,),
+        _pytorch_job,
+        _pytorch_job_runs,
+    ),
+    Peer(
+        "JobSet",
+        Resource("apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
+        (JOBSET,),
+        _job_set,
+        lambda status, pods: _its_job_is_ready(status, "replicatedJobsStatus"),
+    ),
+    Peer(
+        "TrainJob",
+        Resource("apis/trainer.kubeflow.org/v1alpha1", "trainjobs"),
+        (JOBSET, TRAINER),
+        _train_job,
+        lambda status, pods: _its_job_is_ready(status, "jobsStatus"),
+    ),
+)
+
+
+def found(folder: Path) -> tuple[Peer, ...]:
+    """Those whose programs are there."""
+
+    def there(program: Program) -> bool:
+        return (folder / "bin" / program.name).is_file() and (folder / "src" / program.name).is_dir()
+
+    peers = tuple(peer for peer in PEERS if all(map(there, peer.programs)))
+    print(f"peers in {folder}: {', '.join(peer.kind for peer in peers) or 'none'}", flush=True)
+    return peers

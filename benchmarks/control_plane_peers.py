@@ -1,0 +1,183 @@
+"""Other operators that run jobs of as many pods: PyTorchJob, JobSet and TrainJob, each on a control plane of its own.
+
+A folder has their programs in `bin/` and their sources, of which manifests and configurations are taken as they come,
+in `src/`, both under the names that `control_plane_kinds` gives them. They may ask the API server as much as they like,
+elect no leader, and their webhooks are called at this machine. Their pods run, but do nothing: no group is formed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import control_plane_hosts as hosts
+import yaml
+from control_plane_cluster import AUDIT, START_SECONDS, SYNC_SECONDS, Meter, Requests, control_plane, kubeconfig_of
+from control_plane_jobs import NAMESPACE, Jobs
+from control_plane_kinds import Peer, Program
+from until import until
+
+from concertina.kube import access
+from concertina.kube.client import Client
+from concertina.kube.resources import Raw
+from concertina.local.cluster import LocalCluster
+from concertina.local.control_plane.certificates import Authority
+from concertina.local.host import namespaces, processes
+from concertina.local.state import lifetime
+
+SYSTEM = "peers"
+HERE = "127.0.0.1"
+CERTIFICATES = Path("k8s-webhook-server/serving-certs")
+"""Below the folder for temporary files: where controller-runtime looks for a webhook's."""
+AWAITED = Path("/tmp") / CERTIFICATES / "tls.crt"
+"""training-operator waits for this file, whatever it serves with."""
+ROTATED = "training-operator-webhook-cert"
+"""A Secret in which training-operator puts certificates of its own; nobody uses them."""
+NETWORK = "10.200"
+"""Of pods: no EndpointSlice takes an address of the loopback network. Nobody connects to them."""
+OF_CONTROLLER_MANAGER = ("job-controller", "endpoint-controller", "endpointslice-controller")
+"""Which do a part of a peer's work, as it makes Jobs and Services."""
+
+
+class PeerJobs(Jobs):
+    def __init__(self, client: Client, peer: Peer) -> None:
+        super().__init__(client)
+        self.resource = peer.resource
+        self._peer = peer
+
+    def _manifest(self, name: str, replicas: int) -> Raw:
+        version = self.resource.api.removeprefix("apis/")
+        metadata = {"name": name, "namespace": NAMESPACE}
+        return {"apiVersion": version, "kind": self._peer.kind, "metadata": metadata, "spec": self._peer.spec(replicas)}
+
+    def _on_job(self, kind: str, job: Raw) -> None:
+        seen = self.seen.get(job["metadata"].get("name", ""))
+        if seen is not None and self._peer.runs(job.get("status") or {}, seen.wanted):
+            seen.trained_at = min(seen.trained_at, time.time())
+
+
+@contextlib.contextmanager
+def operating(peer: Peer, folder: Path, cluster: LocalCluster) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
+    """Its programs as processes, by name."""
+    work = cluster.directory / SYSTEM
+    pair = Authority(cluster.directory / "pki").issue("webhooks", "webhooks", hosts=[HERE])
+    (work / CERTIFICATES).mkdir(parents=True)
+    shutil.copy(pair.certificate, work / CERTIFICATES / "tls.crt")
+    shutil.copy(pair.key, work / CERTIFICATES / "tls.key")
+    AWAITED.parent.mkdir(parents=True, exist_ok=True)
+    AWAITED.touch()
+    cluster.create_namespace(SYSTEM)
+    cluster.kubectl("create", "secret", "generic", ROTATED, "-n", SYSTEM)
+    ports = dict(zip(peer.programs, processes.free_ports(HERE, len(peer.programs)), strict=True))
+    for program, port in ports.items():
+        _install(program, folder / "src" / program.name, port, cluster)
+    until("custom resources are served", START_SECONDS, lambda: _served(cluster))
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for program, port in ports.items():
+            running[program.name] = _begin(program, program.command(folder, port, work), work, cluster)
+        for program, port in ports.items():
+            until(f"{program.name} serves its webhooks", START_SECONDS, lambda port=port: _listens(port))
+            for path in program.objects:
+                cluster.kubectl("apply", "-f", str(folder / "src" / program.name / path))
+        yield running
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def _install(program: Program, source: Path, port: int, cluster: LocalCluster) -> None:
+    for path in program.resources:
+        cluster.kubectl("apply", "--server-side", "-f", str(source / path))
+    authority = base64.b64encode((cluster.directory / "pki/ca.crt").read_bytes()).decode()
+    for hooks in yaml.safe_load_all(cluster.kubectl("kustomize", str(source / program.webhooks))):
+        if hooks["kind"] == "Service":
+            continue
+        hooks["metadata"] = {"name": program.name}  # by its own name training-operator would put in another authority
+        for hook in hooks["webhooks"]:
+            path = hook["clientConfig"]["service"]["path"]
+            hook["clientConfig"] = {"url": f"https://{HERE}:{port}{path}", "caBundle": authority}
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(hooks))
+    cluster.kubectl("create", "serviceaccount", program.name, "-n", SYSTEM)
+    account = f"--serviceaccount={SYSTEM}:{program.name}"
+    cluster.kubectl("create", "clusterrolebinding", program.name, "--clusterrole=cluster-admin", account)
+
+
+def _served(cluster: LocalCluster) -> bool:
+    """All custom resources; a condition says so earlier than they are, and `kubectl wait` fails where there is none."""
+    resources = cluster.api.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+    return all(
+        cluster.api.exists(f"/apis/{spec['group']}/{version['name']}/{spec['names']['plural']}")
+        for spec in (each["spec"] for each in resources)
+        for version in spec["versions"]
+        if version["served"]
+    )
+
+
+def _begin(program: Program, command: Sequence[str], work: Path, cluster: LocalCluster) -> subprocess.Popen[bytes]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(work),
+        "KUBECONFIG": str(kubeconfig_of(cluster, SYSTEM, program.name)),
+        "MY_POD_NAMESPACE": SYSTEM,
+    }
+    with (cluster.record.logs / f"{program.name}.log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=namespaces.die_with_parent)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((HERE, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+async def play(peer: Peer, number: int, pods: int, options: argparse.Namespace, table: dict[str, list[float]]) -> None:
+    """Make so many jobs of so many pods at once, until all say that they run. In the table: as of the operator."""
+    print(f"{number}x{pods}: {peer.kind} ...", flush=True)
+    users = [f"system:serviceaccount:{SYSTEM}:{program.name}" for program in peer.programs]
+    users += [f"system:serviceaccount:kube-system:{each}" for each in OF_CONTROLLER_MANAGER]
+    with (
+        control_plane(print, users) as cluster,
+        hosts.running(options.processes, options.nodes, cluster.kubeconfig, NETWORK, cluster.record.logs) as nodes,
+        operating(peer, options.peers, cluster) as operators,
+    ):
+        cluster.wait_nodes([f"node-{node}" for node in range(options.nodes)])
+        async with Client(await access.load(str(cluster.kubeconfig))) as client:
+            meter = Meter(cluster, operators, tuple(host.pid for host in nodes.each))
+            requests, jobs = Requests(cluster.directory / AUDIT), PeerJobs(client, peer)
+            following = asyncio.create_task(jobs.follow())
+            requests.more()
+            nodes.longest_standstill()
+            before, begun = meter.usage(), time.time()
+            names = [f"job-{each}" for each in range(number)]
+            making = asyncio.create_task(jobs.create(names, pods))
+            await asyncio.sleep(0)
+            reached = await jobs.until("run", begun, options.limit, lambda _, job: job.trained_at < math.inf)
+            after = meter.usage()
+            table |= {f"until {mark} of the jobs run": [seconds] for mark, seconds in reached.items()}
+            table |= {f"{who}: processor time": [spent] for who, spent in after.cpu_since(before).items()}
+            table |= {f"{who}: memory at the highest, MiB": [each] for who, each in after.memory().items()}
+            table["nodes and agents: longest standstill"] = [nodes.longest_standstill()]
+            await asyncio.sleep(SYNC_SECONDS)
+            asked = [each for each in requests.more() if each.at <= jobs.of(each.name).trained_at]
+            rows = Counter(each.who for each in asked) + Counter(f"{each.who}: {each.what}" for each in asked)
+            unit = "requests a job until it runs"
+            table |= {f"{row}: {unit}": [times / number] for row, times in rows.most_common()}
+            await making
+            following.cancel()
+    if reached["all"] < math.inf:
+        lifetime.forget(cluster.name)
