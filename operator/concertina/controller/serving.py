@@ -1,0 +1,72 @@
+"""What this process answers to others by HTTP: the kubelet whether it lives, Prometheus what it has counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from aiohttp import web
+from prometheus_client import disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from concertina.controller.settings import Settings
+from concertina.metrics import REGISTRY
+
+Look = Callable[[], None]
+"""Sets the gauges of what is there at this moment."""
+
+
+@contextlib.asynccontextmanager
+async def endpoints(settings: Settings, looks: Iterable[Look]) -> AsyncIterator[None]:
+    """Each on its own address, with the Lease or without it; `looks` is gone through at each scrape."""
+    disable_created_metrics()  # else each counter has a second series
+    async with contextlib.AsyncExitStack() as open_ones:
+        for path, address, answer in (
+            ("/healthz", settings.health, _healthy),
+            ("/metrics", settings.metrics, _Metrics(settings.metrics_token, looks).answer),
+        ):
+            if address is not None:
+                app = web.Application()
+                app.add_routes([web.get(path, answer)])
+                runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+                await runner.setup()
+                open_ones.push_async_callback(runner.cleanup)
+                await web.TCPSite(runner, *address).start()
+        yield
+
+
+async def _healthy(_: web.Request) -> web.Response:
+    """200 for as long as the event loop turns."""
+    return web.Response(text="ok")
+
+
+class _Seen(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+class _Metrics:
+    def __init__(self, token: str, looks: Iterable[Look]) -> None:
+        self._expected = f"Bearer {token}".encode() if token else b""
+        self._looks = looks
+
+    async def answer(self, request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if self._expected and not hmac.compare_digest(given, self._expected):
+            return web.Response(
+                status=401,
+                headers={"WWW-Authenticate": "Bearer"},
+                text="the metrics of this operator ask for its token: Authorization: Bearer TOKEN\n",
+            )
+        for look in self._looks:
+            look()
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        seen = _Seen(list(REGISTRY.collect()))  # here, where nothing changes meanwhile; the text beside passes
+        return web.Response(body=await asyncio.to_thread(encode, seen), headers={"Content-Type": content_type})

@@ -1,0 +1,182 @@
+"""The operator's own metrics: each that there is stands here, and in words in docs/metrics.md. Whoever does the thing
+counts it. Names and buckets are those of controller-runtime and client-go wherever they have the same thing (decision
+"Metrics under names that dashboards know"). No label holds the name of a job, a namespace or a node.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+CONTROLLER = "trainingjob"
+NO_ANSWER = "<error>"
+"""client-go's word for the code of a request that got none."""
+_RECONCILE_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5),
+    *(1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0),
+)
+_QUEUE_BUCKETS = tuple(10.0**power for power in range(-8, 4))
+_REQUEST_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+_ROUND_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+
+
+def begin_at_zero(metric: Counter, *values: Iterable[str]) -> None:
+    """For each combination of labels: of a series that is not there before its first event no increase is seen."""
+    for labels in itertools.product(*values):
+        metric.labels(*labels)
+
+
+def set_all(metric: Gauge, counts: Mapping[str, int]) -> None:
+    """One label; `counts` has each of its values."""
+    for label, count in counts.items():
+        metric.labels(label).set(count)
+
+
+# --- passes and their queue, as controller-runtime has them ---------------------------------------------------------
+
+_RECONCILES = Counter(
+    "controller_runtime_reconcile",
+    "Passes over jobs, by result: success (due again when something changes), requeue_after (or after a time), error.",
+    ["controller", "result"],
+    registry=REGISTRY,
+)
+SUCCESSES = _RECONCILES.labels(CONTROLLER, "success")
+REQUEUES = _RECONCILES.labels(CONTROLLER, "requeue_after")
+ERRORS = _RECONCILES.labels(CONTROLLER, "error")
+RECONCILE_ERRORS = Counter(
+    "controller_runtime_reconcile_errors",
+    "Passes that raised: the condition ReconcileError of a job, and its message.",
+    ["controller"],
+    registry=REGISTRY,
+).labels(CONTROLLER)
+RECONCILE_SECONDS = Histogram(
+    "controller_runtime_reconcile_time_seconds",
+    "Seconds of a pass.",
+    ["controller"],
+    buckets=_RECONCILE_BUCKETS,
+    registry=REGISTRY,
+).labels(CONTROLLER)
+ACTIVE_WORKERS = Gauge(
+    "controller_runtime_active_workers", "Passes under way.", ["controller"], registry=REGISTRY
+).labels(CONTROLLER)
+
+_QUEUE = ("name", "controller")
+_NAMES = (CONTROLLER, CONTROLLER)
+QUEUE_DEPTH = Gauge("workqueue_depth", "Jobs that wait for a pass.", _QUEUE, registry=REGISTRY).labels(*_NAMES)
+QUEUE_ADDS = Counter("workqueue_adds", "Jobs that began to wait for a pass.", _QUEUE, registry=REGISTRY).labels(*_NAMES)
+QUEUE_SECONDS = Histogram(
+    "workqueue_queue_duration_seconds",
+    "Seconds that a job waited for its pass.",
+    _QUEUE,
+    buckets=_QUEUE_BUCKETS,
+    registry=REGISTRY,
+).labels(*_NAMES)
+WORK_SECONDS = Histogram(
+    "workqueue_work_duration_seconds", "Seconds of a pass.", _QUEUE, buckets=_QUEUE_BUCKETS, registry=REGISTRY
+).labels(*_NAMES)
+UNFINISHED_SECONDS = Gauge(
+    "workqueue_unfinished_work_seconds", "Seconds of all passes under way together.", _QUEUE, registry=REGISTRY
+).labels(*_NAMES)
+LONGEST_SECONDS = Gauge(
+    "workqueue_longest_running_processor_seconds",
+    "Seconds of the pass that has been under way for longest.",
+    _QUEUE,
+    registry=REGISTRY,
+).labels(*_NAMES)
+QUEUE_RETRIES = Counter(
+    "workqueue_retries", "Passes that raised and are made again with back-off.", _QUEUE, registry=REGISTRY
+).labels(*_NAMES)
+PASSES_GIVEN_UP = Counter(
+    "concertina_passes_given_up",
+    "Passes that the API server's answer ended early, by the answer.",
+    ["reason"],
+    registry=REGISTRY,
+)
+
+# --- the API server, as client-go has it ------------------------------------------------------------------------------
+
+_REQUESTS = Counter(
+    "rest_client_requests",
+    "Requests to the API server, by code (<error>: no answer came), method, host and resource.",
+    ["code", "method", "host", "resource"],
+    registry=REGISTRY,
+)
+requests = functools.cache(_REQUESTS.labels)
+"""By code, method, host, resource."""
+_REQUEST_SECONDS = Histogram(
+    "rest_client_request_duration_seconds",
+    "Seconds from a request's first try to its end, by verb, host and resource; watches are not in it.",
+    ["verb", "host", "resource"],
+    buckets=_REQUEST_BUCKETS,
+    registry=REGISTRY,
+)
+request_seconds = functools.cache(_REQUEST_SECONDS.labels)
+"""By verb, host, resource."""
+LEADER = Gauge(
+    "leader_election_master_status", "Whether this operator holds the Lease, by its name.", ["name"], registry=REGISTRY
+)
+WATCH_RESTARTS = Counter(
+    "concertina_watch_restarts",
+    "Watches of the API server that ended and were begun again, by resource and how they ended.",
+    ["resource", "reason"],
+    registry=REGISTRY,
+)
+CREATES_REFUSED = Counter(
+    "concertina_creates_refused",
+    "Pods and Secrets that the API server refused, by what has to come first.",
+    ["kind"],
+    registry=REGISTRY,
+)
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+AGENT_STREAMS = Gauge("concertina_agent_streams", "Streams to agents, by state.", ["state"], registry=REGISTRY)
+AGENT_STREAM_ENDS = Counter(
+    "concertina_agent_stream_ends",
+    "Streams to agents that ended, and attempts to open one, by how.",
+    ["reason"],
+    registry=REGISTRY,
+)
+AGENT_CALLS = Counter(
+    "concertina_agent_calls",
+    "Calls to agents that have come to an end, by kind and result.",
+    ["kind", "result"],
+    registry=REGISTRY,
+)
+OWN_SIDE_SUSPECTED = Gauge(
+    "concertina_own_side_suspected",
+    "Whether this operator takes the silence of agents for its own fault, and gives nobody up.",
+    registry=REGISTRY,
+)
+STALL_SECONDS = Counter(
+    "concertina_stall_seconds",
+    "Seconds in which this operator stood still, each time for 2 s or more.",
+    registry=REGISTRY,
+)
+
+# --- jobs, and this process -----------------------------------------------------------------------------------------
+
+JOBS = Gauge(
+    "concertina_trainingjobs", "TrainingJobs by the word in their column Status.", ["phase"], registry=REGISTRY
+)
+_ROUND_SECONDS = Histogram(
+    "concertina_round_duration_seconds",
+    "Seconds until a round is under way, by phase: prepare (claim to commit), start (commit to first progress).",
+    ["phase"],
+    buckets=_ROUND_BUCKETS,
+    registry=REGISTRY,
+)
+ROUND_PREPARE_SECONDS = _ROUND_SECONDS.labels("prepare")
+ROUND_START_SECONDS = _ROUND_SECONDS.labels("start")
+PARTS_ENDED = Counter(
+    "concertina_parts_ended",
+    "Tasks of this operator that ended by an error nobody foresaw, and were begun again.",
+    ["part"],
+    registry=REGISTRY,
+)

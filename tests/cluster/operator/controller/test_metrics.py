@@ -1,0 +1,227 @@
+"""What a real operator says of itself, beside what others saw: the API server's own counts, the log, the jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from builders.cluster.operator import Jobs, Operator, endless, paced
+from builders.programs import PROGRAMS, STAND_IN
+from builders.until import until
+from concertina.local.cluster import LocalCluster
+from concertina.local.host import processes
+
+STAY = "import time; time.sleep(3600)"
+TOKEN = "of the tests"
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def parsed(text: str) -> Samples:
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+
+def total(samples: Samples, name: str, /, **labels: str) -> int:
+    """Of all series of this name that have these labels."""
+    return int(sum(v for (n, found), v in samples.items() if n == name and labels.items() <= set(found)))
+
+
+class Scraped:
+    """An operator process, asked as Prometheus asks it."""
+
+    def __init__(self, operator: Operator, faults: Path) -> None:
+        (port,) = processes.free_ports("127.0.0.1", 1)
+        self.operator, self.faults = operator, faults
+        self._url = f"http://127.0.0.1:{port}/metrics"
+        path = [str(PROGRAMS / "operator_faults"), *filter(None, [operator.environment["PYTHONPATH"]])]
+        self.environment = {
+            "PYTHONPATH": os.pathsep.join(path),
+            "FAULTS": str(faults),
+            "CONCERTINA_METRICS": f"127.0.0.1:{port}",
+            "CONCERTINA_METRICS_TOKEN": TOKEN,
+        }
+
+    def ask(self, token: str = TOKEN) -> str:
+        request = urllib.request.Request(self._url, headers={"Authorization": f"Bearer {token}"} if token else {})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def total(self, name: str, /, **labels: str) -> int:
+        return total(parsed(self.ask()), name, **labels)
+
+
+@pytest.fixture(scope="module")
+def scraped(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    folder = tmp_path_factory.mktemp("scraped")
+    running = Scraped(Operator(folder, installed), folder)
+    running.operator.start(**running.environment)
+    yield running
+    running.operator.end(signal.SIGTERM)
+
+
+WRITES = (
+    {"code": "200", "verb": "PATCH", "resource": "trainingjobs", "subresource": "status"},
+    {"code": "201", "verb": "POST", "resource": "pods", "subresource": ""},
+    {"code": "201", "verb": "POST", "resource": "secrets", "subresource": ""},
+)
+"""Which nobody but the operator makes here."""
+
+
+def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[int]:
+    """Of each kind, how many more the API server has counted since it began."""
+    mine, others = parsed(scraped.ask()), parsed(cluster.kubectl("get", "--raw", "/metrics"))
+    return [
+        total(others, "apiserver_request_total", **labels)
+        - total(
+            mine,
+            "rest_client_requests_total",
+            code=labels["code"],
+            method=labels["verb"],
+            resource=labels["resource"],
+        )
+        for labels in WRITES
+    ]
+
+
+def settled(cluster: LocalCluster, scraped: Scraped) -> list[int]:
+    """The same, once the jobs of other tests are gone: the operator acts on them as well, and counts that."""
+    until(lambda: not everywhere(cluster), "a cluster without jobs", lambda: everywhere(cluster), pause=0.5)
+    return unseen_writes(cluster, scraped)
+
+
+def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, scraped: Scraped, data: Path) -> None:
+    before = settled(cluster, scraped)
+    assert scraped.total("leader_election_master_status", name="concertina-operator") == 1
+    trainer = endless(data, steps=20)
+    jobs.create("a", replicas=2, trainer=trainer, pod={"containers": [paced(PYTHONPATH=STAND_IN)]})
+    jobs.wait_training("a", 2)
+    assert scraped.total("concertina_agent_streams", state="open") >= 1
+    jobs.wait_true("a", "Complete")
+
+    def agrees() -> list[str]:
+        """What does not (yet)."""
+        lines, rounds = scraped.operator.lines, "concertina_round_duration_seconds_count"
+        now = parsed(scraped.ask())
+        sent = [*lines("prepare"), *lines("assign")]
+        reasons = Counter(jobs.condition(job, "Ready").get("reason") for job in everywhere(cluster))
+        pairs = {
+            "writes": (unseen_writes(cluster, scraped), before),
+            "requests of pods": (total(now, "rest_client_requests_total", method="POST", resource="pods"), 2),
+            "passes": (total(now, "controller_runtime_reconcile_time_seconds_count") > 5, True),
+            "passes by result": (
+                total(now, "controller_runtime_reconcile_total"),
+                total(now, "workqueue_work_duration_seconds_count"),
+            ),
+            "errors": (total(now, "controller_runtime_reconcile_errors_total"), 0),
+            "jobs": (total(now, "concertina_trainingjobs", phase="Complete"), reasons["Complete"]),
+            "calls": (total(now, "concertina_agent_calls_total", result="answered"), len(sent)),
+            "calls that failed": (total(now, "concertina_agent_calls_total", result="failed"), 0),
+            "streams": (total(now, "concertina_agent_streams"), 0),
+            "commits": (
+                total(now, rounds, phase="prepare"),
+                len(lines("committed")),
+            ),
+            "rounds with progress": (total(now, rounds, phase="start"), 1),
+            "ends of parts": (total(now, "concertina_parts_ended_total"), 0),
+        }
+        return [f"{what}: {seen} and not {wanted}" for what, (seen, wanted) in pairs.items() if seen != wanted]
+
+    until(lambda: not agrees(), "counts that agree", agrees)
+    assert total(parsed(scraped.ask()), "concertina_agent_stream_ends_total", reason="failed") == 0
+
+
+def everywhere(cluster: LocalCluster) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = cluster.api.call("GET", "/apis/concertina.dev/v1alpha1/trainingjobs")["items"]
+    return found
+
+
+@pytest.mark.parametrize("token", ["", "another"])
+def test_a_token_is_asked_for(scraped: Scraped, token: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        scraped.ask(token)
+    assert "ask for its token" in refused.value.read().decode()
+
+
+def test_one_that_stands_by_says_so(scraped: Scraped, installed: dict[str, str], tmp_path: Path) -> None:
+    second = Scraped(Operator(tmp_path, {**installed, "POD_NAME": "another-one"}), tmp_path)
+    second.operator.start(wait=False, **second.environment)
+
+    def answers() -> str:
+        try:
+            return second.ask()
+        except OSError:
+            return ""
+
+    samples = parsed(until(answers, "an operator that answers", second.operator.text))
+    assert total(samples, "leader_election_master_status", name="concertina-operator") == 0
+    assert ("leader_election_master_status", frozenset({("name", "concertina-operator")})) in samples
+    second.operator.end(signal.SIGTERM)
+
+
+def test_what_the_api_server_refuses_is_counted_by_kind(jobs: Jobs, scraped: Scraped) -> None:
+    jobs.create("a", STAY, pod={"nodeSelectorr": {"a": "b"}})
+    jobs.wait("a", lambda job: jobs.condition(job, "Stalled").get("reason") == "PodRefused")
+
+    def seen() -> list[int]:
+        lines = scraped.operator.lines("create refused")
+        counts = [scraped.total("concertina_creates_refused_total", kind=kind) for kind in ("for_good", "quota")]
+        return [*counts, len(lines)]
+
+    until(lambda: seen()[0] == seen()[2] > 0, "as many as the log has", seen)
+    assert seen()[1] == 0
+    jobs.delete("a")
+
+
+def test_a_pass_that_raises_and_a_stream_that_breaks_are_counted(jobs: Jobs, scraped: Scraped) -> None:
+    jobs.create("a", STAY, replicas=2, elastic={"minReplicas": 1})
+    jobs.wait_training("a", 2)
+    (scraped.faults / "raise").write_text("bad")
+    jobs.create("bad", STAY)
+    assert "ZeroDivisionError: planted" in jobs.condition(jobs.wait_true("bad", "ReconcileError"), "Stalled")["message"]
+
+    def seen() -> list[int]:
+        now = parsed(scraped.ask())
+        return [
+            total(now, "controller_runtime_reconcile_errors_total", controller="trainingjob"),
+            total(now, "controller_runtime_reconcile_total", result="error"),
+            total(now, "workqueue_retries_total"),
+            len(scraped.operator.lines("reconcile error")),
+        ]
+
+    assert min(until(lambda: seen() if len(set(seen())) == 1 else [], "the same by all", seen)) >= 1
+    (scraped.faults / "raise").unlink()
+
+    def broken() -> int:
+        now = parsed(scraped.ask())
+        reasons = ("closed", "not_listening", "unreachable", "silent")
+        return sum(total(now, "concertina_agent_stream_ends_total", reason=reason) for reason in reasons)
+
+    before, lead = broken(), jobs.members(jobs.get("a"))[0]
+    jobs.kill_pod(lead)
+    until(lambda: broken() > before, "the end of a stream", broken)
+
+
+def test_watches_that_break_are_counted(cluster: LocalCluster, scraped: Scraped) -> None:
+    watched = ("nodes", "pods", "trainingjobs")
+
+    def broken() -> list[int]:
+        now = parsed(scraped.ask())
+        return [total(now, "concertina_watch_restarts_total", resource=each, reason="broken") for each in watched]
+
+    before = broken()  # of a role that the API server did not know yet, say
+    no_answer = scraped.total("rest_client_requests_total", code="<error>", resource="nodes")
+    cluster.kill_component("kube-apiserver")
+    try:
+        until(lambda: all(a > b for a, b in zip(broken(), before, strict=True)), "an end of each watch", broken)
+    finally:
+        cluster.start_component("kube-apiserver")
+        cluster.wait_api()
+    assert scraped.total("rest_client_requests_total", code="<error>", resource="nodes") > no_answer

@@ -1,0 +1,204 @@
+"""Every metric is on its page and nothing else is, under names that Prometheus and its operator leave as they are; and
+who asks for them is answered, or told that a token is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from builders.counted import counted
+from builders.until import until_async
+from concertina import metrics
+from concertina.agents.connections import CALLS, CallResult, StreamState
+from concertina.agents.streams import StreamEnd
+from concertina.controller import serving
+from concertina.controller.queue import KeyedQueue
+from concertina.controller.settings import Settings, SettingsError, from_environment
+from concertina.kube.watch.reflector import WatchEnd
+from concertina.local.host import processes
+from concertina.plan.observed import Refusal
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \|(.*?)\| \S.* \|$", re.MULTILINE)
+TAKEN = {"namespace", "pod", "container", "job", "instance", "endpoint", "service", "node", "le", "quantile"}
+"""Labels that a monitor of the Prometheus operator sets itself, or that have a meaning."""
+ENVIRONMENT = {
+    "CONCERTINA_NAMESPACE": "n",
+    "CONCERTINA_MASTER_KEY_SECRET": "s",
+    "CONCERTINA_IMAGE_AGENT": "i",
+}
+
+
+def registered() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Type and labels of each metric, by the name that a person asks Prometheus for."""
+    labels = {
+        name: tuple(collector._labelnames)
+        for collector, names in metrics.REGISTRY._collector_to_names.items()
+        if isinstance(collector, MetricWrapperBase)
+        for name in names
+    }
+    families = {each.name + ("_total" if each.type == "counter" else ""): each for each in metrics.REGISTRY.collect()}
+    return {name: (family.type, labels.get(family.name, ())) for name, family in families.items()}
+
+
+def test_the_page_has_every_metric_and_no_other() -> None:
+    rows = ROW.findall(PAGE.read_text())
+    assert len(rows) == len({name for name, *_ in rows})
+    assert {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows} == registered()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [StreamEnd, StreamState, CallResult, CALLS.values(), WatchEnd, [kind.name.lower() for kind in Refusal]],
+    ids=["stream ends", "streams", "results of calls", "calls", "watch ends", "refusals"],
+)
+def test_words_of_labels_are_on_the_page(words: Iterable[str]) -> None:
+    page = PAGE.read_text()
+    assert not [word for word in words if f"`{word}`" not in page]
+
+
+def test_names_and_labels_stay_as_they_are_on_the_way() -> None:
+    for name, (kind, labels) in registered().items():
+        assert (kind == "counter") == name.endswith("_total"), name
+        assert not name.endswith(("_created_total", "_percent")), name
+        assert not TAKEN.intersection(labels), name
+
+
+def settings(**more: str) -> Settings:
+    return from_environment({**ENVIRONMENT, **more})
+
+
+def served(
+    ask: Callable[[aiohttp.ClientSession], Awaitable[None]], looks: list[serving.Look], **environment: str
+) -> None:
+    async def scenario() -> None:
+        async with serving.endpoints(settings(**environment), looks), aiohttp.ClientSession() as session:
+            await ask(session)
+
+    asyncio.run(scenario())
+
+
+def test_metrics_are_looked_at_and_served_in_either_format_and_health_beside_them() -> None:
+    health, port = processes.free_ports("127.0.0.1", 2)
+    url = f"http://127.0.0.1:{port}/metrics"
+    looked: list[None] = []
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        async with session.get(url) as answer:
+            assert answer.status == 200
+            plain = {family.name: family for family in parse(await answer.text())}
+        assert plain.keys() == {family.name for family in metrics.REGISTRY.collect()}
+        assert not [s.name for family in plain.values() for s in family.samples if s.name.endswith("_created")]
+        async with session.get(url, headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert {family.name for family in parse_openmetrics(await answer.text())} == plain.keys()
+        assert len(looked) == 2
+        async with session.get(f"http://127.0.0.1:{health}/healthz") as answer:
+            assert await answer.text() == "ok"
+        async with session.get(f"http://127.0.0.1:{health}/metrics") as answer:
+            assert answer.status == 404
+
+    addresses = {"CONCERTINA_HEALTH": f"127.0.0.1:{health}", "CONCERTINA_METRICS": f"127.0.0.1:{port}"}
+    served(ask, [lambda: looked.append(None)], **addresses)
+
+
+@pytest.mark.parametrize("given", [{}, {"Authorization": "Bearer no"}, {"Authorization": "s3cret"}, {"x": "s3cret"}])
+def test_a_token_is_asked_for(given: dict[str, str]) -> None:
+    (port,) = processes.free_ports("127.0.0.1", 1)
+    url = f"http://127.0.0.1:{port}/metrics"
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        async with session.get(url, headers=given) as answer:
+            text = await answer.text()
+            assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert "Authorization: Bearer TOKEN" in text
+            assert "s3cret" not in text
+        async with session.get(url, headers={"Authorization": "Bearer s3cret"}) as answer:
+            assert answer.status == 200
+
+    served(ask, [], CONCERTINA_METRICS=f"127.0.0.1:{port}", CONCERTINA_METRICS_TOKEN="s3cret\n")
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"CONCERTINA_METRICS is 'x'; it must be HOST:PORT"):
+        settings(CONCERTINA_METRICS="x")
+
+
+def test_passes_are_counted_by_result_and_looked_at_while_they_wait_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_names = {"name": "trainingjob", "controller": "trainingjob"}
+    series: dict[str, dict[str, str]] = {
+        "workqueue_adds_total": queue_names,
+        "workqueue_retries_total": queue_names,
+        "workqueue_queue_duration_seconds_count": queue_names,
+        "workqueue_work_duration_seconds_count": queue_names,
+        "controller_runtime_reconcile_errors_total": {"controller": "trainingjob"},
+        "controller_runtime_reconcile_time_seconds_count": {"controller": "trainingjob"},
+    }
+
+    def seen() -> dict[str, float]:
+        results = {
+            result: counted("controller_runtime_reconcile_total", controller="trainingjob", result=result)
+            for result in ("success", "requeue_after", "error")
+        }
+        return results | {name: counted(name, **labels) for name, labels in series.items()}
+
+    def gauges(queue: KeyedQueue) -> dict[str, float]:
+        queue.set_gauges()
+        return {
+            "depth": counted("workqueue_depth", **queue_names),
+            "active": counted("controller_runtime_active_workers", controller="trainingjob"),
+            "unfinished": counted("workqueue_unfinished_work_seconds", **queue_names) > 0,
+            "longest": counted("workqueue_longest_running_processor_seconds", **queue_names) > 0,
+        }
+
+    async def scenario() -> None:
+        gate, runs = asyncio.Event(), 0
+
+        async def work(key: str) -> float | None:
+            nonlocal runs
+            runs += 1
+            if key == "slow":
+                await gate.wait()
+            if key == "bad":
+                raise RuntimeError("no")
+            return 3600.0 if key == "later" else None
+
+        queue = KeyedQueue(work)
+        queue.start()
+        before = seen()
+        for key in ("slow", "bad", "later", "good"):
+            queue.add(key)
+        queue.add("good")  # it waits already
+        assert gauges(queue) == {"depth": 4, "active": 0, "unfinished": False, "longest": False}
+        await until_async(lambda: runs == 4, "the runs", lambda: runs)
+        queue.add("slow")
+        assert gauges(queue) == {"depth": 1, "active": 1, "unfinished": True, "longest": True}
+        gate.set()
+        await until_async(lambda: runs == 5, "the runs", lambda: runs)
+        await asyncio.sleep(0)
+        assert gauges(queue) == {"depth": 0, "active": 0, "unfinished": False, "longest": False}
+        more: dict[str, Any] = {name: value - before[name] for name, value in seen().items()}
+        assert more == {
+            "success": 3,
+            "requeue_after": 1,
+            "error": 1,
+            "workqueue_adds_total": 5,
+            "workqueue_retries_total": 1,
+            "workqueue_queue_duration_seconds_count": 5,
+            "workqueue_work_duration_seconds_count": 5,
+            "controller_runtime_reconcile_errors_total": 1,
+            "controller_runtime_reconcile_time_seconds_count": 5,
+        }
+        await queue.close()
+
+    monkeypatch.setattr("concertina.controller.queue.FIRST_SECONDS", 3600.0)
+    asyncio.run(scenario())
