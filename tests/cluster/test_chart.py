@@ -7,14 +7,17 @@ import json
 import os
 import shutil
 import subprocess
+import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from builders.until import until
 from concertina.controller.master_keys import key_id
@@ -114,7 +117,7 @@ apiVersion: concertina.dev/v1alpha1
 kind: TrainingJob
 metadata: {name: simple}
 spec:
-  template: {spec: {containers: [{name: trainer, image: concertina/trainer, command: [sleep, "60"]}]}}
+  template: {spec: {containers: [{name: trainer, image: concertina/trainer, command: [sleep, "3"]}]}}
 """
 
 
@@ -130,7 +133,7 @@ def test_a_job_of_a_served_namespace_gets_pods_and_another_none(release: Release
     owners = [item["metadata"].get("ownerReferences", [{}])[0] for item in listed]
     assert {owner["name"] for owner in owners if owner} == {"simple"}
     assert ready(release, release.name, "simple") == {}
-    until(lambda: "trainingjob/simple" in cluster.kubectl("-n", release.jobs, "get", "events"), "an event of the job")
+    until(lambda: "trainingjob/simple" in cluster.kubectl("-n", release.jobs, "get", "events"), "the event of its end")
     logs = release.kubectl("logs", "-l", "app.kubernetes.io/name=concertina-operator", "--tail=-1")
     assert "forbidden" not in logs
     cluster.kubectl("-n", release.jobs, "delete", "tj", "simple", "--wait=false")
@@ -144,6 +147,11 @@ def test_another_operator_takes_over(release: Release) -> None:
     assert first in pods
     release.kubectl("delete", "pod", first, "--wait=false")
     assert until(lambda: release.holder() not in ("", first), "another operator that holds the lease")
+
+
+def test_of_two_operators_one_stays_while_nodes_are_drained(release: Release) -> None:
+    allowed = ("get", "pdb", release.operator, "-o", "jsonpath={.status.disruptionsAllowed}/{.status.expectedPods}")
+    until(lambda: release.kubectl(*allowed) == "1/2", "a budget of one", lambda: release.kubectl(*allowed))
 
 
 def test_operators_leave_a_lost_node(release: Release) -> None:
@@ -160,6 +168,25 @@ def test_operators_leave_a_lost_node(release: Release) -> None:
         until(elsewhere, "two operators on other nodes, one with the lease")
     finally:
         release.cluster.start_node(lost)
+
+
+def test_each_operator_says_whether_it_acts(release: Release) -> None:
+    def acting() -> dict[str, float]:
+        """By pod, for those that answer."""
+        found = {}
+        for pod in json.loads(release.kubectl("get", "pods", "-o", "json"))["items"]:
+            with suppress(OSError, KeyError):
+                url = f"http://{pod['status']['podIP']}:{pod['metadata']['annotations']['prometheus.io/port']}/metrics"
+                with urllib.request.urlopen(url, timeout=10) as answer:
+                    families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
+                found[pod["metadata"]["name"]] = families["leader_election_master_status"].samples[0].value
+        return found
+
+    def one_of_two() -> bool:
+        seen, holder = acting(), release.holder()
+        return len(seen) == 2 and [name for name, acts in seen.items() if acts] == [holder]
+
+    until(one_of_two, "two operators, of which the one with the lease says so", acting)
 
 
 ALLOWED = [
@@ -257,6 +284,7 @@ def test_upgrades_and_uninstalls_keep_the_master_key(release: Release, tmp_path:
     [
         ("replica=2", "additional properties 'replica' not allowed"),
         ("replicas=two", "got string, want integer"),
+        ("metrics.discovery=Podmonitor", "value must be one of 'Annotations', 'PodMonitor', 'ServiceMonitor', 'None'"),
         ("logLevel=LOUD", "value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
         ("watchNamespaces={A_B}", "does not match pattern"),
     ],
@@ -265,6 +293,62 @@ def test_values_that_can_not_be(release: Release, setting: str, message: str) ->
     done = release.run("template", "x", str(CHART), f"--set={setting}")
     assert done.returncode != 0
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("discovery", "kinds"),
+    [
+        ("Annotations", []),
+        ("PodMonitor", ["PodMonitor"]),
+        ("ServiceMonitor", ["Service", "ServiceMonitor"]),
+        ("None", []),
+    ],
+)
+def test_metrics_are_found_in_one_way(release: Release, discovery: str, kinds: list[str]) -> None:
+    """With a token, too: no sample may be there twice, and nobody is told of a port that is not there."""
+    settings = (f"metrics.discovery={discovery}", "metrics.tokenSecret=mine", "metrics.labels.release=stack")
+    done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+    assert done.returncode == 0, done.stderr
+    parts = {part["kind"]: part for part in yaml.safe_load_all(done.stdout) if part}
+    assert sorted(parts.keys() & {"PodMonitor", "Service", "ServiceMonitor"}) == kinds
+    template = parts["Deployment"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    environment = {entry["name"]: entry for entry in container["env"]}
+    assert environment["CONCERTINA_METRICS"]["value"] == f"$(POD_IP):{ports['metrics']}"
+    secret = {"name": "mine", "key": "token"}
+    assert environment["CONCERTINA_METRICS_TOKEN"]["valueFrom"] == {"secretKeyRef": secret}
+    annotations = template["metadata"].get("annotations", {})
+    assert annotations.get("prometheus.io/port") == (str(ports["metrics"]) if discovery == "Annotations" else None)
+    selector = parts["Deployment"]["spec"]["selector"]["matchLabels"]
+    for kind in kinds:
+        spec, labels = parts[kind]["spec"], parts[kind]["metadata"]["labels"]
+        if kind == "Service":
+            assert (spec["selector"], spec["ports"][0]["targetPort"]) == (selector, "metrics")
+            assert selector.items() <= labels.items(), "what the ServiceMonitor selects by"
+        else:
+            assert spec["selector"]["matchLabels"] == selector
+            assert labels["release"] == "stack"
+            (endpoint,) = spec.get("podMetricsEndpoints") or spec["endpoints"]
+            assert endpoint == {"port": "metrics", "authorization": {"type": "Bearer", "credentials": secret}}
+
+
+def test_a_policy_lets_in_probes_and_who_may_scrape(release: Release, tmp_path: Path) -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    (tmp_path / "values.yaml").write_text(json.dumps({"networkPolicy": {"enabled": True, "metricsFrom": [peer]}}))
+    values = ("--namespace", release.name, "--values", str(tmp_path / "values.yaml"))
+    done = release.run("template", release.name, str(CHART), *values, "--show-only=templates/networkpolicy.yaml")
+    (tmp_path / "policy.yaml").write_text(done.stdout)
+    stored = json.loads(
+        release.kubectl("apply", "--dry-run=server", "-o", "json", "-f", str(tmp_path / "policy.yaml"))
+    )["spec"]
+    pods = json.loads(release.kubectl("get", "deployment", release.operator, "-o", "json"))["spec"]["template"]
+    assert stored["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    assert stored["policyTypes"] == ["Ingress"], "what it connects to is left free"
+    named = {port["name"] for port in pods["spec"]["containers"][0]["ports"]}
+    let_in = {rule["ports"][0]["port"]: rule.get("from") for rule in stored["ingress"]}
+    assert let_in == {"health": None, "metrics": [peer]}
+    assert let_in.keys() == named
 
 
 def test_a_key_of_ones_own(release: Release) -> None:

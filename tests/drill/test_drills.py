@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from concertina.drill.scenarios import SCENARIOS
 
 JOBS = "tests/cluster/operator/lifecycle/test_jobs.py"
 RECOVERY = "tests/cluster/operator/recovery"
+HEARD = "tests/unit/agents/test_connections.py"
 SAME = {
     "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
     "notice": "tests/cluster/operator/rounds/test_notices.py::test_a_taint_a_cordon_a_drain_and_a_deletion",
@@ -28,6 +30,8 @@ SAME = {
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
     "hang": f"{RECOVERY}/test_hangs.py::test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced",
     "straggle": f"{RECOVERY}/test_hangs.py::test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost",
+    "operator-stop": f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent",
+    "refused-pods": f"{RECOVERY}/test_faults.py::test_a_job_recovers_while_no_pod_can_be_made",
 }
 """Scenarios whose fault the gate plays without the command, which it plays in the others."""
 PLAYED = [
@@ -43,18 +47,38 @@ def test_the_drill_passes(drill: Callable[[str], Any], scenario: str) -> None:
     assert verdict["passed"], verdict["reasons"]
 
 
-def test_ctrl_c_heals_what_was_hurt(stage: Stage, job: str) -> None:
-    command = [sys.executable, "-m", "concertina.cli", "drill", job, "--scenario", "stop-node"]
+@contextmanager
+def interrupted(stage: Stage, job: str, scenario: str, done: str) -> Iterator[str]:
+    """Ctrl-C after the block, which has what `done` finds in the command's words about what it did."""
+    command = [sys.executable, "-m", "concertina.cli", "drill", job, "--scenario", scenario]
     environment = os.environ | {"KUBECONFIG": str(stage.cluster.kubeconfig)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as playing:
         assert playing.stderr is not None
-        (node,) = next(found for line in playing.stderr if (found := re.findall(r"stopped node (\S+)", line)))
+        (found,) = next(found for line in playing.stderr if (found := re.findall(done, line)))
+        yield found
+        playing.send_signal(signal.SIGINT)
+        assert playing.wait(timeout=120) == 130
+
+
+def test_ctrl_c_heals_what_was_hurt(stage: Stage, job: str) -> None:
+    with interrupted(stage, job, "stop-node", r"stopped node (\S+)") as node:
         process = stage.cluster.running()[node]
         assert process is not None
         assert state(process.pid) == "T"
-        playing.send_signal(signal.SIGINT)
-        assert playing.wait(timeout=120) == 130
     assert state(process.pid) != "T"
+    whole(stage, job)
+
+
+@pytest.mark.long(law="tests/drill/test_drills.py::test_ctrl_c_heals_what_was_hurt")
+def test_ctrl_c_takes_the_webhook_away(stage: Stage, job: str) -> None:
+    hooks = ("get", "validatingwebhookconfigurations", "-o", "name")
+    with interrupted(stage, job, "refused-pods", r"deleted (\S+)"):
+        assert stage.job(job)["metadata"]["uid"] in stage.cluster.kubectl(*hooks)
+    assert stage.cluster.kubectl(*hooks) == ""
+    whole(stage, job)
+
+
+def whole(stage: Stage, job: str) -> None:
     until(
         lambda: stage.job(job)["status"]["world"]["size"] == "3/3",
         "a world of three again",
@@ -93,4 +117,5 @@ def test_what_is_not_a_local_cluster_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_the_local_cluster_cannot_do_is_said(stage: Stage) -> None:
-    assert "on real kubelets" in refusal("partition", str(stage.cluster.kubeconfig))
+    for scenario in ("partition", "operator-partition"):
+        assert "on real kubelets" in refusal(scenario, str(stage.cluster.kubeconfig))

@@ -81,7 +81,8 @@ def drill(cluster: Cluster, job: str, request: pytest.FixtureRequest) -> Callabl
     """Plays a scenario with the real command; its verdict. Skips what needs a command that is not given."""
 
     def play(scenario: str) -> Any:
-        done = drills.drill(scenario, "--yes", "-o", "json", "-n", e2e.NAMESPACE)
+        commands = e2e.operator_commands() | dict(os.environ)
+        done = drills.drill(scenario, "--yes", "-o", "json", "-n", e2e.NAMESPACE, **commands)
         if "CONCERTINA_DRILL_" in done.stderr:
             pytest.skip(done.stderr.strip().splitlines()[-1])
         return drills.verdict(done, request.config)

@@ -103,7 +103,9 @@ def test_what_a_failed_script_printed_can_be_read_when_its_job_is_over(cluster: 
         assert any("KeyError: 'labels'" in log for log in logs.values())
 
 
-def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(cluster: Cluster) -> None:
+def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
     """Nobody ends it there: it keeps its name until the node is back."""
     lose, mend = (os.environ.get(f"CONCERTINA_DRILL_NODE_{name}", "") for name in ("KILL", "UP"))
     if not (lose and mend):
@@ -118,12 +120,24 @@ def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(cluster: Cluste
         try:
             cluster.kubectl("delete", "tj", "again", "--timeout=60s")
             cluster.apply(job)
+            at = time.time()
             cluster.until("a new round", lambda status: reason(status) == "Training", "again")
+            drills.keep(request.config, "job made again", f"trains after {time.time() - at:.1f}")
             pods = {pod["metadata"]["name"]: pod["metadata"] for pod in cluster.pods("again")}
             assert pods[gone["replica"]]["uid"] == gone["uid"], "the old pod stands still"
             assert "deletionTimestamp" in pods[gone["replica"]]
         finally:
             subprocess.run(shlex.split(mend.replace("{node}", gone["node"])), check=True, timeout=120)
+
+        def left(_: Object) -> bool:
+            return gone["uid"] not in [pod["metadata"]["uid"] for pod in cluster.pods("again")]
+
+        cluster.until("the end of the old pod", left, "again")
+        whole = cluster.training(2, name="again")
+        assert {member["uid"] for member in whole["world"]["members"]}.isdisjoint(
+            member["uid"] for member in before["world"]["members"]
+        )
+        assert whole["restarts"].get("inWindow", 0) == 0
 
 
 def test_the_example_of_torchrun(cluster: Cluster) -> None:

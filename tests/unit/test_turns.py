@@ -30,6 +30,22 @@ def test_one_who_asks_for_many_delays_another_by_one_turn() -> None:
     assert len(served) == 1001
 
 
+def test_a_key_has_its_turn_in_one_piece_and_lanes_go_slot_by_slot() -> None:
+    async def scenario() -> list[str]:
+        turns, served = Turns(1, a_turn=2), list[str]()
+
+        async def take_in(lane: str, key: str) -> None:
+            async with turns.turn(lane, key):
+                served.append(key)
+                await asyncio.sleep(0)
+
+        wanted = [("one", "a"), *[("one", key) for key in "bcbcbc"], *[("other", "x")] * 2]
+        await asyncio.gather(*(take_in(*each) for each in wanted))
+        return served
+
+    assert "".join(asyncio.run(scenario())) == "abxbxccbc"
+
+
 @given(
     st.integers(1, 3),
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.none() | st.integers(0, 30)), max_size=30),
@@ -42,7 +58,7 @@ def test_slots_are_never_exceeded_or_lost(slots: int, wanted: list[tuple[str, in
 
         async def hold(key: str, ticks: int) -> None:
             nonlocal taken, most
-            async with turns.turn(key):
+            async with turns.turn(key in "ab", key):
                 taken += 1
                 most = max(most, taken)
                 try:

@@ -4,6 +4,7 @@
                                          whose package `trainingjob` is for scripts (beside what it stands on)
     concertina-agent run --bundled       run the bundled trainer
     concertina-agent run -- COMMAND...   run a command of one's own
+    concertina-agent report              print what the agent of this container says of itself, and a lead of its round
 
 The environment says the rest (docs/architecture.md, "What the operator puts into a pod").
 """
@@ -24,14 +25,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
+import concertina_protocol as protocol
 from concertina_agent import settings
-from concertina_agent.workers import descriptors
+from concertina_protocol import addresses, descriptors
+from concertina_protocol.connection import small_tls_buffers
 from concertina_protocol.log import log_event
 
 PYZ = "agent.pyz"
 SCRIPT_PACKAGES = ("concertina_protocol", "trainingjob")
 ENTRY = "zipapp_main.py"
 """Is the zipapp's __main__ too."""
+REPORT_SECONDS = 10.0
 TERMINATION_LOG = Path("/dev/termination-log")
 """What is written there stands in the pod's status."""
 
@@ -82,13 +86,31 @@ def run(command: tuple[str, ...], package: str) -> int:
         return await Agent(settings.read(os.environ, command, package)).run()
 
     try:
-        return asyncio.run(life())
+        with small_tls_buffers():
+            return asyncio.run(life())
     except (settings.SettingsError, OSError, ssl.SSLError) as error:
         sentence = f"{type(error).__name__}: {error}"
         log_event("agent_failed", error=sentence)
         with contextlib.suppress(OSError):
             TERMINATION_LOG.write_text(sentence)
         return 2
+
+
+def report() -> int:
+    """A line of the protocol with the Report; 1 where the agent does not answer, with a sentence."""
+    from concertina_agent.net import tls
+    from concertina_agent.net.wire import Connector
+
+    try:
+        known = settings.read(os.environ, ())
+        connector = Connector(tls.client_context(known.identity), known.uid)
+        address = addresses.join(known.pod_ip, known.port)
+        answer = asyncio.run(connector.ask(address, protocol.Watch(known.uid), REPORT_SECONDS))
+    except (settings.SettingsError, OSError, asyncio.TimeoutError, protocol.ProtocolError) as error:
+        print(f"the agent does not answer: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(protocol.encode(answer))
+    return 0
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -99,12 +121,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     running = actions.add_parser("run", help="run the workers that the operator asks for")
     running.add_argument("--bundled", action="store_true", help="run the trainer that the image holds")
     running.add_argument("--package", default="concertina_trainer", help=argparse.SUPPRESS)
+    actions.add_parser("report", help="print what the agent of this container says of itself")
     running.usage = "%(prog)s (--bundled | -- COMMAND...)"
     ours, command = _split(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(ours)
     if options.action == "install":
         print(install(options.destination))
         return 0
+    if options.action == "report":
+        return report()
     if options.bundled == bool(command):
         parser.error("run needs either --bundled, or -- and a command")
     return run(command, options.package)

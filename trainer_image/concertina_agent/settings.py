@@ -63,7 +63,7 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
     except KeyError as error:
         raise SettingsError(f"the environment variable {error.args[0]} is missing; the operator sets it") from error
     except ValueError as error:
-        raise SettingsError(f"the agent's environment can't be read: {error}") from error
+        raise SettingsError(f"the agent's environment can't be read: {str(error)[:400]}") from error
 
 
 SCRIPT_API = "python"

@@ -11,9 +11,10 @@ A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). One v
 understood, for agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults,
 and a state of which only a newer side knows is none of those known here (`typed_json.OpenEnum`).
 
-Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Drain, Save,
-Watch and Relay; agents `<uid>.agent` may send each other Ping, Join, Index and Pull; and both Prepare and Assign, which
-agents pass on (decision "Agents pass on what the operator says").
+Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Drain, Save and
+Relay; agents `<uid>.agent` may send each other Ping, Join, Index and Pull; and both Watch, which is how
+`concertina-agent report` asks, and Prepare and Assign, which agents pass on (decision "Agents pass on what the operator
+says").
 
 The states of an agent are `concertina_agent.core.states`: idle -> prepared (Prepare) -> running (Assign) -> one of
 drained, succeeded and failed, and back to prepared from all of them with the Prepare of a higher round, and by nothing
@@ -147,7 +148,7 @@ EXIT_OLD_PYTHON = 69
 MAX_LINE = 4 * 1024 * 1024
 BEAT_SECONDS = 0.5
 REPORT_SECONDS = 1.0
-"""Between two lines to the operator that bring nothing but numbers of progress: it hears thousands of leads."""
+"""Between two lines to the operator, where nothing is new."""
 SILENCE_SECONDS = 3.0
 """A stream without a line for this long is lost."""
 

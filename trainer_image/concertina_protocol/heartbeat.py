@@ -22,6 +22,10 @@ _LAYOUT = struct.Struct("<16sqdd")
 """Phase, step, CLOCK_MONOTONIC when it was entered, seconds of own work."""
 
 
+READS = 20
+"""At most: a script that does nothing but write is not waited for."""
+
+
 class WorkerPhase(OpenEnum):
     """Where a worker is; what it goes through in a step stands in that order."""
 
@@ -67,7 +71,9 @@ class HeartbeatFile:
     def read(self, now: float) -> Optional[Heartbeat]:
         """None where nothing was written yet. `now`: CLOCK_MONOTONIC, which agent and worker share."""
         before, content = b"", self._content()
-        while before != content:  # a write may be under way
+        for _ in range(READS):  # a write may be under way
+            if before == content:
+                break
             before, content = content, self._content()
         if len(content) != _LAYOUT.size:
             return None

@@ -86,7 +86,7 @@ def parse(line: str) -> Optional[LogLine]:
             return _round(*found.groups())
         if found := _STEP.fullmatch(line):
             return _step(*found.groups())
-    except ValueError:  # 1.2.3
+    except (ValueError, OverflowError):  # 1.2.3, or more digits than a float holds
         pass
     return None
 

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Optional
 
-from concertina_protocol.codec.typed_json import ProtocolError, from_json
+from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.records import SnapshotId
 
 SNAPSHOT_SLOTS = 3
@@ -55,8 +55,8 @@ def remove_sidecar(file: Path) -> None:
 
 def read_sidecar(file: Path) -> Optional[Sidecar]:
     """None where the file is not there, or is not as long as is said beside it."""
-    with contextlib.suppress(OSError, ValueError, ProtocolError):
-        sidecar = from_json(Sidecar, json.loads(sidecar_path(file).read_text()))
+    with contextlib.suppress(OSError, ValueError):
+        sidecar = parse_json(Sidecar, sidecar_path(file).read_bytes())
         if sidecar.committed and file.stat().st_size == sidecar.size:
             return sidecar
     return None

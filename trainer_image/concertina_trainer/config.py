@@ -463,10 +463,11 @@ def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
     """A configuration as this or an older version wrote it, into a pod or a checkpoint. Raises ValidationError."""
     config = copy.deepcopy(dict(values))
     for *sections, field in RETIRED:
-        section = config
+        section: Any = config
         for name in sections:
-            section = section.get(name) or {}
-        section.pop(field, None)
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(field, None)
     return TrainerConfig.model_validate(config)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from concertina_protocol import Durable, SnapshotId, Storage, StorageHealth
-from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import (
     ChannelClosed,
@@ -182,8 +182,8 @@ def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSid
         raise StorageError(f"Part {missing} of step {id.step} is not in storage yet.")
     texts = folder.get_many([f"{name}.json" for name in names])
     try:
-        sidecars = [from_json(StoredSidecar, json.loads(text or b"null")) for text in texts]
-    except (ValueError, AttributeError) as error:
+        sidecars = [parse_json(StoredSidecar, text or b"null") for text in texts]
+    except ValueError as error:
         raise StorageError(f"What lies beside the parts in {folder.uri}/{place} can't be read: {error}.") from error
     for name, each in zip(names, sidecars, strict=True):
         if present.get(f"{name}.safetensors") != each.part.size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -15,7 +16,7 @@ from concertina.agents.bounds import bounded
 from concertina.turns import Turns
 from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
-from concertina_protocol.connection import Connection
+from concertina_protocol.connection import Connection, small_tls_buffers
 
 log = logging.getLogger(__name__)
 CALL_SECONDS = 5.0
@@ -24,6 +25,10 @@ RELAY_SECONDS = 2.0
 """Between two answers by way of one agent. The same said twice does no harm, and a round waits for those it names."""
 DIAL_SECONDS = protocol.SILENCE_SECONDS
 """For a connection to be made, and for its handshake, each."""
+KEPT_SECONDS = 10.0
+"""After an answer. An Assign follows its Prepare within moments, and a handshake costs either end a millisecond."""
+NO_DESCRIPTOR_SECONDS = 0.2
+"""Until the next try where this process has no file descriptor left."""
 HANDSHAKES = 64
 """Under way at once, of all jobs. A handshake costs a millisecond or two: a new operator that began thousands of them
 together would finish none of them in time."""
@@ -40,6 +45,36 @@ class ClosedError(CallError):
     """The agent's host closed the connection."""
 
 
+class KeptConnections:
+    """On which a call was answered, for the next one: by address, one each, for KEPT_SECONDS."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
+
+    def take(self, address: str) -> Connection | None:
+        if address not in self._open:
+            return None
+        kept, timer = self._open.pop(address)
+        timer.cancel()
+        if kept.over:
+            kept.close()
+            return None
+        return kept
+
+    def put(self, address: str, connection: Connection) -> None:
+        self.drop(address)
+        timer = asyncio.get_running_loop().call_later(KEPT_SECONDS, self.drop, address)
+        self._open[address] = connection, timer
+
+    def drop(self, address: str) -> None:
+        if kept := self.take(address):
+            kept.close()
+
+    def close(self) -> None:
+        for address in list(self._open):
+            self.drop(address)
+
+
 @dataclass(frozen=True)
 class Identity:
     """What makes a connection one between this operator and this job's agents."""
@@ -48,6 +83,7 @@ class Identity:
     context: ssl.SSLContext
     handshakes: Turns = field(default_factory=lambda: Turns(HANDSHAKES))
     """Of all jobs together; turns of its own where nobody shares them."""
+    kept: KeptConnections = field(default_factory=KeptConnections)
 
     @property
     def agent_name(self) -> str:
@@ -60,8 +96,20 @@ async def connection(
 ) -> AsyncIterator[Connection]:
     """On which `message` has been sent. `begun` is called when the handshake's turn has come: no time before that
     speaks against the agent. Raises OSError, TimeoutError."""
+    opened = await _opened(identity, address, begun)
+    try:
+        await opened.send(message)
+        yield opened
+    finally:
+        opened.close()
+
+
+async def _opened(identity: Identity, address: str, begun: Callable[[], None] = lambda: None) -> Connection:
+    """Raises OSError, TimeoutError."""
+    host, port = split(address)
+    made = await _socket(host)
     async with asyncio.timeout(DIAL_SECONDS):  # wait_for loses a cancellation that meets an error, before Python 3.12
-        dialled = await dial(*split(address))
+        dialled = await dial(made, host, port)
     async with contextlib.AsyncExitStack() as turn:
         try:
             await turn.enter_async_context(identity.handshakes.turn(identity.uid))
@@ -70,17 +118,23 @@ async def connection(
             raise
         begun()
         async with asyncio.timeout(DIAL_SECONDS):
-            opened = await _secured(dialled, identity)
-    try:
-        await opened.send(message)
-        yield opened
-    finally:
-        opened.close()
+            return await _secured(dialled, identity)
 
 
-async def dial(host: str, port: int) -> socket.socket:
-    """A TCP connection. Raises OSError."""
-    made = socket.socket(family(host), socket.SOCK_STREAM)
+async def _socket(host: str) -> socket.socket:
+    """Waits where this process has no file descriptor left, which speaks against no agent. Raises OSError."""
+    while True:
+        try:
+            return socket.socket(family(host), socket.SOCK_STREAM)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            log.warning("no file descriptor is left for a connection to %s", host)
+            await asyncio.sleep(NO_DESCRIPTOR_SECONDS)
+
+
+async def dial(made: socket.socket, host: str, port: int) -> socket.socket:
+    """The socket, connected. Raises OSError, and closes it then."""
     made.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(made, (host, port))
@@ -92,28 +146,47 @@ async def dial(host: str, port: int) -> socket.socket:
 
 async def _secured(dialled: socket.socket, identity: Identity) -> Connection:
     """Closes the socket where the handshake fails."""
-    streams = await asyncio.open_connection(
-        sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=protocol.MAX_LINE
-    )
+    with small_tls_buffers():
+        streams = await asyncio.open_connection(
+            sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=protocol.MAX_LINE
+        )
     return Connection(*streams)
 
 
 async def receive(connection: Connection, address: str) -> protocol.Message:
-    """The next line; raises ClosedError where the stream ends, CallError where it is none of this protocol."""
+    """The next message; raises ClosedError where the stream ends, CallError where it is none of this protocol."""
+    return parsed(await receive_line(connection, address), address)
+
+
+async def receive_line(connection: Connection, address: str) -> bytes:
+    """The same, not yet read."""
     try:
-        message = await connection.receive()
+        line = await connection.receive_line()
     except ProtocolError as error:
         raise CallError(f"{address} sent what is not understood: {error}") from error
-    if message is None:
+    if line is None:
         raise ClosedError(f"{address} closed the connection")
-    return bounded(message)
+    return line
 
 
-async def call(identity: Identity, address: str, request: Request) -> Answer:
-    """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request."""
+def parsed(line: bytes, address: str) -> protocol.Message:
+    """Within bounds. Raises CallError."""
     try:
-        async with connection(identity, address, request) as opened, asyncio.timeout(CALL_SECONDS):
-            answer = await receive(opened, address)
+        return bounded(protocol.decode(line))
+    except ProtocolError as error:
+        raise CallError(f"{address} sent what is not understood: {error}") from error
+
+
+async def call(identity: Identity, address: str, request: Request, begun: Callable[[], None] = lambda: None) -> Answer:
+    """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request. `begun` as in
+    `connection`; it is not called where no handshake is needed."""
+    try:
+        kept = identity.kept.take(address)
+        answer = await _asked(identity, address, kept, request) if kept else None
+        if answer is None:
+            answer = await _asked(identity, address, await _opened(identity, address, begun), request)
+            if answer is None:
+                raise ClosedError(f"{address} closed the connection")
     except TimeoutError as error:
         raise CallError(f"{address} did not answer within {CALL_SECONDS:g} s") from error
     except (OSError, ssl.SSLError) as error:
@@ -126,16 +199,32 @@ async def call(identity: Identity, address: str, request: Request) -> Answer:
     return _answer(answer, type(request).__name__, address)
 
 
+async def _asked(identity: Identity, address: str, opened: Connection, request: Request) -> protocol.Message | None:
+    """The answer on that connection, which is kept; None where it broke: a kept one may be older than the agent."""
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            await opened.send(request)
+            answer = await receive(opened, address)
+    except (ConnectionError, ClosedError):
+        opened.close()
+        return None
+    except BaseException:
+        opened.close()
+        raise
+    identity.kept.put(address, opened)
+    return answer
+
+
 async def relay(
-    identity: Identity, address: str, line: str, to: Mapping[str, str]
+    identity: Identity, address: str, line: str, to: Mapping[str, str], silence: float = RELAY_SECONDS
 ) -> AsyncIterator[tuple[str, Answer]]:
     """What those of `to` (replica to address) answer, as it comes, when the agent at `address` passes on `line`, which
-    is a Prepare or an Assign. Ends where no answer comes for RELAY_SECONDS, and raises nothing: who has not answered by
-    then must be asked in another way."""
+    is a Prepare or an Assign. Ends where no answer comes for `silence` seconds, and raises nothing: who has not
+    answered by then must be asked in another way."""
     candidates = tuple(protocol.Candidate(replica, each) for replica, each in to.items())
     passed_on, waiting = protocol.Relay(identity.uid, line, candidates), dict(to)
     try:
-        async with connection(identity, address, passed_on) as opened, asyncio.timeout(RELAY_SECONDS) as quiet:
+        async with connection(identity, address, passed_on) as opened, asyncio.timeout(silence) as quiet:
             while waiting:
                 told = await receive(opened, address)
                 if not isinstance(told, protocol.Relayed):
@@ -144,7 +233,7 @@ async def relay(
                     continue
                 answer = bounded(protocol.decode(told.line.encode()))
                 yield told.replica, _answer(answer, "Relay", waiting.pop(told.replica))
-                quiet.reschedule(asyncio.get_running_loop().time() + RELAY_SECONDS)
+                quiet.reschedule(asyncio.get_running_loop().time() + silence)
     except Exception as error:  # whatever it is, the others must be asked: a call that ended unseen is sent once
         why = str(error) or type(error).__name__
         log.info("%d of %d that %s was to ask have not answered: %s", len(waiting), len(to), address, why)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import enum
 import itertools
 import logging
 import math
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import concertina_protocol as protocol
+from concertina import metrics
 from concertina.agents.authority import Authority
-from concertina.agents.calls import HANDSHAKES, CallError, Identity, call, relay
+from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, Identity, call, relay
 from concertina.agents.hearing import Hearing
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
-from concertina.agents.streams import Lost, follow
+from concertina.agents.streams import Lost, StreamEnd, follow, is_idle
 from concertina.plan.actions import Send
+from concertina.plan.facts import constants
 from concertina.plan.observed import AgentView, Call
 from concertina.turns import Turns
 
@@ -34,8 +38,31 @@ CALLS = {
 """Where in AgentView the call of a message stands."""
 RELAYED_ABOVE = 32
 """Agents to whom the same is said: then some of them pass it on (decision "Agents pass on what the operator says")."""
+OFFSET_SECONDS = 0.001
+"""Between two clocks read one after the other, at most, while nobody has set one."""
+EACH_SECONDS = 0.005
+"""More patience with a relay for each that is asked: there are as many parts as each has entries."""
+NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
+"""Reports of mere numbers of progress, from all jobs together; and between two of one job, at least and at most: of a
+lead that dies, its steps since then are not known (decision "Numbers at a pace")."""
 RETRY_SECONDS = 0.5
 """A call that failed is not sent again earlier."""
+
+
+class CallResult(enum.StrEnum):
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class StreamState(enum.StrEnum):
+    OPENING = "opening"
+    OPEN = "open"
+    LOST = "lost"
+    """It was open, and is being opened again."""
+
+
+metrics.begin_at_zero(metrics.AGENT_CALLS, CALLS.values(), CallResult)
 Changed = Callable[[str, bool], None]
 """Called with the job's uid, and whether it matters at once (False: only progress)."""
 
@@ -45,7 +72,17 @@ class AgentConnection:
     view: AgentView = field(default_factory=AgentView)
     address: str = ""
     """Of the open stream; empty without one."""
+    waits: bool = False
+    """Whether its job had no round yet when the stream was opened."""
     stream: asyncio.Task[None] | None = None
+    _told: tuple[AgentView, float, AgentView] | None = None
+
+    def told(self, offset: float) -> AgentView:
+        """The view with its times so much later: the very same one as last time where nothing has changed, for of a
+        thousand agents few have between two passes."""
+        if self._told is None or self._told[0] is not self.view or abs(self._told[1] - offset) > OFFSET_SECONDS:
+            self._told = (self.view, offset, later(self.view, offset))
+        return self._told[2]
 
 
 @dataclass
@@ -68,18 +105,24 @@ class AgentConnections:
         self._handshakes = Turns(HANDSHAKES)
         self._deriving = ThreadPoolExecutor(1, "keys")  # more of them would take the interpreter from the event loop
         self._stalls = StallDetector(clock())
-        self._ticks: asyncio.Task[None] | None = None
 
     @property
     def own_side_suspected(self) -> bool:
         return self._hearing.own_side_suspected
+
+    def set_gauges(self) -> None:
+        """The metrics of the streams that there are now."""
+        connections = (connection for job in self._jobs.values() for connection in job.connections.values())
+        states = Counter(_state(each.view) for each in connections if each.stream is not None)
+        metrics.set_all(metrics.AGENT_STREAMS, {state: states[state] for state in StreamState})
+        metrics.OWN_SIDE_SUSPECTED.set(self.own_side_suspected)
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
         """With times in Unix seconds."""
         self._take_out_stall()
         job = self._jobs.get(uid)
         unix = self._wall() - self._clock()
-        return {name: later(connection.view, unix) for name, connection in job.connections.items()} if job else {}
+        return {name: connection.told(unix) for name, connection in job.connections.items()} if job else {}
 
     async def open(self, uid: str, created: float, master_key: bytes) -> None:
         """Make the job known; its keys are derived once, beside the event loop: a thousand jobs take seconds."""
@@ -87,22 +130,21 @@ class AgentConnections:
             made = asyncio.get_running_loop().run_in_executor(self._deriving, _client_context, master_key, uid, created)
             context = await made
             self._jobs[uid] = _Job(Identity(uid, context, self._handshakes))
-        if self._ticks is None:
-            self._stalls = StallDetector(self._clock())
-            self._ticks = asyncio.create_task(self._tick(), name="agents: stalls of this operator")
 
-    def watch(self, uid: str, wanted: Mapping[str, str]) -> None:
+    def watch(self, uid: str, wanted: Mapping[str, str], waits: bool = False) -> None:
         """Open the streams of `wanted` (replica to address) and close all others of the job. Nothing where the job was
-        forgotten while its pass was under way."""
+        forgotten while its pass was under way. `waits`: it has no round yet (decision "Who waits speaks rarely")."""
         job = self._jobs.get(uid)
         if job is None:
             return
         for replica, connection in job.connections.items():
-            if connection.stream is not None and wanted.get(replica) != connection.address:
+            outdated = connection.waits and not waits and is_idle(connection.view.report)
+            if connection.stream is not None and (outdated or wanted.get(replica) != connection.address):
                 self._close(uid, replica, connection)
         for replica, address in wanted.items():
             connection = job.connections.setdefault(replica, AgentConnection())
             if connection.stream is None:
+                connection.waits = waits
                 self._open(job, replica, connection, address)
 
     def send(self, uid: str, sends: Iterable[Send]) -> list[Send]:
@@ -159,19 +201,22 @@ class AgentConnections:
 
     def forget(self, uid: str) -> None:
         job = self._jobs.pop(uid, None)
-        for task in job.calls if job else ():
+        if job is None:
+            return
+        job.identity.kept.close()
+        for task in job.calls:
             task.cancel()
-        for replica, connection in job.connections.items() if job else ():
+        for replica, connection in job.connections.items():
             self._close(uid, replica, connection)
 
     def close(self) -> None:
         for uid in list(self._jobs):
             self.forget(uid)
-        if self._ticks is not None:
-            self._ticks.cancel()
         self._deriving.shutdown(wait=False, cancel_futures=True)
 
-    async def _tick(self) -> None:
+    async def notice_stalls(self) -> None:
+        """Of this operator, without end."""
+        self._stalls = StallDetector(self._clock())
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._take_out_stall()
@@ -181,14 +226,18 @@ class AgentConnections:
         if not seconds:
             return
         log.warning("this operator stood still for %.1f s", seconds)
+        metrics.STALL_SECONDS.inc(seconds)
         for job in self._jobs.values():
             for connection in job.connections.values():
                 # As if the time of the stall had not passed.
                 connection.view = later(connection.view, seconds)
 
     async def _call(self, job: _Job, send: Send, under_way: Call) -> None:
+        def begun() -> None:
+            self._change(job, send, under_way, sent_at=self._clock())
+
         try:
-            self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message))
+            self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message, begun))
         except CallError as error:
             self._end(job, send, under_way, error=str(error))
 
@@ -196,20 +245,27 @@ class AgentConnections:
         """The first of them is to pass it on to the others; whoever could not be asked so is called from here."""
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
-        async for replica, reply in relay(job.identity, part[0][0].address, line, addresses):
+        silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
+        async for replica, reply in relay(job.identity, part[0][0].address, line, addresses, silence):
             self._end(job, *waiting.pop(replica), reply=reply)
         await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
 
     def _end(self, job: _Job, send: Send, under_way: Call, **end: Any) -> None:
-        connection = job.connections.get(send.replica)
-        if connection is None:  # its pod is gone
-            return
         kind = CALLS[type(send.message)]
-        known: Call | None = getattr(connection.view, kind)
-        if known is not None and is_same_call(known, under_way):
-            known = dataclasses.replace(known, done_at=self._clock(), **end)
-            connection.view = _with_call(connection.view, kind, known)
+        metrics.AGENT_CALLS.labels(kind, _result(end.get("reply"))).inc()
+        if self._change(job, send, under_way, done_at=self._clock(), **end):
             self._changed(job.identity.uid, True)
+
+    def _change(self, job: _Job, send: Send, under_way: Call, **changes: Any) -> bool:
+        """Of the call as the replica's view has it; whether it is still there: its pod may be gone, or a later call of
+        its kind was made."""
+        kind = CALLS[type(send.message)]
+        connection = job.connections.get(send.replica)
+        known: Call | None = getattr(connection.view, kind) if connection else None
+        if connection is None or known is None or not is_same_call(known, under_way):
+            return False
+        connection.view = _with_call(connection.view, kind, dataclasses.replace(known, **changes))
+        return True
 
     def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
         uid = job.identity.uid
@@ -220,9 +276,12 @@ class AgentConnections:
 
         def on_report(report: protocol.Report) -> None:
             if report.replica != replica:
-                on_lost(Lost(f"{address} is not {replica} but {report.replica}"))
+                on_lost(Lost(f"{address} is not {replica} but {report.replica}", StreamEnd.OTHER_REPLICA))
+                metrics.AGENT_STREAM_ENDS.labels(StreamEnd.OTHER_REPLICA).inc()
                 return
             before = connection.view
+            if begun := _assigned(before, report):
+                metrics.ROUND_START_SECONDS.observe(self._clock() - begun.sent_at)
             connection.view = _with_report(before, report, self._clock())
             if connection.view != before:
                 self._hearing.update(uid, replica, connection.view)
@@ -233,7 +292,7 @@ class AgentConnections:
             on_begun()
             after = dataclasses.replace(connection.view, connected=False, refusal=lost.refusal)
             if before.connected:
-                after = dataclasses.replace(after, closed=lost.closed)
+                after = dataclasses.replace(after, closed=lost.end is StreamEnd.CLOSED)
             if before.alive and not after.alive:
                 after = dataclasses.replace(after, lost_at=self._clock())
             connection.view = after
@@ -245,12 +304,21 @@ class AgentConnections:
         connection.address = address
         connection.view = dataclasses.replace(connection.view, wanted_at=None, lost_at=None, closed=False, refusal=None)
         connection.stream = asyncio.create_task(
-            follow(job.identity, address, on_begun, on_report, on_lost), name=f"watch {replica}"
+            follow(
+                job.identity,
+                address,
+                lambda: asked(connection.waits, uid, len(self._jobs)),
+                on_begun,
+                on_report,
+                on_lost,
+            ),
+            name=f"watch {replica}",
         )
 
     def _close(self, uid: str, replica: str, connection: AgentConnection) -> None:
         if connection.stream is not None:
             connection.stream.cancel()
+            metrics.AGENT_STREAM_ENDS.labels(StreamEnd.NOT_WANTED).inc()
         connection.stream, connection.address = None, ""
         connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None)
         self._hearing.update(uid, replica, connection.view)
@@ -270,6 +338,33 @@ def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLConte
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
     changes: dict[str, Any] = {kind: call}
     return dataclasses.replace(view, **changes)
+
+
+def asked(waits: bool, uid: str = "", jobs: int = 1) -> protocol.Watch:
+    """Of an agent whose job has no round yet, or has one; `jobs`: that there are."""
+    pace = max(FASTEST_SECONDS, min(SLOWEST_SECONDS, jobs / NUMBERS_A_SECOND))
+    idle_beat = constants.WAITING_BEAT if waits else protocol.REPORT_SECONDS
+    return protocol.Watch(uid, changes=True, pace=pace, idle_beat=idle_beat)
+
+
+def _state(view: AgentView) -> StreamState:
+    if view.connected:
+        return StreamState.OPEN
+    return StreamState.OPENING if view.lost_at is None else StreamState.LOST
+
+
+def _result(reply: object) -> CallResult:
+    if reply is None:
+        return CallResult.FAILED
+    return CallResult.REFUSED if isinstance(reply, protocol.Refused) else CallResult.ANSWERED
+
+
+def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
+    """The Assign of the round that this report tells the first progress of, where this operator made it."""
+    known, assign = view.report, view.assign
+    if report.progress is None or assign is None or (assign.round, assign.claim) != (report.round, report.claim):
+        return None
+    return None if known and known.progress and known.round == report.round else assign
 
 
 def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentView:

@@ -3,41 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 import concertina_protocol as protocol
-from concertina import backoff
-from concertina.agents.calls import CallError, ClosedError, Identity, connection, receive
+from concertina import backoff, metrics
+from concertina.agents.calls import CallError, ClosedError, Identity, connection, parsed, receive_line
 from concertina.plan.observed import ConnectionRefusal
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Until a stream is opened again."""
+GAP_SECONDS = 0.01
+"""Between two lines of a stream; an agent leaves twice that. TCP holds back one that floods: it keeps the operator from
+no other job."""
+AT_LAST_SECONDS = 0.25
+"""For what has arrived to be read, before an agent is called silent: this event loop may have been late."""
 OnReport = Callable[[protocol.Report], None]
+
+
+class StreamEnd(enum.StrEnum):
+    """How a stream ended, or an attempt to open it."""
+
+    CLOSED = "closed"
+    """The host closed it."""
+    SILENT = "silent"
+    NOT_LISTENING = "not_listening"
+    """The host is there, and no agent listens."""
+    UNREACHABLE = "unreachable"
+    OTHER_KEY = "other_key"
+    """An agent of another master key answers."""
+    OTHER_REPLICA = "other_replica"
+    """Another replica answers at the address."""
+    REFUSED = "refused"
+    """By the agent, in words."""
+    NOT_UNDERSTOOD = "not_understood"
+    FAILED = "failed"
+    """By an error of this operator's that nobody foresaw."""
+    NOT_WANTED = "not_wanted"
+    """This operator closed it: the plan asks for it no more."""
+
+
+REFUSALS = {
+    StreamEnd.NOT_LISTENING: ConnectionRefusal.NOT_LISTENING,
+    StreamEnd.OTHER_KEY: ConnectionRefusal.OTHER_KEY,
+}
+metrics.begin_at_zero(metrics.AGENT_STREAM_ENDS, StreamEnd)
 
 
 @dataclass(frozen=True)
 class Lost:
-    """How a stream ended, or an attempt to open it."""
-
     sentence: str
-    refusal: ConnectionRefusal | None = None
-    """How the host turned it away, where it is there."""
-    closed: bool = False
-    """The host closed it."""
+    end: StreamEnd
+
+    @property
+    def refusal(self) -> ConnectionRefusal | None:
+        """How the host turned it away, where it is there."""
+        return REFUSALS.get(self.end)
 
 
 OnLost = Callable[[Lost], None]
 
 
 async def follow(
-    identity: Identity, address: str, on_begun: Callable[[], None], on_report: OnReport, on_lost: OnLost
+    identity: Identity,
+    address: str,
+    ask: Callable[[], protocol.Watch],
+    on_begun: Callable[[], None],
+    on_report: OnReport,
+    on_lost: OnLost,
 ) -> None:
-    """Calls `on_begun` when a stream begins to be opened, `on_report` with each report, and `on_lost` whenever it can't
-    be opened, breaks or is silent for protocol.SILENCE_SECONDS. Runs until it is cancelled."""
+    """Calls `on_begun` when a stream begins to be opened, `on_report` with each report that says anything new, and
+    `on_lost` whenever it can't be opened, breaks or is silent for too long (`silence`). Runs until it is cancelled."""
     failures = 0
 
     def fresh(report: protocol.Report) -> None:
@@ -46,7 +87,8 @@ async def follow(
         on_report(report)
 
     while True:
-        lost = await _stream(identity, address, on_begun, fresh)
+        lost = await _stream(identity, address, ask(), on_begun, fresh)
+        metrics.AGENT_STREAM_ENDS.labels(lost.end).inc()
         try:
             on_lost(lost)
         except Exception:  # of whoever hears it: the stream is opened again all the same
@@ -55,38 +97,99 @@ async def follow(
         failures += 1
 
 
-async def _stream(identity: Identity, address: str, on_begun: Callable[[], None], on_report: OnReport) -> Lost:
+async def _stream(
+    identity: Identity, address: str, watch: protocol.Watch, on_begun: Callable[[], None], on_report: OnReport
+) -> Lost:
     """One stream from its start to its end."""
+    last: protocol.Report | None = None
+    line = b""
     try:
-        last: protocol.Report | None = None
-        async with connection(identity, address, protocol.Watch(identity.uid, changes=True), on_begun) as opened:
-            async with asyncio.timeout(protocol.SILENCE_SECONDS) as silence:
-                while True:
-                    message = await receive(opened, address)
-                    silence.reschedule(asyncio.get_running_loop().time() + protocol.SILENCE_SECONDS)
-                    if isinstance(message, protocol.Refused):
-                        return Lost(f"{address} refused to be watched: {message.reason}")
-                    if isinstance(message, protocol.ReportChange):
-                        if last is None:
-                            return Lost(f"{address} told of a change before there was a report")
-                        message = protocol.changed(last, message)
-                    if isinstance(message, protocol.Report):
-                        last = message
-                        on_report(message)
+        async with connection(identity, address, watch, on_begun) as opened, _Silence() as quiet:
+            loop, at = asyncio.get_running_loop(), 0.0
+            while True:
+                before, line = line, await receive_line(opened, address)
+                if (early := at + GAP_SECONDS - loop.time()) > 0:
+                    await asyncio.sleep(early)
+                quiet.broken_at = at = loop.time()
+                if line == before:  # nothing is new, as nearly always: a thousand say so each second
+                    continue
+                message = parsed(line, address)
+                if isinstance(message, protocol.Refused):
+                    return Lost(f"{address} refused to be watched: {message.reason}", StreamEnd.REFUSED)
+                if isinstance(message, protocol.ReportChange):
+                    if last is None:
+                        why = f"{address} told of a change before there was a report"
+                        return Lost(why, StreamEnd.NOT_UNDERSTOOD)
+                    message = protocol.changed(last, message)
+                if isinstance(message, protocol.Report):
+                    last = message
+                    quiet.may_last(silence(watch, message))
+                    on_report(message)
     except TimeoutError:
-        return Lost(f"{address} was silent for {protocol.SILENCE_SECONDS:g} s")
+        return Lost(f"{address} was silent for {silence(watch, last):g} s", StreamEnd.SILENT)
     except ConnectionRefusedError:
-        return Lost(f"nobody listens at {address}", ConnectionRefusal.NOT_LISTENING)
+        return Lost(f"nobody listens at {address}", StreamEnd.NOT_LISTENING)
     except ssl.SSLCertVerificationError as error:
         # Where the agents' certificate is of our CA, so is the CA that they check ours by: both are in one Secret.
-        return Lost(f"{address} has another master key: {error}", ConnectionRefusal.OTHER_KEY)
+        return Lost(f"{address} has another master key: {error}", StreamEnd.OTHER_KEY)
     except (OSError, ssl.SSLError) as error:
-        return Lost(f"{address} can't be reached: {error}", closed=isinstance(error, ConnectionResetError))
+        end = StreamEnd.CLOSED if isinstance(error, ConnectionResetError) else StreamEnd.UNREACHABLE
+        return Lost(f"{address} can't be reached: {error}", end)
     except protocol.ProtocolError as error:
-        return Lost(f"{address} sent what is not understood: {error}")
+        return Lost(f"{address} sent what is not understood: {error}", StreamEnd.NOT_UNDERSTOOD)
     except CallError as error:
-        return Lost(str(error), closed=isinstance(error, ClosedError))
+        return Lost(str(error), StreamEnd.CLOSED if isinstance(error, ClosedError) else StreamEnd.NOT_UNDERSTOOD)
     except Exception as error:
         # Whatever an agent sends: a stream that ended unseen would count as open for ever.
         log.exception("the watch of %s failed", address)
-        return Lost(f"the watch of {address} failed: {type(error).__name__}: {error}")
+        return Lost(f"the watch of {address} failed: {type(error).__name__}: {error}", StreamEnd.FAILED)
+
+
+def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
+    """Seconds after which a stream is lost that says nothing more."""
+    beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
+    return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat
+
+
+def is_idle(report: protocol.Report | None) -> bool:
+    """Whether it is known to be in no round."""
+    return report is not None and report.state is protocol.State.IDLE
+
+
+class _Silence:
+    """Raises TimeoutError inside once nothing has broken the silence for as long as it may last. A timer that looks
+    when it is due costs less than one that each of a thousand lines a second moves."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self.broken_at = self._loop.time()
+        self._longest = protocol.SILENCE_SECONDS
+        self._doubted_at: float | None = None
+
+    async def __aenter__(self) -> _Silence:
+        await self._timeout.__aenter__()
+        self._timer = self._loop.call_later(self._longest, self._look)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def may_last(self, seconds: float) -> None:
+        if seconds < self._longest:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(seconds, self._look)
+        self._longest = seconds
+
+    def _look(self) -> None:
+        left = self.broken_at + self._longest - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        elif self._doubted_at != self.broken_at:
+            self._doubted_at = self.broken_at
+            self._timer = self._loop.call_later(AT_LAST_SECONDS, self._look)
+        else:
+            self._timeout.reschedule(self._loop.time())

@@ -150,7 +150,7 @@ LARGEST = {"workersPerReplica": 1024, "everySeconds": 31536000}
 
 def _sentence(detail: ErrorDetails) -> str:
     """One of pydantic's errors as `path what is wrong: what to do`."""
-    if detail["loc"] and detail["loc"][-1] in BRANCHES:
+    if _is_branch(detail["loc"], len(detail["loc"]) - 1):
         largest = LARGEST[str(detail["loc"][-2])]
         return (
             f"{_path(detail['loc'])} must be auto or a whole number from 1 to {largest}, not {_shown(detail['input'])}"
@@ -174,5 +174,10 @@ def _shown(value: Any) -> str:
 
 def _path(location: tuple[int | str, ...]) -> str:
     """('template', 'spec', 'containers', 0) as spec.template.spec.containers[0]; a union's branches are left out."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in BRANCHES]
-    return "spec" + "".join(parts)
+    kept = [part for at, part in enumerate(location) if not _is_branch(location, at)]
+    return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in kept)
+
+
+def _is_branch(location: tuple[int | str, ...], at: int) -> bool:
+    """Not where a person has named something `int`."""
+    return at > 0 and location[at] in BRANCHES and location[at - 1] in LARGEST

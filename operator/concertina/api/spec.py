@@ -15,9 +15,9 @@ from concertina_trainer.config import CheckpointConfig, TrainerConfig
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""
 
-MOST_REPLICAS, MOST_SPARES = 64, 16
-"""What was shown to work (benchmarks/replicas.py): every agent pings every other, and every Prepare names all (decision
-"At most 64 replicas")."""
+MOST_REPLICAS, MOST_SPARES = 1024, 16
+"""What was shown to work: benchmarks/control_plane.py, with stand-ins for agents (decision
+"As many replicas as were seen to work")."""
 
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=256)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Field(max_length=256)]

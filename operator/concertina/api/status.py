@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime
 import enum
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from concertina.api.model import Observed
+from concertina.api.packed import MOST_CHARACTERS, pack, unpack
 
 Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 Name = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
 
 class Distance(enum.StrEnum):
@@ -83,8 +86,29 @@ class Member(Observed):
     replica: Name = Field(description="Name of its pod.")
     uid: Name = Field(description="The pod's uid.")
     instance: Name = Field(description="The agent's instance id, another one after each start of its container.")
-    node: Name = Field(default="", description="The pod's node.")
+    node: Name = Field(default="", description="The pod's node. Empty in a world that is too large to list.")
     workers: Count = Field(description="Training processes in it.")
+
+    def is_pod(self, uid: str) -> bool:
+        """Whether that is its pod's uid, of which a large world keeps the beginning."""
+        return _stands_for(self.uid, uid)
+
+    def is_agent(self, instance: str) -> bool:
+        """Whether that is its agent's instance id, of which a large world keeps the beginning."""
+        return _stands_for(self.instance, instance)
+
+
+BEGINNING, CUT = 8, "~"
+"""Of random ids, in a large world: 32 bits tell the pod or agent of a name from the next one of that name."""
+
+
+def shortened(id: str) -> str:
+    """Its beginning, which says that it is one."""
+    return id if len(id) <= BEGINNING or id.endswith(CUT) else id[:BEGINNING] + CUT
+
+
+def _stands_for(kept: str, id: str) -> bool:
+    return kept == id or (kept.endswith(CUT) and id.startswith(kept[:-1]))
 
 
 class Base(Observed):
@@ -108,7 +132,11 @@ class World(Observed):
     replicas: Count = Field(default=0, description="Members of the current round.")
     workers: Count = Field(default=0, description="Training processes of the current round.")
     lead: Name | None = Field(default=None, description="The member whose agent leads the round (it has rank 0).")
-    members: tuple[Member, ...] = Field(default=(), max_length=10000, description="In order of rank.")
+    members: tuple[Member, ...] = Field(
+        default=(),
+        max_length=10000,
+        description="In order of rank. Empty with more than 64: `concertina status --members` lists them.",
+    )
     copies: Distance = Field(
         default=Distance.NO_SNAPSHOTS,
         description="Where each member's snapshots are copied to: a member in another zone, on another node, for some "
@@ -254,7 +282,9 @@ class Restarts(Observed):
     budget: Count = Field(default=0, description="Failures that are still borne in this window.")
     total: Count = Field(default=0, description="Failures since the job was created.")
     rungs: tuple[RungUse, ...] = Field(default=(), max_length=8, description="The recovery ladder, from the least up.")
-    recent: tuple[Restart, ...] = Field(default=(), max_length=1001, description="The failures within the window.")
+    recent: tuple[Restart, ...] = Field(
+        default=(), max_length=1001, description="The failures within the window, the newest fifty of them."
+    )
 
 
 class CheckpointRequest(Observed):
@@ -369,6 +399,12 @@ class Internal(Observed):
         default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
     )
     round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
+    members: Packed | None = Field(
+        default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."
+    )
+    restarts: Packed | None = Field(
+        default=None, description="Failures of the window before those of restarts.recent, packed. Absent: it has all."
+    )
 
 
 OLD_PLACES: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -396,6 +432,58 @@ def with_internal(status: Mapping[str, Any]) -> Mapping[str, Any]:
         if value is not None:
             _put(internal, new, value)
     return {**status, "internal": internal}
+
+
+PACKED = ("members", "restarts")
+"""Of `internal`: not for plan(), which finds all in world.members and restarts.recent."""
+LISTED_MEMBERS, LISTED_RESTARTS = 64, 50
+"""More of them are packed (decision "A large status is packed"). No version before this one runs larger worlds."""
+
+
+@functools.lru_cache(maxsize=16)
+def packed_members(members: tuple[Member, ...]) -> str:
+    """By column: what is alike stands together. Nodes are known from pods."""
+    rows = ((m.replica, shortened(m.uid), shortened(m.instance), m.workers) for m in members)
+    return pack([list(column) for column in zip(*rows, strict=True)])
+
+
+@functools.lru_cache(maxsize=16)
+def unpacked_members(text: str) -> tuple[Member, ...]:
+    """None of them where that can't be read. Of one world they are the same objects, however often it is read."""
+    try:
+        return tuple(
+            Member(replica=replica, uid=uid, instance=instance, workers=workers)
+            for replica, uid, instance, workers in zip(*unpack(text), strict=True)
+        )
+    except (ValueError, TypeError):
+        return ()
+
+
+def packed_restarts(entries: Sequence[Restart]) -> str:
+    return pack([entry.model_dump(mode="json", by_alias=True, exclude_defaults=True) for entry in entries])
+
+
+def unpacked_restarts(text: str) -> tuple[Restart, ...]:
+    """None of them where that can't be read."""
+    try:
+        return tuple(map(Restart.model_validate, unpack(text)))
+    except (ValueError, TypeError):
+        return ()
+
+
+def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A status with what is packed in its place."""
+    internal = status.get("internal")
+    if not isinstance(internal, Mapping) or internal.keys().isdisjoint(PACKED):
+        return status
+    found = {**status, "internal": {**internal}}
+    members, restarts = (found["internal"].pop(name, None) for name in PACKED)
+    if isinstance(members, str) and isinstance(world := status.get("world"), Mapping):
+        found["world"] = {**world, "members": unpacked_members(members)}
+    if isinstance(restarts, str) and isinstance(told := status.get("restarts"), Mapping):
+        listed = told.get("recent") or ()
+        found["restarts"] = {**told, "recent": [*unpacked_restarts(restarts), *listed]}
+    return found
 
 
 def _at(manifest: Any, path: tuple[str, ...]) -> Any:
@@ -469,14 +557,30 @@ class JobStatus(Observed):
     @model_validator(mode="before")
     @classmethod
     def _from_old_places(cls, raw: Any) -> Any:
-        return with_internal(raw) if isinstance(raw, Mapping) else raw
+        return with_packed(with_internal(raw)) if isinstance(raw, Mapping) else raw
 
     def manifest(self) -> dict[str, Any]:
-        """With what is internal in its old places too."""
-        found = super().manifest()
+        """With what is internal in its old places too, and what is too long to list packed."""
+        found = self._listed().model_dump(mode="json", by_alias=True, exclude_none=True)
         for new, old in OLD_PLACES.items():
-            _put(found, old, _at(found["internal"], new))
+            value = _at(found["internal"], new)
+            if not isinstance(value, list) or len(value) <= LISTED_MEMBERS:
+                _put(found, old, value)
         return found
+
+    def _listed(self) -> JobStatus:
+        members, recent = self.world.members, self.restarts.recent
+        outer: dict[str, Any] = {}
+        packed: dict[str, str] = {}
+        if len(members) > LISTED_MEMBERS:
+            outer["world"] = self.world.model_copy(update={"members": ()})
+            packed["members"] = packed_members(members)
+        if len(recent) > LISTED_RESTARTS:
+            outer["restarts"] = self.restarts.model_copy(update={"recent": recent[-LISTED_RESTARTS:]})
+            packed["restarts"] = packed_restarts(recent[:-LISTED_RESTARTS])
+        if not packed:
+            return self
+        return self.model_copy(update={**outer, "internal": self.internal.model_copy(update=packed)})
 
     def condition(self, type: str) -> Condition | None:
         """The condition of that type, None where it was never set."""

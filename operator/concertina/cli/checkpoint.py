@@ -14,12 +14,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
+from rich.text import Text
+
+from concertina.terminal.console import plain
 
 if TYPE_CHECKING:
     from concertina_trainer.checkpoints.manifest import Manifest
 
 app = typer.Typer(no_args_is_help=True, help="See, check, export, copy and prune checkpoints in durable storage.")
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+console = plain()
 Uri = Annotated[
     str, typer.Argument(help="s3://, gs://, az:// or file://: a run's folder (then its newest), or one checkpoint's.")
 ]
@@ -115,7 +118,7 @@ def _print(uri: str, manifest: Manifest) -> None:
         back = (f"round {some.round} beyond step {some.step}" for some in manifest.undone)
         rows["Went back"] = f"what was trained in {', '.join(back)} was undone before"
     for name, value in rows.items():
-        console.print(f"[bold]{name:<14}[/bold]{value}")
+        console.print(Text.assemble((f"{name:<14}", "bold"), value))
 
 
 @app.command()

@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
-from concertina.api import API_VERSION, KIND
+from concertina.api import API_VERSION, KIND, TRAINER
 from concertina.cli.dry_run import try_pod
-from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError
+from concertina.kube.execute import execute
+from concertina.kube.manifests.names import JOB
+from concertina.kube.parse.views import status_of
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.console import plain
 from concertina.terminal.follow import follow_job
+from concertina_protocol import ProtocolError, Report, decode
 
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+console = plain()
 
 
 def read_manifest(file: Path) -> Raw:
@@ -27,15 +33,15 @@ def read_manifest(file: Path) -> Raw:
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document]
     except OSError as error:
         raise Complaint(f"{source} can't be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of bytes, dates and depths that are none
         raise Complaint(f"{source} is not YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [KIND]:
-        found = ", ".join(str(kind) for kind in kinds) or "nothing"
+        found = ", ".join(str(kind) for kind in kinds)[:400] or "nothing"
         raise Complaint(f"{source} must hold one {KIND}, and holds {found}; apply other objects with kubectl")
     job: Raw = documents[0]
     if job.get("apiVersion") != API_VERSION:
-        raise Complaint(f"{source} has apiVersion {job.get('apiVersion')}; this concertina knows {API_VERSION}")
+        raise Complaint(f"{source} has apiVersion {job.get('apiVersion')!s:.80}; this concertina knows {API_VERSION}")
     if not isinstance(job.get("metadata"), dict) or not job["metadata"].get("name"):
         raise Complaint(f"{source} has no metadata.name: give the job a name")
     return job
@@ -71,6 +77,32 @@ async def table(target: Target, all_namespaces: bool) -> None:
 async def detail(target: Target, name: str) -> None:
     async with target.connect() as (client, namespace):
         console.print(show.detail(await client.get(TRAINING_JOBS, namespace, name)))
+
+
+async def members(target: Target, name: str) -> None:
+    async with target.connect() as (client, namespace):
+        world = status_of(await client.get(TRAINING_JOBS, namespace, name)).world
+        found, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
+        pods = {pod["metadata"]["name"]: pod for pod in found}
+        report = None
+        if world.lead in pods:
+            try:
+                report = await _report(client, namespace, pods[world.lead])
+            except (ApiError, ProtocolError) as error:
+                console.print(f"The lead {world.lead} can't be asked, so states and steps are not known: {error}")
+    if world.members:
+        console.print(show.members(world, pods, report))
+    else:
+        console.print(f"{name} has no members now; `concertina status {name}` says why.")
+
+
+async def _report(client: Client, namespace: str, pod: Raw) -> Report | None:
+    """What its agent says, asked from within its container, which has a certificate of the job's."""
+    trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
+    python_and_agent = trainer["command"][:2]
+    text = await execute(client, namespace, pod["metadata"]["name"], TRAINER, [*python_and_agent, "report"])
+    answer = decode(text.encode())
+    return answer if isinstance(answer, Report) else None
 
 
 async def set_suspend(target: Target, name: str, suspend: bool) -> None:

@@ -10,10 +10,11 @@ from concertina.api import TRAINER
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Gone, Unreachable
 from concertina.kube.manifests.names import INDEX, JOB
+from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.follow import states
-from concertina.terminal.show import ended, status_of
+from concertina.terminal.show import ended
 
 
 async def print_logs(target: Target, job: str, follow: bool, replica: int | None, tail: int | None) -> None:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from concertina import backoff
+from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
-from concertina.controller.status import PreconditionFailed, StatusWriter
+from concertina.controller.status import PreconditionFailed, StatusChange, StatusWriter
 from concertina.controller.writes import ObjectWriter, Writes
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
@@ -30,6 +30,13 @@ AGAIN_SECONDS = 0.02
 LONGEST_SECONDS = 30.0
 FORBIDDEN_SECONDS = 3.0
 Planner = Callable[[Observed, float], Plan]
+
+
+@dataclass(frozen=True)
+class _Decision:
+    observed: Observed
+    plan: Plan
+    change: StatusChange | None
 
 
 @dataclass
@@ -66,14 +73,11 @@ class Reconciler:
         key = self.keys.of(job.view.status.master_key)
         if key is not None:
             await self.connections.open(uid, job.view.created, key)
-        observed = self.cache.observe(uid)
-        if observed is None:  # forgotten meanwhile
-            self._drop(uid)
-            return None
         try:
-            plan = self.plan(observed, time.time())
-            await self._apply(job, plan)
+            if (decision := await self._written(job)) is not None:
+                self._say(job, decision.plan)
         except (PreconditionFailed, ApiError) as error:
+            metrics.PASSES_GIVEN_UP.labels(type(error).__name__).inc()
             again = await self._again(job, error)
             if again is not None or self.cache.job(uid) is None:
                 return again
@@ -82,22 +86,45 @@ class Reconciler:
         except Exception as error:
             await self.status.write_failure(job, error)
             raise
+        if decision is None:  # forgotten meanwhile
+            self._drop(uid)
+            return None
         job.preconditions_failed = 0
-        self.cache.planned(uid, observed)
-        self._writes.start(job, (action for action in plan.actions if not isinstance(action, Send)))
-        return plan.recheck_after
+        self.cache.planned(uid, decision.observed)
+        self._writes.start(job, (action for action in decision.plan.actions if not isinstance(action, Send)))
+        return decision.plan.recheck_after
 
-    async def _apply(self, job: CachedJob, plan: Plan) -> None:
-        """What is done within the pass, in the order that plan/actions.py gives. Raises PreconditionFailed where the
+    async def _written(self, job: CachedJob) -> _Decision | None:
+        """What was decided, with its status written; None where the job is gone. Raises PreconditionFailed where the
         status could not be written; then nothing else is done, so whoever loses has done no harm (decision "One status
         write a pass")."""
+        decision = self._decide(job)
+        if decision is None or decision.change is None:
+            return decision
+        async with self.status.turn(job) as waited:
+            if waited:  # decision "A pass that has waited decides again"
+                if not self.may_act():
+                    raise PreconditionFailed("by now another operator may be the one that acts")
+                decision = self._decide(job)
+            if decision is not None and decision.change is not None:
+                await self.status.write(job, decision.change)
+        return decision
+
+    def _decide(self, job: CachedJob) -> _Decision | None:
+        observed = self.cache.observe(job.view.uid)
+        if observed is None:
+            return None
+        plan = self.plan(observed, time.time())
+        return _Decision(observed, plan, StatusChange.of(job, plan.status))
+
+    def _say(self, job: CachedJob, plan: Plan) -> None:
+        """To agents and in events, in the order that plan/actions.py gives; each is sent beside the passes."""
         uid = job.view.uid
-        await self.status.write(job, plan.status)
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
         for sent in self.connections.send(uid, (action for action in plan.actions if isinstance(action, Send))):
             kind, message = type(sent.message).__name__.lower(), sent.message
             log_event(kind, job=job.name, replica=sent.replica, round=message.round, claim=message.claim)
-        self.connections.watch(uid, plan.watch)
+        self.connections.watch(uid, plan.watch, waits=not plan.status.world.round)
         for event in plan.events:
             log_event("event", job=job.name, type=event.type, reason=event.reason, message=event.message)
             self.events.post(job.view, event)

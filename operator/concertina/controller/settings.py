@@ -36,6 +36,10 @@ class Settings:
     """Empty: all."""
     health: tuple[str, int] | None
     """Host and port of the probes; None: no probes."""
+    metrics: tuple[str, int] | None = None
+    """Host and port of /metrics; None: none are served."""
+    metrics_token: str = ""
+    """Whoever asks for metrics has to show it; empty: nobody has to show anything."""
     notice_taints: tuple[str, ...] = NOTICE_TAINTS
     """Taints, as key or key=value, that announce the end of a node."""
 
@@ -49,7 +53,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         makes_master_key=environment.get("CONCERTINA_MASTER_KEY_CREATE") == "true",
         images=Images(_required(environment, "CONCERTINA_IMAGE_AGENT", "the image that holds the agent")),
         watch_namespaces=tuple(names),
-        health=_address(environment.get("CONCERTINA_HEALTH", "")),
+        health=_address(environment, "CONCERTINA_HEALTH"),
+        metrics=_address(environment, "CONCERTINA_METRICS"),
+        metrics_token=environment.get("CONCERTINA_METRICS_TOKEN", "").strip(),
         notice_taints=notice_taints.parse(taints) if (taints := environment.get(TAINTS)) is not None else NOTICE_TAINTS,
     )
 
@@ -60,10 +66,11 @@ def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
     return environment[name]
 
 
-def _address(text: str) -> tuple[str, int] | None:
+def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:
+    text = environment.get(name)
     if not text:
         return None
     try:
         return addresses.split(text)
     except ValueError as error:
-        raise SettingsError(f"CONCERTINA_HEALTH is {text!r}; it must be HOST:PORT") from error
+        raise SettingsError(f"{name} is {text!r:.200}; it must be HOST:PORT") from error

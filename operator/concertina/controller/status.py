@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
-from concertina.api.status import ConditionType, JobStatus, rfc3339
+from concertina import metrics
+from concertina.api.status import ConditionType, JobStatus, rfc3339, unix_seconds
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.kube.client import Client
@@ -13,8 +16,11 @@ from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch.events import Events
 from concertina.plan.actions import Event
 from concertina.plan.observed import JobView
+from concertina.turns import Turns
 from concertina_protocol.log import log_event
 
+SLOTS = 16
+"""Writes of a status that are under way at most, of all jobs together."""
 CLAIM_FIELDS = ("round", "claimId", "committed")
 """Of a claim; what makes it another one."""
 
@@ -23,25 +29,43 @@ class PreconditionFailed(Exception):
     """Something that was observed is no longer so: observe and plan again."""
 
 
+@dataclass(frozen=True)
+class StatusChange:
+    view: JobView
+    tests: list[Raw]
+    before: Raw
+    wanted: Raw
+
+    @classmethod
+    def of(cls, job: CachedJob, status: JobStatus) -> StatusChange | None:
+        """None where the job has that status already: the very same object, as a pass in which nothing has changed
+        gives it back, or its equal."""
+        view = job.view
+        if status is view.status and job.status:
+            return None
+        wanted, before = status.manifest(), view.status.manifest()
+        return None if wanted == before and job.status else cls(view, claim_tests(job.status), before, wanted)
+
+
 class StatusWriter:
     def __init__(self, client: Client, cache: ClusterCache, events: Events) -> None:
         self._client = client
         self._cache = cache
         self._events = events
+        self._turns = Turns(SLOTS)
         self._dropped: tuple[str, ...] = ()
         """Fields of the status that the API server was last seen to drop."""
 
-    async def write(self, job: CachedJob, status: JobStatus) -> None:
+    def turn(self, job: CachedJob) -> AbstractAsyncContextManager[bool]:
+        """For one write, which is made within; whether it had to be waited for."""
+        return self._turns.turn(job.lane)
+
+    async def write(self, job: CachedJob, change: StatusChange) -> None:
         """Raises PreconditionFailed where the claim is not the one that was observed; then nothing is written."""
-        view = job.view
-        if status is view.status and job.status:  # as a pass in which nothing has changed gives it back
-            return
-        wanted, before = status.manifest(), view.status.manifest()
-        if wanted == before and job.status:
-            return
+        view, before, wanted = change.view, change.before, change.wanted
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": view.uid},
-            *claim_tests(job.status),
+            *change.tests,
             {"op": "add", "path": "/status", "value": wanted},
         ]
         try:
@@ -75,7 +99,8 @@ class StatusWriter:
             else {"op": "add", "path": "/status", "value": {"conditions": conditions}},
         ]
         try:
-            stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
+            async with self.turn(job):
+                stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
             self._cache.on_job(stored)
         except ApiError as refused:
             log_event("reconcile error not told", job=job.name, message=refused.message)
@@ -133,17 +158,20 @@ def dropped(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
 
 
 def claim_tests(status: Raw) -> list[Raw]:
-    """The part of a JSON patch that holds only while `status.world.claim` is the one in `status`.
+    """The part of a JSON patch that holds only while `status.world.claim` and the number of failures are those in
+    `status`: between two claims a deposed operator's late write would take back what has been counted.
 
     Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's (decision
     "One status write a pass")."""
+    counted = (status.get("restarts") or {}).get("total")
+    restarts = [] if counted is None else [{"op": "test", "path": "/status/restarts/total", "value": counted}]
     world = status.get("world")
     if world is None:
-        return [{"op": "test", "path": "/status/world" if status else "/status", "value": None}]
+        return [{"op": "test", "path": "/status/world" if status else "/status", "value": None}, *restarts]
     path, claim = "/status/world/claim", world.get("claim")
     if claim is None:
-        return [{"op": "test", "path": path, "value": None}]
-    return [{"op": "test", "path": f"{path}/{name}", "value": claim.get(name)} for name in CLAIM_FIELDS]
+        return [{"op": "test", "path": path, "value": None}, *restarts]
+    return [*({"op": "test", "path": f"{path}/{name}", "value": claim.get(name)} for name in CLAIM_FIELDS), *restarts]
 
 
 def _log_changes(job: str, before: Raw, after: Raw) -> None:
@@ -154,7 +182,9 @@ def _log_changes(job: str, before: Raw, after: Raw) -> None:
         log_event("claimed", job=job, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
     if new.get("round") != old.get("round"):
         members = [member["replica"] for member in new.get("members") or ()]
-        log_event("committed", job=job, round=new.get("round"), members=members)
+        if claim.get("at") and new.get("since"):
+            metrics.ROUND_PREPARE_SECONDS.observe(max(0.0, unix_seconds(new["since"]) - unix_seconds(claim["at"])))
+        log_event("committed", job=job, round=new.get("round"), members=members or new.get("replicas"))
     was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     for condition in after.get("conditions") or ():
         if was.get(condition["type"]) != (condition["status"], condition["reason"]):

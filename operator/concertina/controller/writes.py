@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from concertina import metrics
 from concertina.agents.authority import Authority
 from concertina.api.pod_names import pod_name, rendezvous_name
 from concertina.controller.cache.cluster import ClusterCache
@@ -16,27 +17,33 @@ from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
 from concertina.controller.status import PreconditionFailed
 from concertina.kube.client import Client
-from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound
+from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, WebhookFailed
 from concertina.kube.manifests.agent import Images
 from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.plan.actions import Action, CreatePod, CreateRendezvous, CreateSecret, DeleteJob, DeletePod, EndPod
-from concertina.plan.observed import JobView
+from concertina.plan.observed import JobView, Refusal
 from concertina.turns import Turns
 from concertina_protocol.log import log_event
 
-SLOTS = 16
-SMALLEST, FIRST, LARGEST = 1, 8, 64
+SLOTS, A_TURN = 16, 16
+"""A job's pods are written side by side, up to a turn of them: with one each a thousand jobs that start together would
+all train at the end, and none before."""
+SMALLEST, FIRST, LARGEST = 1, 16, 64
 """Creates of one job that are under way at most: after one was refused, at first, and in the end. It grows by one with
 each that is taken, so a quota is not asked a thousand times (Kubernetes' Job controller starts slowly, too)."""
 SECRET_SECONDS = 60.0
 """A job's Secret is made again (a 409 is fine) before pods are created later than this: the operator can't read it."""
+metrics.begin_at_zero(metrics.CREATES_REFUSED, [kind.name.lower() for kind in Refusal])
 
 
 @dataclass
 class _Window:
+    wanted: Mapping[Hashable, Action] = field(default_factory=dict)
+    """By the last pass."""
     under_way: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
+    """Those that wait for their turn among them."""
     size: int = FIRST
 
 
@@ -53,24 +60,31 @@ class Writes:
         self._write = write
         self._failed = failed
         self._changed = changed
-        self._turns = Turns(SLOTS)
+        self._turns = Turns(SLOTS, A_TURN)
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """Begin what is not under way already, as far as the window goes; the rest is planned again by a later pass.
-        What was planned before a create came to its end names that pod again: it is left out."""
+        """All that this pass wants written: begin what is not under way already, as far as the window goes; the rest
+        is planned again by a later pass. What waits for its turn and is not wanted any more is not written (decision
+        "What waits is written as it is wanted then"). What was planned before a create came to its end names that pod
+        again: it is left out."""
         window = self._windows.setdefault(job.view.uid, _Window())
+        window.wanted = {_identity(action): action for action in actions}
         there = {pod.name for pod in job.pods.values()}
-        for action in actions:
-            key = _identity(action)
-            full = isinstance(action, CreatePod | CreateRendezvous) and _creates(window) >= window.size
-            if key not in window.under_way and not full and _name(job, action) not in there:
+        left = window.size - _creates(window)
+        for key, action in window.wanted.items():
+            creates = isinstance(action, CreatePod | CreateRendezvous)
+            if creates and left <= 0:
+                continue
+            if key not in window.under_way and _name(job, action) not in there:
                 window.under_way[key] = asyncio.create_task(self._do(job, window, key, action))
+                left -= creates
         self._drop_idle(job.view.uid, window)
 
     def forget(self, uid: str) -> None:
-        """The job is gone. What is under way for it comes to its own end."""
-        self._windows.pop(uid, None)
+        """The job is gone. What is under way for it comes to its own end, and what waits for its turn is left."""
+        if window := self._windows.pop(uid, None):
+            window.wanted = {}
 
     def close(self) -> None:
         for window in self._windows.values():
@@ -80,15 +94,19 @@ class Writes:
     async def _do(self, job: CachedJob, window: _Window, key: Hashable, action: Action) -> None:
         creates = isinstance(action, CreatePod | CreateRendezvous)
         error: Exception | None = None
+        taken: bool | None = None
         try:
-            async with self._turns.turn(job.view.uid):
-                taken = await self._write(job, action)
+            async with self._turns.turn(job.lane, job.view.uid):
+                if key in window.wanted:
+                    action = window.wanted[key]
+                    taken = await self._write(job, action)
         except Exception as raised:
             error, taken = raised, False
         finally:
             del window.under_way[key]
         if creates:
-            window.size = min(window.size + 1, LARGEST) if taken else SMALLEST
+            if taken is not None:
+                window.size = min(window.size + 1, LARGEST) if taken else SMALLEST
             self._changed(job.view.uid)
         if error is not None:
             await self._failed(job, action, error)
@@ -165,7 +183,7 @@ class ObjectWriter:
                 await self.client.create(SECRETS, job.view.namespace, secret_manifest(job.view, data))
             except AlreadyExists:
                 pass  # made by an earlier pass; its name has the job's uid in it, so it is this job's
-            except (Conflict, Forbidden, Invalid) as error:
+            except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
                 self._refused(job, error, "Secret")
                 job.secret_made_at = None
                 raise PreconditionFailed(f"the Secret was refused: {error.message}") from error
@@ -196,7 +214,7 @@ class ObjectWriter:
                 log_event("name taken", job=job.name, pod=name)
                 self.cache.name_taken(view.uid, name)
                 return True
-        except (Conflict, Forbidden, Invalid) as error:
+        except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
             self._refused(job, error, name)
             return False
         self.cache.created(view.uid)
@@ -204,8 +222,9 @@ class ObjectWriter:
         self.assume(stored)
         return True
 
-    def _refused(self, job: CachedJob, error: Conflict | Forbidden | Invalid, what: str) -> None:
+    def _refused(self, job: CachedJob, error: Conflict | Forbidden | Invalid | WebhookFailed, what: str) -> None:
         kind = refusal(error)
+        metrics.CREATES_REFUSED.labels(kind.name.lower()).inc()
         ends = isinstance(error, NamespaceEnds)
         self.cache.create_refused(job.view.uid, kind, error.message, namespace_ends=ends)
         log_event("create refused", job=job.name, pod=what, kind=kind.name, message=error.message)

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import sys
 
-from rich.console import Console
-
 from concertina.drill.run import run
 from concertina.drill.scenarios import SCENARIOS
 from concertina.drill.show import table
@@ -15,6 +13,7 @@ from concertina.drill.target import DrillTarget
 from concertina.local import cluster
 from concertina.local.errors import LocalClusterError
 from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.console import plain
 from concertina.terminal.watch import Late
 
 
@@ -23,7 +22,7 @@ async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -
     scenario = SCENARIOS.get(name)
     if scenario is None:
         raise Complaint(f"There is no scenario {name!r}; there are: {', '.join(SCENARIOS)}.")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = plain(stderr=True)
     async with target.connect() as (client, namespace):
         drilled = DrillTarget(client, namespace, job, cluster.serving(client.access.server))
         if drilled.local is None and not yes:
@@ -33,12 +32,12 @@ async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -
             )
         try:
             verdict = await run(
-                drilled, name, scenario, scenario.fault(drilled), lambda text: console.print(f"[dim]{text}")
+                drilled, name, scenario, scenario.fault(drilled), lambda text: console.print(text, style="dim")
             )
         except (Late, LocalClusterError) as error:
             raise Complaint(str(error)) from error
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(verdict), indent=1) + "\n")
     else:
-        Console(width=None if sys.stdout.isatty() else 160).print(table(verdict))
+        plain(width=160).print(table(verdict))
     return 0 if verdict.passed else 1

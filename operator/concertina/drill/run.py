@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from concertina.api.status import JobStatus, unix_seconds
+from concertina.api.status import ConditionType, JobStatus, unix_seconds
 from concertina.drill.scenarios import Scenario
-from concertina.drill.target import DrillTarget, Fault, Injection
+from concertina.drill.target import DrillTarget, Fault, Injection, Sight
 from concertina.drill.verdict import Expect, Seconds, Seen, Verdict, evaluate
 from concertina.terminal.watch import Late, Watch
 from concertina_protocol.log_lines import RoundStarted
 
-STEADY, WHOLE, FRESH, CHECKPOINT = 240.0, 240.0, 90.0, 240.0  # seconds, to give up
+STEADY, WHOLE, FRESH, TOLD, CHECKPOINT = 240.0, 240.0, 90.0, 90.0, 240.0  # seconds, to give up
 Say = Callable[[str], None]
 
 
@@ -62,20 +62,25 @@ class Recording:
         self._first: float | None = None
         self._first_status = before
         self._named: float | None = None
+        self._told: float | None = None
         self._whole: float | None = None
         self._checkpoint: float | None = None
         self._missing = ""
 
     async def after(self, injection: Injection, expect: Expect) -> None:
-        """Until the first step after the injection, or until it is overdue."""
+        """Until the first step after the injection, and word of it where that is promised; or until it is overdue."""
         self._injection = injection
         try:
             if expect.named:
                 await self._straggler(expect.seconds)
             elif expect.new_round:
                 await self._new_round(expect.seconds)
-            elif injection.watched:
+            elif injection.sight is Sight.ALL or (injection.sight is Sight.LOGS and self._watch.bundled):
                 await self._same_round(expect.seconds)
+            if expect.told:
+                words = ", ".join(expect.told)
+                await self._watch.until(f"a condition with the words {words}", TOLD, lambda: self._tells(expect))
+                self._told = self._watch.seen_at - injection.at
         except Late as error:
             self._missing = str(error)
 
@@ -96,6 +101,7 @@ class Recording:
                     and watch.status.world.replicas == wanted
                     and (not expect.new_round or watch.status.world.round > rounds)
                     and self._progress_since(healed)
+                    and not self._tells(expect)
                 ),
             )
             self._whole = time.time() - self._injection.at
@@ -137,6 +143,12 @@ class Recording:
         await self._watch.until(f"{self._injection.replica} in status.stragglers", seconds, named)
         self._named = self._watch.seen_at - self._injection.at
 
+    def _tells(self, expect: Expect) -> bool:
+        stalled = self._watch.status.condition(ConditionType.STALLED)
+        if not expect.told or stalled is None or stalled.status != "True":
+            return False
+        return all(word in f"{stalled.reason}: {stalled.message}" for word in expect.told)
+
     def _claimed_after(self) -> bool:
         return self._watch.status.world.round > self._before.world.round
 
@@ -165,6 +177,7 @@ class Recording:
                 committed=self._since(first.world.since),
                 first_step=self._first,
                 named=self._named,
+                told=self._told,
                 whole=self._whole,
                 checkpoint=self._checkpoint,
             ),

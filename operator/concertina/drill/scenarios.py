@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from concertina.drill.faults import api_server, in_container, local_cluster
+from concertina.drill.faults import api_server, by_object, in_container, local_cluster
 from concertina.drill.faults.by_command import ByCommand
-from concertina.drill.target import OUTAGE, DrillTarget, Fault
+from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, Sight
 from concertina.drill.verdict import Expect
 from concertina.terminal.connection import Complaint
 
@@ -81,10 +81,27 @@ SCENARIOS: dict[str, Scenario] = {
         "the operator is killed; the job must not notice",
         local_cluster.kill_operator, api_server.delete_operator, UNTOUCHED,
     ),
+    "operator-stop": Scenario(
+        f"the operator stands still for {STANDSTILL:g} s and goes on where it was; the job must not notice",
+        local_cluster.stop_operator,
+        ByCommand("OPERATOR_STOP", "OPERATOR_CONTINUE", "stopped the operator {operator}", Sight.LOGS, STANDSTILL),
+        UNTOUCHED,
+    ),
+    "operator-partition": Scenario(
+        "the operator reaches no agent of the job, only the API server; the job must not notice, and says so",
+        "The nodes of the local cluster share one network, in which an operator can't be cut off. `operator-stop` "
+        "comes near; on real kubelets `make test-e2e` plays this one.",
+        by_object.part_operator, replace(UNTOUCHED, told=("AgentsUnreachable",)),
+    ),
+    "refused-pods": Scenario(
+        "a pod is killed while a broken webhook lets no other be made; those left go on, and it comes back later",
+        by_object.refuse_pods, by_object.refuse_pods,
+        Expect(seconds=30.0, counted=False, told=("PodRefused", by_object.HOOK)),
+    ),
     "apiserver-restart": Scenario(
         f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",
         local_cluster.kill_apiserver,
-        ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", watched=False, seconds=OUTAGE),
+        ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", Sight.NOTHING, OUTAGE),
         UNTOUCHED,
     ),
     "storage-outage": Scenario(

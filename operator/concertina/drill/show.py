@@ -31,6 +31,7 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, str]]:
         "members committed": seen.seconds.committed if seen.rounds else None,
         "first step" if seen.rounds else "next step or word of it": seen.seconds.first_step,
         "straggler named": seen.seconds.named,
+        "the job told of it": seen.seconds.told,
         "all replicas at work": seen.seconds.whole,
         "checkpoint": seen.seconds.checkpoint,
     }

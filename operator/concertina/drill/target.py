@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,6 +12,7 @@ from concertina.api import TRAINER
 from concertina.api.status import JobStatus, Member, rfc3339, unix_seconds
 from concertina.kube.client import Client
 from concertina.kube.execute import execute
+from concertina.kube.parse.views import status_of
 from concertina.kube.resources import LEASES, PODS, TRAINING_JOBS, Raw
 from concertina.local.cluster import LocalCluster
 from concertina.terminal.connection import Complaint
@@ -23,14 +25,27 @@ SKEW = 30
 """Seconds by which a node's clock may differ from the operator's for its log to be found quickly."""
 
 
+STANDSTILL = 12.0
+"""Seconds that the operator is stopped, at least: more than its agents' silence, and than its Lease."""
+
+
+class Sight(enum.Enum):
+    """By what the job can be watched while a fault lasts."""
+
+    ALL = enum.auto()
+    LOGS = enum.auto()
+    """Not by its status: the operator hears nothing."""
+    NOTHING = enum.auto()
+    """The API server is what was taken away."""
+
+
 @dataclass(frozen=True)
 class Injection:
     """What was done to the job, when (Unix seconds), and in words."""
 
     at: float
     text: str
-    watched: bool = True
-    """Whether the job can be watched while it lasts: not where the API server is what was taken away."""
+    sight: Sight = Sight.ALL
     replica: str = ""
     """The victim, where it is one replica."""
 
@@ -48,7 +63,7 @@ class DrillTarget:
         return await self.client.get(TRAINING_JOBS, self.namespace, self.name)
 
     async def status(self) -> JobStatus:
-        return JobStatus.model_validate((await self.job()).get("status") or {})
+        return status_of(await self.job())
 
     async def run_python(self, pod: str, program: str, *arguments: str, seconds: float = 30.0) -> str:
         """What a Python program prints that runs inside the container `trainer` of a pod."""

@@ -26,6 +26,8 @@ class Expect:
     """Whether a checkpoint made after the healing is waited for."""
     named: bool = False
     """Whether the victim is to be named as a straggler, instead of a first step."""
+    told: tuple[str, ...] = ()
+    """Words of the condition Stalled, all of which are to be read while the fault lasts, and no more in the end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Seconds:
     """The end of the first step after the injection."""
     named: float | None = None
     """The status named the victim as a straggler."""
+    told: float | None = None
+    """The condition Stalled told of it."""
     whole: float | None = None
     """As many replicas as before at work again, the healing of the fault included."""
     checkpoint: float | None = None

@@ -100,13 +100,13 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Acc
 
     try:
         loader = await from_file(configuration)
-    except (config.ConfigException, OSError) as error:
+        context_of_file: dict[str, Any] = loader.current_context["context"]
+        return Access(configuration, str(context_of_file.get("namespace") or "default"), from_file)
+    except Exception as error:  # the loader has no error of its own for most of what a file may hold
         raise NoAccess(
-            f"No cluster to talk to: {file} can't be used ({error}). Set KUBECONFIG, or start a local cluster with "
-            "`concertina local up`."
+            f"No cluster to talk to: {file} can't be used ({str(error)[:400]}). Set KUBECONFIG, or start a local "
+            "cluster with `concertina local up`."
         ) from error
-    current: dict[str, Any] = loader.current_context
-    return Access(configuration, current.get("context", {}).get("namespace") or "default", from_file)
 
 
 def _pod_namespace() -> str:

@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
-from concertina import backoff
+from concertina import backoff, metrics
 from concertina.kube import deep_json
 from concertina.kube.access import Access
 from concertina.kube.errors import ApiError, NotFound, Unauthorized, Unreachable, from_status
@@ -36,6 +37,9 @@ _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "applica
 DRY_RUN = {"dryRun": "All"}
 
 log = logging.getLogger(__name__)
+READ_AHEAD = 1024 * 1024
+"""Bytes of a stream that may wait to be read here: the API server ends a watch whose client is slow, and the pods of
+five jobs that start in a second are a megabyte."""
 T = TypeVar("T")
 
 
@@ -60,12 +64,15 @@ class Client:
         self.give_up_after = give_up_after
         self.requests = 0
         """Sent so far, watches and repetitions included."""
+        self._host = urllib.parse.urlsplit(access.server).netloc.rpartition("@")[2]
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0, ssl=self.access.ssl_context())
-        self._session = aiohttp.ClientSession(connector=connector, skip_auto_headers=["User-Agent"])
+        self._session = aiohttp.ClientSession(
+            connector=connector, skip_auto_headers=["User-Agent"], read_bufsize=READ_AHEAD
+        )
         self._slots = asyncio.Semaphore(self._connections)  # of requests; watches and logs stay open beside them
         return self
 
@@ -78,7 +85,7 @@ class Client:
     # --- objects ---------------------------------------------------------------------------------------------------
 
     async def get(self, resource: Resource, namespace: str | None, name: str, subresource: str = "") -> Raw:
-        return await self._json("GET", resource.path(namespace, name, subresource))
+        return await self._json("GET", resource, resource.path(namespace, name, subresource))
 
     async def list_all(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", chunk: int = 500
@@ -87,7 +94,7 @@ class Client:
         params = _selectors(labels, fields) | {"limit": str(chunk)}
         items: list[Raw] = []
         while True:
-            page = await self._json("GET", resource.path(namespace), params=params)
+            page = await self._json("GET", resource, resource.path(namespace), params=params)
             items += page.get("items") or []
             if not page["metadata"].get("continue"):
                 return items, str(page["metadata"]["resourceVersion"])
@@ -98,14 +105,14 @@ class Client:
     ) -> Raw:
         """`strict`: an unknown or doubled field is an error, as with kubectl. `dry_run`: nothing is stored."""
         params = ({"fieldValidation": "Strict"} if strict else {}) | (DRY_RUN if dry_run else {})
-        return await self._json("POST", resource.path(namespace), params=params, body=body)
+        return await self._json("POST", resource, resource.path(namespace), params=params, body=body)
 
     async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
         """What is asked of an object by a POST to its subresource, as an eviction of a pod."""
-        return await self._json("POST", resource.path(namespace, name, subresource), body=body)
+        return await self._json("POST", resource, resource.path(namespace, name, subresource), body=body)
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, body: Raw) -> Raw:
-        return await self._json("PUT", resource.path(namespace, name), body=body)
+        return await self._json("PUT", resource, resource.path(namespace, name), body=body)
 
     async def patch(
         self,
@@ -119,14 +126,14 @@ class Client:
         """A list is a JSON patch, a dict a merge patch."""
         params = {"fieldValidation": "Strict"} if strict else {}
         path = resource.path(namespace, name, subresource)
-        return await self._json("PATCH", path, params=params, body=patch, content=_PATCHES[type(patch)])
+        return await self._json("PATCH", resource, path, params=params, body=patch, content=_PATCHES[type(patch)])
 
     async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
         """Server-side apply of what a person wrote: as `kubectl apply --server-side --force-conflicts`."""
         params = {"fieldManager": "concertina", "force": "true", "fieldValidation": "Strict"}
         params |= DRY_RUN if dry_run else {}
-        path = resource.path(namespace, name)
-        return await self._json("PATCH", path, params=params, body=body, content="application/apply-patch+yaml")
+        path, content = resource.path(namespace, name), "application/apply-patch+yaml"
+        return await self._json("PATCH", resource, path, params=params, body=body, content=content)
 
     async def scale(self, resource: Resource, namespace: str, name: str, replicas: int) -> Raw:
         return await self.patch(resource, namespace, name, {"spec": {"replicas": replicas}}, subresource="scale")
@@ -149,7 +156,7 @@ class Client:
         if propagation:
             options["propagationPolicy"] = propagation
         try:
-            answer = await self._json("DELETE", resource.path(namespace, name), body=options)
+            answer = await self._json("DELETE", resource, resource.path(namespace, name), body=options)
         except NotFound:
             return None
         return None if answer.get("kind") == "Status" else answer
@@ -169,12 +176,11 @@ class Client:
             "timeoutSeconds": str(random.randint(240, 360)),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE_SECONDS)
-        async for line in self._lines(resource.path(namespace), params, timeout):
-            event = deep_json.loads(line)
-            if event["type"] == "ERROR":
-                status = event["object"]
-                raise from_status(int(status.get("code") or 500), json.dumps(status).encode())
-            yield event["type"], event["object"]
+        async for line in self._lines(resource, resource.path(namespace), params, timeout):
+            kind, obj = _event(line)
+            if kind == "ERROR":
+                raise from_status(int(obj.get("code") or 500), json.dumps(obj).encode())
+            yield kind, obj
 
     async def logs(
         self,
@@ -197,7 +203,7 @@ class Client:
         if limit_bytes is not None:
             params["limitBytes"] = str(limit_bytes)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS)
-        async for line in self._lines(PODS.path(namespace, pod, "log"), params, timeout):
+        async for line in self._lines(PODS, PODS.path(namespace, pod, "log"), params, timeout):
             yield line.decode("utf-8", "replace")
 
     @asynccontextmanager
@@ -221,10 +227,10 @@ class Client:
             raise Unreachable(0, "StreamLost", f"{path} broke: {error or type(error).__name__}") from error
 
     async def _lines(
-        self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout
+        self, resource: Resource, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[bytes]:
         try:
-            response = await self._send("GET", path, params, None, timeout)
+            response = await self._send("GET", resource, path, params, None, timeout)
             async with response:
                 if response.status >= 400:
                     raise from_status(response.status, await response.read())
@@ -245,10 +251,18 @@ class Client:
     async def _json(
         self,
         method: str,
+        resource: Resource,
         path: str,
         params: Mapping[str, str] | None = None,
         body: Any = None,
         content: str = "application/json",
+    ) -> Raw:
+        """What is asked of `resource` at `path`, again and again, until there is an answer to go by."""
+        with metrics.request_seconds(method, self._host, resource.plural).time():
+            return await self._answer(method, resource, path, params or {}, body, content)
+
+    async def _answer(
+        self, method: str, resource: Resource, path: str, params: Mapping[str, str], body: Any, content: str
     ) -> Raw:
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         deadline = time.monotonic() + self.give_up_after
@@ -259,7 +273,7 @@ class Client:
             attempt += 1
             try:
                 async with self._slots:
-                    response = await self._send(method, path, params or {}, data, timeout, content)
+                    response = await self._send(method, resource, path, params, data, timeout, content)
                     async with response:
                         answer = await response.read()
                 if response.status < 400:
@@ -272,16 +286,21 @@ class Client:
                     continue
                 if response.status != 429 and response.status < 500:
                     raise error
-                wait = max(wait, min(LONGEST_SECONDS, float(response.headers.get("Retry-After") or 0)))
+                wait = max(wait, min(LONGEST_SECONDS, _seconds(response.headers.get("Retry-After", ""))))
+            except ValueError as other:  # a proxy's page, perhaps
+                error = Unreachable(0, "Unreachable", f"{self.access.server} answered what is no JSON: {other}")
             except _LOST as lost:
                 error = Unreachable(0, "Unreachable", f"{self.access.server} can't be reached: {lost or 'timed out'}")
             if time.monotonic() + wait >= deadline:
+                if isinstance(error, Unreachable):
+                    raise error  # which may say more
                 raise Unreachable(error.status, error.reason, error.message) from error
             await asyncio.sleep(wait)
 
     async def _send(
         self,
         method: str,
+        resource: Resource,
         path: str,
         params: Mapping[str, str],
         data: bytes | None,
@@ -296,16 +315,39 @@ class Client:
         if authorization := await self.access.authorization():
             headers["Authorization"] = authorization
         access = self.access
-        return await self._session.request(
-            method,
-            access.server + path,
-            params=params,
-            data=data,
-            headers=headers,
-            timeout=timeout,
-            proxy=access.proxy,
-            server_hostname=access.server_name,
-        )
+        code = metrics.NO_ANSWER
+        try:
+            response = await self._session.request(
+                method,
+                access.server + path,
+                params=params,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+                proxy=access.proxy,
+                server_hostname=access.server_name,
+            )
+            code = str(response.status)
+        finally:
+            metrics.requests(code, method, self._host, resource.plural).inc()
+        return response
+
+
+def _event(line: bytes) -> tuple[str, Raw]:
+    """Of a watch. Raises Unreachable where it is none: the stream was cut off within it."""
+    try:
+        event = deep_json.loads(line)
+        kind, obj = event["type"], event["object"]
+        if not isinstance(kind, str) or not isinstance(obj, dict):
+            raise TypeError("no event")
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreachable(0, "StreamLost", f"a watch said what is no event ({error}): {line[:80]!r}") from error
+    return kind, obj
+
+
+def _seconds(text: str) -> float:
+    """Of Retry-After, which may be a date too."""
+    return float(text) if text.isdecimal() else 0.0
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

@@ -59,6 +59,10 @@ class Unreachable(ApiError):
     """No usable answer within the time the caller gives: refused, timed out, 429 or 5xx again and again."""
 
 
+class WebhookFailed(Unreachable):
+    """An admission webhook gave no usable answer, so the API server takes no such object meanwhile."""
+
+
 _KINDS: dict[int, type[ApiError]] = {
     400: Invalid,
     401: Unauthorized,
@@ -70,24 +74,39 @@ _KINDS: dict[int, type[ApiError]] = {
 }
 
 
+def status_object(body: bytes) -> dict[str, Any]:
+    """Empty where it is anything else: proxies answer too."""
+    try:
+        return _mapping(json.loads(body))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def from_status(status: int, body: bytes) -> ApiError:
     """The exception for an HTTP status and the `Status` object (or whatever else) in its body."""
-    try:
-        parsed: dict[str, Any] = json.loads(body)
-        message = str(parsed.get("message") or "")
-        reason = str(parsed.get("reason") or "")
-        details: dict[str, Any] = parsed.get("details") or {}
-    except (ValueError, AttributeError):
-        message, reason, details = body[:500].decode("utf-8", "replace").strip(), "", {}
-    causes = tuple(str(cause.get("message", "")) for cause in details.get("causes") or ())
+    parsed = status_object(body)
+    message = str(parsed.get("message") or "")
+    reason = str(parsed.get("reason") or "")
+    if not parsed:
+        message = body[:500].decode("utf-8", "replace").strip()
+    details = _mapping(parsed.get("details"))
+    told = details.get("causes")
+    listed = [_mapping(cause) for cause in told] if isinstance(told, list) else []
+    causes = tuple(str(cause.get("message", "")) for cause in listed)
     message = message or f"the API server answered {status}"
     kind = _KINDS.get(status, ApiError)
-    if any(cause.get("reason") == "NamespaceTerminating" for cause in details.get("causes") or ()):
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in listed):
         kind = NamespaceEnds
     if status == 422 and not details.get("kind"):
         kind = (
             TestFailed  # all other refusals of an object name its kind; this one says only that "the request" is wrong
         )
+    if status == 500 and "failed calling webhook" in message:
+        kind = WebhookFailed
     if status == 409 and reason == "AlreadyExists":
         kind = AlreadyExists
     return kind(status, reason, message, causes)

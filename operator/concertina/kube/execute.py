@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 
 from aiohttp import WSMsgType
 
 from concertina.kube.client import Client
-from concertina.kube.errors import ApiError
+from concertina.kube.errors import ApiError, status_object
 from concertina.kube.resources import PODS
 
 _PROTOCOL = "v4.channel.k8s.io"
@@ -41,7 +40,14 @@ async def execute(
     except TimeoutError:
         raise CommandFailed(0, "Timeout", f"a command in pod {pod} did not end within {seconds:g} s") from None
     text = output.decode("utf-8", "replace").strip()
-    if not status or json.loads(status).get("status") != "Success":
-        why = text or (json.loads(status).get("message") if status else "") or "it ended without a word"
+    if why := outcome(status, text):
         raise CommandFailed(0, "CommandFailed", f"a command in pod {pod} failed: {why}")
     return text
+
+
+def outcome(status: bytes, text: str) -> str:
+    """Why a command failed that has printed `text`, by the `Status` object at its end; nothing where it did not."""
+    found = status_object(status)
+    if found.get("status") == "Success":
+        return ""
+    return text or str(found.get("message") or "it ended without a word")

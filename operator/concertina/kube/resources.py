@@ -28,6 +28,8 @@ EVENTS = Resource("api/v1", "events")
 NODES = Resource("api/v1", "nodes", namespaced=False)
 JOBS = Resource("apis/batch/v1", "jobs")
 LEASES = Resource("apis/coordination.k8s.io/v1", "leases")
+NETWORK_POLICIES = Resource("apis/networking.k8s.io/v1", "networkpolicies")
+WEBHOOKS = Resource("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
 TRAINING_JOBS = Resource("apis/concertina.dev/v1alpha1", "trainingjobs")
 
 

@@ -240,6 +240,8 @@ class Refusal(enum.Enum):
     """The operator's own role: for a moment after its start the API server may not know it."""
     MISSING = enum.auto()
     """An object that the pod names: its service account, its priority class."""
+    WEBHOOK = enum.auto()
+    """An admission webhook that answers: one that is broken says neither yes nor no."""
     FOR_GOOD = enum.auto()
     """Another template, or another policy of the cluster."""
 
@@ -266,6 +268,8 @@ class Observed:
     """By pod name."""
     fresh_claim: str
     """A random id, for the case that the plan makes a claim."""
+    seen_for: Mapping[str, float] = field(default_factory=dict)
+    """For how many seconds this operator has known each pod, by uid, whatever clocks say meanwhile."""
     secret_made: bool = True
     """False until this operator has seen the job's Secret created (a 409 counts)."""
     refused: Refused | None = None
@@ -284,6 +288,8 @@ class Observed:
     """Most agents of several jobs have fallen silent: it may be this operator that does not hear them."""
     progress_every: float = 2.0
     """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
+    words_every: float = 2.0
+    """The same of a job without a round: they only say in other words why it waits."""
 
     def agent(self, replica: str) -> AgentView:
         return self.agents.get(replica, UNKNOWN_AGENT)

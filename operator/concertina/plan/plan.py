@@ -110,10 +110,11 @@ def plan(observed: Observed, now: float) -> Plan:
     pods = plan_pods(ctx, decision)
     for remark in REMARKS:
         decision = remark(ctx, decision, pods)
-    status = status_after(ctx, decision, pods)
+    status, held_back = status_after(ctx, decision, pods)
     saved = checkpoint_requests.ask(ctx, decision, status.checkpoint_request)
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
-    waits = (decision.recheck, pods.recheck, ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
+    left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
+    waits = (decision.recheck, pods.recheck, held_back, *left)
     return Plan(
         status,
         actions=(*pods.actions, *decision.actions, *saved),
@@ -148,7 +149,8 @@ def _unreadable(observed: Observed, now: float) -> Plan:
 
 
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
-    """The lead, also while it leaves, and who is outside of the round, to know when it is ready. While the lead is in
+    """The lead, also while it leaves, and who is outside of the round, to know when it is ready; who is dead for its
+    silence, too, until its pod goes: that nobody listens to it any more would be no evidence. While the lead is in
     doubt, all. Under torchrun there are no agents."""
     if decision.pods is not Pods.WANTED or ctx.spec.launcher is Launcher.TORCHRUN:
         return {}
@@ -156,7 +158,7 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     return {
         name: replicas.address(name)
         for name, pod in replicas.pods.items()
-        if (name in replicas.live or name == replicas.leading)
+        if (not ctx.health.by_objects(pod).dead or name == replicas.leading)
         and pod.ip
         and pod.phase is PodPhase.RUNNING
         and (decision.watch_all or name not in ctx.round.members or name == ctx.round.lead.replica)

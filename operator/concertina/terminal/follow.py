@@ -11,6 +11,7 @@ from rich.live import Live
 from concertina.api.status import ConditionType
 from concertina.kube.client import Client
 from concertina.kube.errors import Gone, NotFound, Unreachable
+from concertina.kube.parse.views import status_of
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.terminal import show
 
@@ -50,7 +51,7 @@ async def follow_job(client: Client, namespace: str, name: str, console: Console
 
 
 def _exit_code(job: Raw) -> int | None:
-    end = show.ended(show.status_of(job))
+    end = show.ended(status_of(job))
     return None if end is None else int(end.type != "Complete")
 
 
@@ -66,7 +67,7 @@ async def _live(jobs: AsyncIterator[Raw], console: Console) -> int | None:
 async def _lines(jobs: AsyncIterator[Raw], console: Console) -> int | None:
     said = ""
     async for job in jobs:
-        status = show.status_of(job)
+        status = status_of(job)
         ready, progress = status.condition(ConditionType.READY), status.progress
         line = f"{show.word(status)} {status.world.size} {ready.message if ready else ''}".strip()
         # Of a run that goes well, every percent is news enough.

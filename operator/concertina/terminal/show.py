@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from concertina.api.status import Condition, ConditionType, Goodput, JobProgress, JobStatus, unix_seconds
+from concertina.api.status import Condition, ConditionType, Goodput, JobProgress, JobStatus, World, unix_seconds
+from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
+from concertina_protocol import MemberState, Report
 from concertina_protocol.messages.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 ENDED = ("Complete", "Failed")
 _SHARES = 4
-
-
-def status_of(job: Raw) -> JobStatus:
-    return JobStatus.model_validate(job.get("status") or {})
 
 
 def word(status: JobStatus) -> str:
@@ -98,6 +96,35 @@ def detail(job: Raw) -> RenderableType:
     return Group(*parts)
 
 
+def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Table:
+    """One line each, in order of rank. `report`: the lead's, where it could be asked; of another round it says nothing
+    here."""
+    names = ["Ranks", "Replica", "Node", "Pod", "State", "Step"]
+    result = Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    told = report.members if report and report.round == world.round else {}
+    first = 0
+    for member in world.members:
+        pod, known = pods.get(member.replica, {}), told.get(member.replica)
+        here = bool(pod) and member.is_pod(pod["metadata"]["uid"])
+        last = first + max(0, member.workers - 1)
+        result.add_row(
+            f"{first}" if first == last else f"{first}-{last}",
+            member.replica,
+            pod["spec"].get("nodeName") or "" if here else member.node,
+            pod.get("status", {}).get("phase", "") if here else Text("Gone", style="red"),
+            _doing(known) if known else "",
+            str(known.step) if known and known.step is not None else "",
+        )
+        first += member.workers
+    return result
+
+
+def _doing(member: MemberState) -> str:
+    if member.failure:
+        return f"{member.state}: {member.failure.message}"
+    return f"{member.state}, has {member.notice:g} s left" if member.notice is not None else f"{member.state}"
+
+
 def _state(status: JobStatus) -> Text:
     ready = status.condition(ConditionType.READY)
     style = COLOURS.get(word(status), "yellow")
@@ -108,10 +135,11 @@ def _state(status: JobStatus) -> Text:
 def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     world = status.world
     nodes = {member.node for member in world.members if member.node}
+    where = f" on {len(nodes)} nodes" if nodes or not world.members else ""
     yield (
         "World",
         (
-            f"{world.size or '0/' + str(job['spec']['replicas'])}  {world.workers} workers on {len(nodes)} nodes, "
+            f"{world.size or '0/' + str(job['spec']['replicas'])}  {world.workers} workers{where}, "
             f"round {world.round}" + (f", lead {world.lead}" if world.lead else "") + _since(world.since)
         ),
     )

@@ -13,6 +13,7 @@ from concertina.api.status import JobStatus
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
 from concertina.kube.manifests.names import JOB
+from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 from concertina_protocol import log_lines
@@ -97,7 +98,7 @@ class Watch:
 
     async def _look(self) -> None:
         self.job = await self._client.get(TRAINING_JOBS, self._namespace, self._name)
-        self.status = show.status_of(self.job)
+        self.status = status_of(self.job)
         pods, _ = await self._client.list_all(PODS, self._namespace, f"{JOB}={self._name}")
         running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
         self.pods = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in running}

@@ -19,7 +19,7 @@ Object = dict[str, Any]
 JOB = "drilled"
 FIGURES = pytest.StashKey[list[str]]()
 """Of the session: a line for each drill and each change, printed at its end (tests/conftest.py)."""
-SHOWN = ("claimed", "committed", "first_step", "named", "whole", "checkpoint")
+SHOWN = ("claimed", "committed", "first_step", "named", "told", "whole", "checkpoint")
 TRAINER: Object = {
     "steps": 1_000_000,
     "model": {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 64},

@@ -19,6 +19,7 @@ import yaml
 from builders.cluster import drills
 from builders.cluster.drills import JOB
 from builders.until import until
+from concertina.drill.faults.by_command import PREFIX
 from concertina.local.binaries import programs
 
 Object = dict[str, Any]
@@ -119,6 +120,35 @@ def on_node(node: str, *words: str) -> None:
     subprocess.run([*shlex.split(run.replace("{node}", node)), *words], check=True, capture_output=True, timeout=60)
 
 
+OPERATOR = """
+import os, subprocess, sys
+action, pod = sys.argv[1:]
+def first(pid):
+    lines = open(f"/proc/{pid}/status").read().splitlines()
+    return [line.split()[-1] for line in lines if line.startswith("NSpid:")] == ["1"]
+def is_operator(pid):
+    try:
+        return f"POD_NAME={pod}".encode() in open(f"/proc/{pid}/environ", "rb").read().split(b"\\0") and first(pid)
+    except OSError:
+        return False
+pid = next(filter(is_operator, filter(str.isdigit, os.listdir("/proc"))))
+if action in ("STOP", "CONT"):
+    sys.exit(subprocess.run(["kill", f"-{action}", pid]).returncode)
+for chain, port in (("OUTPUT", "--dport"), ("INPUT", "--sport")):
+    rule = ["iptables", "-w", action, chain, "-p", "tcp", port, "29400", "-j", "DROP"]
+    subprocess.run(["nsenter", "-t", pid, "-n", *rule], check=True)
+"""
+"""On the operator's node: a signal to it, or a filter in its pod's network (-I, -D) of all that agents say and hear."""
+ACTIONS = {"OPERATOR_STOP": "STOP", "OPERATOR_CONTINUE": "CONT", "OPERATOR_CUT": "-I", "OPERATOR_REJOIN": "-D"}
+
+
+def operator_commands() -> dict[str, str]:
+    """For drills, in the variables that they read; without a way into nodes, none."""
+    run = setting("NODE_RUN").replace("{node}", "{operator_node}")
+    program = f"{run} python3 -c {shlex.quote(OPERATOR)}"
+    return {PREFIX + name: f"{program} {action} {{operator}}" for name, action in ACTIONS.items()} if run else {}
+
+
 @dataclass
 class Cluster:
     """The cluster of a kubeconfig, as the tests' namespace is seen."""
@@ -149,6 +179,12 @@ class Cluster:
         """Where pods of the operator are: a test had better hurt another node."""
         path = "-o=jsonpath={.items[*].spec.nodeName}"
         return self.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
+
+    def operator_pod(self) -> tuple[str, str]:
+        """Its name and its node."""
+        path = "-o=jsonpath={.items[0].metadata.name} {.items[0].spec.nodeName}"
+        name, node = self.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
+        return name, node
 
     def until(self, what: str, look: Callable[[Object], Any], name: str = JOB) -> Object:
         """The job's status as soon as `look` finds it right."""

@@ -141,8 +141,13 @@ class Jobs:
         return self.wait(name, trains)
 
     def wait_gone(self, what: str, *selector: str) -> None:
-        """Until objects are deleted: kind/name, or kinds and a selector."""
-        self.cluster.kubectl("wait", what, *selector, "-n", self.namespace, "--for=delete", "--timeout=60s")
+        """Until objects are deleted: kind/name, or kinds and a selector.
+
+        What a deleted job owned goes by the garbage collector, which learns of a new kind within 30 s and doubles
+        its wait for an object whose owner's kind it doesn't know: 40 s were seen where the cluster was new.
+        """
+        arguments = ("wait", what, *selector, "-n", self.namespace, "--for=delete", "--timeout=180s")
+        self.cluster.kubectl(*arguments, timeout=200)
 
     def kill_pod(self, name: str) -> None:
         """Its processes end at once, and the pod with them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from concertina.kube.errors import Forbidden, Invalid
+from concertina.kube.errors import Forbidden, Invalid, WebhookFailed
 from simulation.parts.cluster import Conflict
 
 if TYPE_CHECKING:
@@ -52,11 +52,10 @@ REFUSALS: tuple[Exception, ...] = (
     Forbidden(403, "Forbidden", 'pods "job" is forbidden: error looking up service account: serviceaccount not found'),
     Forbidden(403, "Forbidden", 'pods "job" is forbidden: not yet ready to handle request'),
     Invalid(422, "Invalid", 'Pod "job" is invalid: spec.containers[0].image: Invalid value: a policy is being changed'),
-    Conflict(f"failed calling {HOOK}: connection refused"),
-    Conflict(f"failed calling {HOOK}: context deadline exceeded"),
+    WebhookFailed(500, "InternalError", 'failed calling webhook "policy.example.com": connection refused'),
+    Conflict("the server was unable to return a response in the time allotted"),
 )
-"""What creates of pods are answered while an admission plugin or a webhook fails. The last two are 500 to the client,
-which tries for a while and then says that the API server can't be reached."""
+"""What creates of pods are answered while an admission plugin or a webhook fails, or has no time left to fail."""
 
 
 def refused_pods(world: World, random: Random) -> None:

@@ -167,13 +167,15 @@ class Cluster:
             raise Conflict("the API server does not answer")
 
     def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> None:
-        """The JSON patch that tests the claim."""
+        """The JSON patch that tests the claim and the number of failures."""
         self._reachable(who)
         mine, theirs = observed.world.claim, self.status.world.claim
         if (mine and (mine.round, mine.claim_id, mine.committed)) != (
             theirs and (theirs.round, theirs.claim_id, theirs.committed)
         ):
             raise Conflict("the claim has changed")
+        if observed.restarts.total != self.status.restarts.total:
+            raise Conflict("failures have been counted")
         self.world.invariants.status_written(self.status, status)
         self.status = status
         self._changed("job")

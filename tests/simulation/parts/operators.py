@@ -6,8 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
+from concertina.agents.connections import asked
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
-from concertina.kube.errors import Forbidden, Invalid
+from concertina.agents.streams import is_idle, silence
+from concertina.kube.errors import Forbidden, Invalid, WebhookFailed
 from concertina.kube.parse.refusals import refusal
 from concertina.plan.actions import Action, CreatePod, DeletePod, Plan, Send
 from concertina.plan.observed import (
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from simulation.runs.world import World
 
 CALL_TIMEOUT = 3.0
-Answer = PodView | Conflict | Forbidden | Invalid | None
+Answer = PodView | Conflict | Forbidden | Invalid | WebhookFailed | None
 """Of the API server to a write of a pod."""
 
 
@@ -42,6 +44,8 @@ class Contact:
     process: AgentProcess | None = None
     """The other end of the open stream."""
     wanted: bool = False
+    waits: bool = False
+    """Whether the job had no round yet when it was opened."""
     opening: bool = False
     silent_since: float = 0.0
 
@@ -176,6 +180,7 @@ class OperatorProcess:
             nodes=self.nodes,
             agents={name: self._view(contact) for name, contact in self.contacts.items() if name in self.pods},
             fresh_claim=f"claim-{self.world.claims}",
+            seen_for={pod.uid: self.clock.now - pod.created for pod in self.pods.values()},
             secret_made=self.secret_made,
             refused=self.refused,
             competitors=competitors,
@@ -232,7 +237,7 @@ class OperatorProcess:
                 self._send(action)
         if not self.alive:
             return
-        self._follow(dict(made.watch))
+        self._follow(dict(made.watch), not made.status.world.round)
         at = 0.0
         for action in actions:
             if not isinstance(action, Send) and action not in self.writes:
@@ -248,7 +253,7 @@ class OperatorProcess:
         answer: Answer = None
         try:
             answer = self._write_pod(action)
-        except (Conflict, Forbidden, Invalid) as error:
+        except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
             answer = error
         if self.world.cluster.answers_too_late():
             answer = Conflict("no answer in time")
@@ -273,7 +278,7 @@ class OperatorProcess:
             return
         if isinstance(answer, Conflict):
             self.clock.after(1.0, self.trigger)
-        elif isinstance(answer, Forbidden | Invalid):
+        elif isinstance(answer, Forbidden | Invalid | WebhookFailed):
             kind, before = refusal(answer), self.refused
             since = before.since if before and before.kind is kind else self.now
             self.refused = Refused(kind, answer.message, since, self.now)
@@ -344,9 +349,10 @@ class OperatorProcess:
 
     # --- streams
 
-    def _follow(self, watch: dict[str, str]) -> None:
+    def _follow(self, watch: dict[str, str], waits: bool) -> None:
         for name, contact in self.contacts.items():
-            if contact.wanted and name not in watch:
+            outdated = contact.waits and not waits and is_idle(contact.view.report)
+            if contact.wanted and (outdated or name not in watch):
                 contact.wanted = False
                 if contact.process is not None:
                     contact.process.watchers.pop(self, None)
@@ -357,7 +363,7 @@ class OperatorProcess:
         for name in watch:
             contact = self.contacts.setdefault(name, Contact())
             if not contact.wanted:
-                contact.wanted = True
+                contact.wanted, contact.waits = True, waits
                 contact.view = changed(contact.view, wanted_at=self.clock.now)
                 self._open(name, contact)
 
@@ -432,6 +438,6 @@ class OperatorProcess:
                 contact.silent_since, self.heard_at = 0.0, self.clock.now
             elif not contact.silent_since:
                 contact.silent_since = self.clock.now
-            elif self.clock.now - contact.silent_since >= p.SILENCE_SECONDS:
+            elif self.clock.now - contact.silent_since >= silence(asked(contact.waits), contact.view.report):
                 self._lost(name, contact, closed=False)
         self.clock.after(TICK_SECONDS, self._tick)

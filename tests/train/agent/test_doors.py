@@ -41,7 +41,7 @@ def test_agents_may_not_speak_as_the_operator_nor_the_operator_as_an_agent(folde
     async def body():
         async with running(folder, 1, IDLE) as job:
             agent = tls.client_context(folder / "identity")
-            for message in (p.Drain(UID, 1, "c", "", False, 1.0), p.Watch(UID), p.Relay(UID, "{}", ())):
+            for message in (p.Drain(UID, 1, "c", "", False, 1.0), p.Relay(UID, "{}", ())):
                 answer = await ask(job[0].address, agent, message)
                 assert isinstance(answer, p.Refused)
                 assert "agent may not send" in answer.reason
@@ -312,3 +312,26 @@ def oldest_python() -> str:
     """Python 3.9 where it is installed, else ours: the code is linted as 3.9 in any case."""
     found = [*Path("/usr/bin").glob("python3.9"), *Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9")]
     return str(next(iter(found), sys.executable))
+
+
+def test_an_agent_tells_a_person_in_its_container_what_it_tells_the_operator(folder):
+    async def body():
+        async with running(folder, 1, IDLE) as job:
+            replica = job[0]
+
+            def asked(**environment: str) -> subprocess.CompletedProcess:
+                return subprocess.run(
+                    [*replica.program, "report"],
+                    env=replica.environment | environment, capture_output=True, timeout=GIVE_UP, check=False,
+                )  # fmt: skip
+
+            done = await asyncio.to_thread(asked)
+            assert (done.returncode, done.stderr) == (0, b"")
+            report = p.decode(done.stdout)
+            assert isinstance(report, p.Report)
+            assert (report.replica, report.state) == (replica.name, p.State.IDLE)
+            done = await asyncio.to_thread(asked, CONCERTINA_PORT="1")
+            assert (done.returncode, done.stdout) == (1, b"")
+            assert b"the agent does not answer" in done.stderr
+
+    run(body)

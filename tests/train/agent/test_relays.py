@@ -28,9 +28,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
     original = module.call
 
-    async def call(identity, address, request):
+    async def call(identity, address, request, begun):
         called.append(address)
-        return await original(identity, address, request)
+        return await original(identity, address, request, begun)
 
     monkeypatch.setattr(module, "call", call)
     monkeypatch.setattr(module, "RELAYED_ABOVE", 2)

@@ -47,3 +47,26 @@ def test_what_runs_alongside_ends_with_its_block():
         assert len(tasks) == 0
 
     asyncio.run(body())
+
+
+def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:
+    """As asyncio.wait_for does before Python 3.12, where what it waits for ends in the same moment."""
+    cancelled = 0
+
+    async def work() -> None:
+        nonlocal cancelled
+        while cancelled < 3:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                cancelled += 1
+
+    async def scenario() -> None:
+        nursery = Nursery()
+        nursery.start("work", work())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(nursery.close(), 60)
+        assert cancelled == 3
+        assert len(nursery) == 0
+
+    asyncio.run(scenario())

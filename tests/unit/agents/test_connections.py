@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
+import functools
+import os
+import resource
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,18 +18,21 @@ from pathlib import Path
 import pytest
 
 import concertina_protocol as protocol
+from builders.counted import counted
 from builders.until import until_async
 from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
 from concertina.agents.authority import Authority
 from concertina.agents.calls import Identity
 from concertina.agents.connections import AgentConnection, AgentConnections
+from concertina.agents.streams import GAP_SECONDS, Lost, OnLost, OnReport, StreamEnd, follow, silence
 from concertina.plan.actions import Send
 from concertina.plan.observed import AgentView, Call, ConnectionRefusal
 
 LIMIT = 20.0  # only to give up
 MASTER, UID, CREATED = b"m" * 32, "u1", 1_700_000_000.0
 PREPARE = protocol.Prepare(UID, 1, "c1", ())
+ASSIGN = protocol.Assign(UID, 1, "c1", (), "127.0.0.1:1", protocol.Restore(protocol.RestoreSource.FRESH))
 Answer = Callable[[protocol.Message, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -40,8 +48,10 @@ class Heard:
 
 
 @contextlib.asynccontextmanager
-async def agent(answer: Answer, folder: Path, port: int = 0, master: bytes = MASTER) -> AsyncIterator[str]:
-    """An agent that hands each request to `answer`; its address."""
+async def agent(
+    answer: Answer, folder: Path, port: int = 0, master: bytes = MASTER, requests: int = 1
+) -> AsyncIterator[str]:
+    """An agent that hands each request to `answer`, so many of a connection; its address."""
     for name, content in Authority(master, UID, CREATED).secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -53,7 +63,9 @@ async def agent(answer: Answer, folder: Path, port: int = 0, master: bytes = MAS
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with contextlib.suppress(ConnectionError):
-            await answer(protocol.decode(await reader.readline()), writer)
+            for _ in range(requests):
+                if line := await reader.readline():
+                    await answer(protocol.decode(line), writer)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", port, ssl=context)
@@ -76,6 +88,22 @@ async def forever(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
         writer.write(protocol.encode(report()))
         await writer.drain()
         await asyncio.sleep(0.05)
+
+
+def remembered(asked: list[protocol.Message]) -> Answer:
+    """The same, of one that keeps what it was asked."""
+
+    async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        asked.append(message)
+        await forever(message, writer)
+
+    return answer
+
+
+def following(address: str, on_report: OnReport, on_lost: OnLost) -> asyncio.Task[None]:
+    identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
+    watch = protocol.Watch(UID, changes=True)
+    return asyncio.create_task(follow(identity, address, lambda: watch, lambda: None, on_report, on_lost))
 
 
 def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_twice(tmp_path: Path) -> None:
@@ -106,6 +134,60 @@ def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_tw
             assert isinstance(call.reply, protocol.Prepared)
             assert not connections.send(UID, [Send("r0", address, PREPARE)])
             assert received == [PREPARE]
+            connections.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("requests", "expected"), [(2, 1), (1, 2)], ids=["kept", "closed by the agent"])
+def test_an_assign_goes_where_its_prepare_went(requests: int, expected: int, tmp_path: Path) -> None:
+    peers: list[object] = []
+
+    async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        peers.append(writer.get_extra_info("peername"))
+        prepared = protocol.Prepared("r0", "i1", 1, "c1", 1, "127.0.0.1:1", ("r0",))
+        reply = prepared if isinstance(message, protocol.Prepare) else protocol.Accepted(1, "c1")
+        writer.write(protocol.encode(reply))
+        await writer.drain()
+
+    async def scenario() -> None:
+        async with agent(answer, tmp_path, requests=requests) as address:
+            heard = Heard()
+            connections = AgentConnections(heard)
+            await connections.open(UID, CREATED, MASTER)
+            for answers, message in enumerate((PREPARE, ASSIGN), start=1):
+                connections.send(UID, [Send("r0", address, message)])
+                await until_async(functools.partial(lambda count: len(heard.changes) == count, answers), "an answer")
+        assert len(set(peers)) == expected
+        assert len(peers) == 2
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_has_no_file_descriptor_left_accuses_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        connections, files = AgentConnections(Heard()), list[int]()
+        await connections.open(UID, CREATED, MASTER)
+        given = resource.getrlimit(resource.RLIMIT_NOFILE)
+        async with agent(forever, tmp_path) as address:
+            try:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] + 1, given[1]))
+                with contextlib.suppress(OSError):  # those that were free below it
+                    while True:
+                        files.append(os.open(os.devnull, os.O_RDONLY))
+                connections.watch(UID, {"r0": address})
+                await asyncio.sleep(3 * calls_module.NO_DESCRIPTOR_SECONDS)
+                view = connections.views(UID)["r0"]
+                assert (view.connected, view.wanted_at, view.lost_at, view.refusal) == (False, None, None, None)
+            finally:
+                for file in files:
+                    os.close(file)
+                resource.setrlimit(resource.RLIMIT_NOFILE, given)
+            await until_async(
+                lambda: connections.views(UID)["r0"].connected, "a report", lambda: connections.views(UID)
+            )
             connections.close()
 
     asyncio.run(scenario())
@@ -158,20 +240,36 @@ def test_an_answer_to_an_older_claim_does_not_replace_a_newer_call(tmp_path: Pat
     asyncio.run(scenario())
 
 
+def stream_ends() -> Counter[str]:
+    return Counter({end: int(counted("concertina_agent_stream_ends_total", reason=end)) for end in StreamEnd})
+
+
+def streams(connections: AgentConnections) -> dict[str, float]:
+    """By state, those that there are."""
+    connections.set_gauges()
+    states = {state.value: counted("concertina_agent_streams", state=state) for state in module.StreamState}
+    return {state: count for state, count in states.items() if count}
+
+
 def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_path: Path) -> None:
+    before = stream_ends()
+
     async def scenario() -> None:
         connections = AgentConnections(Heard())
         await connections.open(UID, CREATED, MASTER)
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path) as address:
             connections.watch(UID, {"r0": address})
+            assert streams(connections) == {"opening": 1}
             await until_async(lambda: view().connected, "a stream", view)
+            assert streams(connections) == {"open": 1}
             assert view().report == report()
             assert view().ready_at is not None
         await until_async(lambda: not view().connected, "a stream that is lost", view)
         assert view().lost_at is not None
         assert view().closed
         assert view().report is not None
+        assert streams(connections) == {"lost": 1}
         await until_async(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING, "a refusal", view)
         async with agent(forever, tmp_path, port=int(address.split(":")[1])):
             await until_async(lambda: view().connected, "a stream", view)
@@ -179,9 +277,26 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
             assert view().refusal is None
             connections.watch(UID, {})
             assert not view().connected
+            assert streams(connections) == {}
         connections.close()
 
     asyncio.run(scenario())
+    ends = stream_ends() - before
+    assert (ends.pop("not_listening") >= 1, ends) == (True, {"closed": 1, "not_wanted": 1})
+
+
+def test_a_round_is_under_way_with_the_first_progress_of_what_this_operator_assigned() -> None:
+    assign = Call(3, "c", sent_at=1.0)
+    view = AgentView(assign=assign)
+    told = dataclasses.replace(report(step=1), round=3, claim="c")
+    silent = dataclasses.replace(told, progress=None)
+    assert module._assigned(view, silent) is None
+    assert module._assigned(view, told) is assign
+    assert module._assigned(dataclasses.replace(view, report=silent), told) is assign
+    assert module._assigned(dataclasses.replace(view, report=report(step=1)), told) is assign, "of the round before"
+    assert module._assigned(dataclasses.replace(view, report=told), told) is None
+    assert module._assigned(view, dataclasses.replace(told, claim="another's")) is None
+    assert module._assigned(AgentView(), told) is None
 
 
 def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_path: Path) -> None:
@@ -361,8 +476,11 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
     async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         waiting.append(writer)
 
+    now = 1000.0
+
     async def scenario() -> None:
-        connections = AgentConnections(lambda uid, at_once: None)
+        nonlocal now
+        connections = AgentConnections(lambda uid, at_once: None, clock=lambda: now, wall=lambda: now)
         for uid in ("slow", UID):
             await connections.open(uid, CREATED, MASTER)
         silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
@@ -372,11 +490,19 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path) as address:
             connections.watch(UID, {"r0": address})
+            connections.send(UID, [Send("r0", address, ASSIGN)])
+            made_for = connections.views(UID)["r0"].assign
             await asyncio.sleep(0.3)
             assert not view().connected
             assert view().silent_since is None
+            now += 1.0
             waiting[0].transport.abort()
             await until_async(lambda: view().connected, "a stream", view)
+            await until_async(lambda: (found := view().assign) and found.done_at, "the end of the call", view)
+            sent = view().assign
+            assert made_for is not None
+            assert sent is not None
+            assert sent.sent_at == pytest.approx(made_for.sent_at + 1.0)
             connections.close()
         silent.close()
 
@@ -559,3 +685,97 @@ def test_one_that_was_to_pass_something_on_and_babbles_holds_nobody_up(
             assert [each async for each in calls_module.relay(identity, address, "{}", {"r1": address})] == []
 
     asyncio.run(scenario())
+
+
+def test_an_agent_that_says_lines_without_a_pause_is_heard_at_a_pace(tmp_path: Path) -> None:
+    """What it keeps the operator from is its own reports."""
+
+    async def flood(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        lines = b"".join(protocol.encode(report(step)) for step in range(500))
+        while True:
+            writer.write(lines)
+            await writer.drain()
+
+    async def scenario() -> None:
+        loop, heard = asyncio.get_running_loop(), list[protocol.Report]()
+        async with agent(flood, tmp_path) as address:
+            begun = loop.time()
+            task = following(address, heard.append, lambda lost: None)
+            await until_async(lambda: len(heard) >= 20, "some reports", lambda: len(heard))
+            assert len(heard) <= 1 + (loop.time() - begun) / GAP_SECONDS
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_line_that_is_said_again_keeps_a_stream_alive_and_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "SILENCE_SECONDS", 0.5)
+    said = 0
+
+    async def repeat(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        nonlocal said
+        for step in (0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0):
+            writer.write(protocol.encode(report(step)))
+            await writer.drain()
+            await asyncio.sleep(0.1)
+            said += 1
+        await asyncio.sleep(LIMIT)
+
+    async def scenario() -> None:
+        heard, lost = list[protocol.Report](), list[Lost]()
+        async with agent(repeat, tmp_path) as address:
+            task = following(address, heard.append, lost.append)
+            await until_async(lambda: said == 12, "all that it says", lambda: said)
+            assert [each.progress.step for each in heard if each.progress] == [0, 1, 0]
+            assert not lost
+            await until_async(lambda: bool(lost), "its silence", lambda: lost)
+            assert lost[0].end is StreamEnd.SILENT
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_the_more_jobs_there_are_the_rarer_are_numbers_of_each(tmp_path: Path) -> None:
+    asked: list[protocol.Message] = []
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        await connections.open(UID, CREATED, MASTER)
+        async with agent(remembered(asked), tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: len(asked) == 1, "a stream", lambda: asked)
+            for number in range(199):
+                await connections.open(f"another-{number}", CREATED, MASTER)
+            connections.watch(UID, {})
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: len(asked) == 2, "another stream", lambda: asked)
+        connections.close()
+
+    asyncio.run(scenario())
+    assert [watch.pace for watch in asked if isinstance(watch, protocol.Watch)] == [0.25, 2.0]
+
+
+def test_who_waits_for_the_first_round_speaks_rarely_and_who_is_left_out_of_it_does_no_more(tmp_path: Path) -> None:
+    asked: list[protocol.Message] = []
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        await connections.open(UID, CREATED, MASTER)
+        async with agent(remembered(asked), tmp_path) as address:
+            for waits in (True, True, False, False):
+                connections.watch(UID, {"r0": address}, waits)
+                await until_async(lambda: connections.views(UID)["r0"].connected, "a stream", lambda: asked)
+        connections.close()
+
+    asyncio.run(scenario())
+    assert [watch.idle_beat for watch in asked if isinstance(watch, protocol.Watch)] == [5.0, 1.0]
+
+
+def test_for_how_long_an_agent_may_be_silent() -> None:
+    rarely = protocol.Watch(UID, changes=True, idle_beat=5.0)
+    assert silence(rarely, report(state=protocol.State.IDLE)) == 15.0
+    assert silence(rarely, report(state=protocol.State.RUNNING)) == 3.0
+    assert silence(rarely, None) == 3.0
+    assert silence(protocol.Watch(UID), report(state=protocol.State.IDLE)) == 3.0

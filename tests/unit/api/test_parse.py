@@ -153,3 +153,11 @@ def test_what_is_refused_at_apply_does_not_end_a_job_that_is_stored_already(path
     assert (spec.template.manifest(), ignored) == (job["spec"]["template"], ())
     with pytest.raises(SpecError, match="larger than replicas"):
         parse_stored({"spec": {**job["spec"], "replicas": 1}})
+
+
+def test_what_a_person_has_named_as_pydantic_names_alternatives_is_told_by_its_name() -> None:
+    with pytest.raises(SpecError, match=r"spec\.int is not a field") as refused:
+        parse_spec({"spec": {**JOB["spec"], "int": 3, "workersPerReplica": "some"}})
+    assert "spec.workersPerReplica must be auto or a whole number from 1 to 1024" in str(refused.value)
+    with pytest.raises(SpecError, match=r"spec\.template\.metadata\.labels\.int must be a string"):
+        parse_spec(changed("template.metadata.labels", {"int": 5}))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
+from builders.cluster import drills
+from concertina.api.status import JobStatus
+from concertina.drill.faults import by_command, by_object
+from concertina.drill.faults.by_command import ByCommand
 from concertina.drill.scenarios import SCENARIOS
+from concertina.drill.target import DrillTarget, Injection
 from concertina.drill.verdict import Expect, Seconds, Seen, evaluate, positions
+from concertina.terminal.connection import Complaint
 from concertina_protocol import RestoreSource
 from concertina_protocol.log_lines import RoundStarted
 
@@ -73,3 +81,55 @@ def test_every_scenario_can_be_played_or_says_why() -> None:
     for name, scenario in SCENARIOS.items():
         for way in (scenario.local, scenario.elsewhere):
             assert callable(way) or len(way.split()) > 5, name
+
+
+@dataclass(frozen=True)
+class Target(DrillTarget):
+    """Of a job as drills play on, in a world of that many replicas, on nodes n0, n1, ...; the operator is on `home`."""
+
+    replicas: int
+    home: str = "home"
+
+    async def job(self) -> dict[str, Any]:
+        pod = {"spec": {"containers": [{"name": "trainer", "image": "i"}]}}
+        return drills.manifest(pod, "s3://bucket/data", {"uri": "s3://bucket/job"})
+
+    async def status(self) -> JobStatus:
+        names = {n: {"replica": f"a-{n}-0", "uid": f"u{n}", "node": f"n{n}"} for n in range(self.replicas)}
+        members = [{**names[n], "instance": "i", "workers": 1} for n in names]
+        return JobStatus.model_validate({"world": {"members": members, "lead": "a-0-0"}})
+
+    async def operator(self) -> dict[str, Any]:
+        return {"metadata": {"name": "operator-1"}, "spec": {"nodeName": self.home}}
+
+
+def target(replicas: int = 3) -> Target:
+    return Target(None, "default", drills.JOB, None, replicas)  # type: ignore[arg-type]
+
+
+async def played(fault: ByCommand, on: DrillTarget) -> Injection:
+    async with fault(on) as injection:
+        return injection
+
+
+def test_a_job_that_would_stand_still_without_its_pod_is_refused_none() -> None:
+    async def play() -> None:
+        async with by_object.refuse_pods(target(replicas=2)):
+            raise AssertionError
+
+    with pytest.raises(Complaint, match="minReplicas"):
+        asyncio.run(play())
+
+
+def test_commands_are_told_which_node_and_which_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    said = tmp_path / "said"
+    for name, words in (("A", "stop {operator} {operator_node}"), ("B", "go {operator}"), ("C", "{node}"), ("D", "up")):
+        monkeypatch.setenv(by_command.PREFIX + name, f"sh -c 'echo {words} >> {said}'")
+    operator = ByCommand("A", "B", "stopped {operator}")
+    assert asyncio.run(played(operator, target())).text == "stopped operator-1"
+    assert asyncio.run(played(ByCommand("C", "D", "killed {node}"), target())).text == "killed n2"
+    assert said.read_text().splitlines() == ["stop operator-1 home", "go operator-1", "n2", "up"]
+    monkeypatch.delenv(by_command.PREFIX + "A")
+    assert operator.given
+    with pytest.raises(Complaint, match=by_command.PREFIX + "A"):
+        asyncio.run(played(operator, target()))

@@ -1,5 +1,8 @@
 """What `concertina status JOB` says of a job."""
 
+from dataclasses import replace
+from typing import Any
+
 from rich.console import Console
 
 from concertina.api.status import (
@@ -7,12 +10,16 @@ from concertina.api.status import (
     Condition,
     JobStatus,
     LastFailure,
+    Member,
     Rollback,
     SampleRange,
     ShareMark,
+    World,
     rfc3339,
 )
-from concertina.terminal.show import detail
+from concertina.cli import checkpoint, jobs
+from concertina.terminal.show import detail, members
+from concertina_protocol import MemberState, Report
 
 
 def said(status: JobStatus) -> str:
@@ -35,6 +42,33 @@ def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
     assert "by steps alone; best would be every 1m30s" in said(JobStatus(checkpoint_interval=by_steps))
     plain = said(JobStatus())
     assert not any(word in plain for word in ("Rolled back", "Left out", "best would be"))
+
+
+def test_of_a_newer_operators_status_is_shown_what_can_be_read() -> None:
+    back = Rollback(round=3, step=50, reason="LossSpike", message="The loss is 9.", at=rfc3339(1_800_000_000))
+    newer = {
+        **JobStatus(rollback=back).manifest(),
+        "world": {"copies": "Galaxy", "round": 7},
+        "restarts": {"total": "x"},
+    }
+    job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"replicas": 2}, "status": newer}
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(detail(job))
+    text = captured.get()
+    assert "round 7" in text
+    assert "The loss is 9." in text
+
+
+def test_what_others_have_written_is_shown_as_it_is() -> None:
+    """It says nothing of how: a script's last words, a label, a node's reason."""
+    words = "[/red] [link=a] :boom: [bold]no"
+    back = Rollback(round=3, step=50, reason="LossSpike", message=words, at=rfc3339(1_800_000_000))
+    job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"replicas": 2}}
+    for console in (jobs.console, checkpoint.console):
+        with console.capture() as captured:
+            console.print(detail({**job, "status": JobStatus(rollback=back).manifest()}), width=300)
+        assert words in captured.get()
 
 
 def test_who_computes_how_much_where_that_follows_speed() -> None:
@@ -68,3 +102,33 @@ def test_a_failure_is_said_once_and_what_the_worker_printed_last_once_below_it()
     assert text.count(error) == 2, "at the top, and at the end of the last lines"
     trains = said(JobStatus(conditions=conditions("True"), last_failure=told))
     assert ("a-0-1 on node-1, round 2," in trains, "Traceback" in trains) == (True, False)
+
+
+def test_members_with_their_ranks_as_pods_and_their_lead_tell_of_them() -> None:
+    def pod(uid: str) -> dict[str, Any]:
+        return {"metadata": {"uid": uid}, "spec": {"nodeName": "node-7"}, "status": {"phase": "Running"}}
+
+    world = World(
+        round=3,
+        members=tuple(
+            Member(replica=f"a-{index}-0", uid=f"0000000{index}~", instance="i", workers=2) for index in range(3)
+        ),
+    )
+    pods = {"a-0-0": pod("00000000-1111"), "a-1-0": pod("another one's")}
+    told = {"a-0-0": MemberState("a-0-0", "i", 3, "c", "running", step=41, notice=20.0)}
+    report = Report("a-0-0", "i", True, 3, "c", "running", members=told)
+
+    def said(report: Report | None) -> list[list[str]]:
+        console = Console(width=300)
+        with console.capture() as captured:
+            console.print(members(world, pods, report))
+        return [line.split() for line in captured.get().splitlines()]
+
+    assert said(report) == [
+        ["Ranks", "Replica", "Node", "Pod", "State", "Step"],
+        ["0-1", "a-0-0", "node-7", "Running", "running,", "has", "20", "s", "left", "41"],
+        ["2-3", "a-1-0", "Gone"],
+        ["4-5", "a-2-0", "Gone"],
+    ]
+    assert said(None)[1] == ["0-1", "a-0-0", "node-7", "Running"]
+    assert said(replace(report, round=2)) == said(None)

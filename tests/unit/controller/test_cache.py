@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -192,10 +193,23 @@ def test_a_job_that_is_forgotten_gives_its_uri_free() -> None:
     assert known.cache.observe("old") is None
 
 
+def test_for_how_long_a_pod_is_known_no_clock_says() -> None:
+    known = Known()
+    known.cache.on_pod(None, pod("a-0-0", "a"))
+    known.cache.on_job(job("a", 1))
+    known.cache.on_pod(pod("a-0-0", "a"), pod("a-0-0", "a", phase="Running"))
+    (first,) = known.cache.observe("a").seen_for.values()  # type: ignore[union-attr]
+    time.sleep(0.01)
+    (later,) = known.cache.observe("a").seen_for.values()  # type: ignore[union-attr]
+    assert 0 <= first < later < 60, "it was created long ago, by the API server's clock"
+    known.cache.on_pod(pod("a-0-0", "a"), None)
+    assert known.cache.observe("a").seen_for == {}  # type: ignore[union-attr]
+
+
 def test_the_more_jobs_the_rarer_are_writes_of_progress() -> None:
     known = Known()
     known.cache.on_job(job("0", 1))
-    assert known.cache.observe("0").progress_every == 2.0  # type: ignore[union-attr]
+    assert known.cache.observe("0").progress_every == 1.5  # type: ignore[union-attr]
     for number in range(1, 1000):
         known.cache.on_job(job(str(number), 1))
     assert known.cache.observe("0").progress_every == 50.0  # type: ignore[union-attr]
@@ -216,6 +230,7 @@ def test_a_write_tests_the_claim_as_it_was_observed() -> None:
         "/world/claim/claimId": "c",
         "/world/claim/committed": False,
     }
+    assert tested({"world": {}, "restarts": {"total": 3}}) == {"/world/claim": None, "/restarts/total": 3}
 
 
 def unplaced(name: str, job_uid: str) -> OwnedPod:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from builders.counted import counted
 from concertina.controller import operator
 from concertina.kube.watch.lease import LeaseLost
 
@@ -14,7 +15,7 @@ def test_a_part_that_ends_is_begun_again_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(operator, "FIRST_SECONDS", 0.001)
-    begun = 0
+    begun, ended = 0, counted("concertina_parts_ended_total", part="pods")
 
     async def part() -> None:
         nonlocal begun
@@ -25,8 +26,9 @@ def test_a_part_that_ends_is_begun_again_and_named(
             raise LeaseLost("another operator has it")
 
     with pytest.raises(LeaseLost):
-        asyncio.run(operator._kept_running("nodes", part))
+        asyncio.run(operator._kept_running("pods/team-a", part))
     assert begun == 4
+    assert counted("concertina_parts_ended_total", part="pods") == ended + 3
     lines = [line for line in capsys.readouterr().err.splitlines() if "part ended" in line]
     assert len(lines) == 3
     assert "RecursionError('too deep')" in lines[0]

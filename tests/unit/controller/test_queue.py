@@ -50,6 +50,32 @@ def test_a_burst_folds_into_one_more_run_and_runs_of_a_key_never_overlap() -> No
     asyncio.run(scenario())
 
 
+def test_additions_after_a_gap_fold_into_one_run_at_its_end_and_the_first_has_none() -> None:
+    begun: list[float] = []
+
+    async def work(key: str) -> float:
+        begun.append(asyncio.get_running_loop().time())
+        return 1e6
+
+    async def scenario() -> None:
+        queue = started(work)
+        queue.add_after("a", 1e6)
+        await until_async(lambda: len(begun) == 1, "the first run", lambda: begun)
+        for _ in range(5):
+            queue.add_after("a", 0.2)
+            await asyncio.sleep(0.01)
+        await until_async(lambda: len(begun) == 2, "the second run", lambda: begun)
+        await asyncio.sleep(0.25)
+        assert len(begun) == 2
+        assert begun[1] - begun[0] >= 0.19
+        queue.add_after("a", 1e6)
+        queue.add("a")
+        await until_async(lambda: len(begun) == 3, "a run without a gap", lambda: begun)
+        await queue.close()
+
+    asyncio.run(scenario())
+
+
 def test_additions_before_the_start_wait_for_it() -> None:
     runs: list[str] = []
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
+from concertina.api.status import JobStatus, World
 from concertina.controller.cache.job import CachedJob
-from concertina.controller.writes import FIRST, SLOTS, SMALLEST, Writes
+from concertina.controller.writes import A_TURN, FIRST, SLOTS, SMALLEST, Writes
 from concertina.kube.parse.views import job_view, pod_view
 from concertina.plan.actions import Action, CreatePod, DeletePod
 
@@ -61,7 +63,7 @@ def test_what_is_under_way_is_not_begun_again() -> None:
         server, a = Server(), job("a")
         for _ in range(3):
             server.writes.start(a, [CreatePod(0, 0, avoid_nodes=("x",)), CreatePod(1, 0)])
-            server.writes.start(a, [CreatePod(0, 0)])
+            server.writes.start(a, [CreatePod(0, 0), CreatePod(1, 0)])
             await settled()
         assert server.count("a") == 2
         server.answers.set()
@@ -88,6 +90,42 @@ def test_a_pod_that_is_there_by_now_is_not_created_again() -> None:
     run(scenario)
 
 
+def test_what_waits_is_written_as_the_last_pass_wants_it() -> None:
+    """A turn may take long to come: who was to be deleted then may be a member by now."""
+
+    async def scenario() -> None:
+        server, late = Server(), job("late")
+        for number in range(SLOTS):
+            server.writes.start(job(f"other-{number}"), CREATES[:1])
+        await settled()
+        server.writes.start(late, [CreatePod(0, 0), CreatePod(1, 0), DeletePod("member", "u", "is not needed")])
+        await settled()
+        server.writes.start(late, [CreatePod(0, 0, avoid_nodes=("bad",))])
+        server.answers.set()
+        await settled()
+        assert [action for uid, action in server.asked if uid == "late"] == [CreatePod(0, 0, avoid_nodes=("bad",))]
+        server.writes.start(late, CREATES[:2])
+        await settled()
+        assert server.count("late") == 3, "one that was left is wanted again"
+
+    run(scenario)
+
+
+def test_of_a_job_that_is_gone_nothing_more_is_written() -> None:
+    async def scenario() -> None:
+        server = Server()
+        for number in range(SLOTS):
+            server.writes.start(job(f"other-{number}"), CREATES[:1])
+        server.writes.start(job("gone"), CREATES)
+        await settled()
+        server.writes.forget("gone")
+        server.answers.set()
+        await settled()
+        assert server.count("gone") == 0
+
+    run(scenario)
+
+
 def test_one_who_wants_thousands_leaves_slots_to_the_others() -> None:
     async def scenario() -> None:
         server = Server()
@@ -96,9 +134,14 @@ def test_one_who_wants_thousands_leaves_slots_to_the_others() -> None:
         await settled()
         assert len(server.asked) == SLOTS
         server.writes.start(job("new"), CREATES[:1])
+        trains = job("trains")
+        trains.view = dataclasses.replace(trains.view, status=JobStatus(world=World(round=1)))
+        server.writes.start(trains, CREATES[:1])
         server.answers.set()
         await settled()
-        assert [uid for uid, _ in server.asked].index("new") <= SLOTS + 8  # a turn of each, not all that they wait for
+        asked = [uid for uid, _ in server.asked]
+        assert asked.index("new") <= SLOTS + 8 * A_TURN  # a turn of each, not all that they wait for
+        assert asked.index("trains") <= SLOTS + 1  # those that have not begun can wait
 
     run(scenario)
 

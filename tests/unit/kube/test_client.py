@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
+from builders.counted import counted
+from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
+from concertina.kube.errors import Unreachable
 from concertina.kube.resources import PODS
+from concertina.local.host import processes
 
 STARTING = {"kind": "Status", "code": 503, "message": "the request has been made before all known HTTP paths"}
 
@@ -21,11 +28,66 @@ def kubeconfig(server: str) -> str:
     return json.dumps({"current-context": "c", "contexts": [named], "clusters": clusters, "users": users})
 
 
-def test_a_server_that_has_just_started_is_asked_again_before_the_time_that_it_names(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def answering(folder: Path, answers: list[web.Response]) -> AsyncIterator[Client]:
+    """A server that gives these answers, one after the other."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return answers.pop(0)
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        host, port = runner.addresses[0][:2]
+        (folder / "config").write_text(kubeconfig(f"http://{host}:{port}"))
+        async with Client(await access.load(str(folder / "config")), give_up_after=20.0) as client:
+            yield client
+    finally:
+        await runner.cleanup()
+
+
+def test_what_a_proxy_answers_is_asked_again(tmp_path: Path) -> None:
+    """A page for people, and a time to come back that is a date."""
     answers = [
-        web.json_response(STARTING, status=503, headers={"Retry-After": "30"}),
+        web.Response(text="<html>in a moment</html>"),
+        web.json_response(STARTING, status=503, headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}),
         web.json_response({"kind": "Pod", "metadata": {"name": "a"}}),
     ]
+
+    async def scenario() -> None:
+        async with answering(tmp_path, answers) as client:
+            assert (await client.get(PODS, "default", "a"))["metadata"]["name"] == "a"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cut", ['{"type": "ADDED", "obj', '{"type": "ADDED"}', "[]", '{"type": 1, "object": {}}'])
+def test_a_watch_that_is_cut_off_within_a_line_is_lost(tmp_path: Path, cut: str) -> None:
+    event = {"type": "ADDED", "object": {"metadata": {"name": "a"}}}
+
+    async def scenario() -> None:
+        async with answering(tmp_path, [web.Response(text=f"{json.dumps(event)}\n{cut}")]) as client:
+            watch = client.watch(PODS, "default", "1")
+            assert await anext(watch) == ("ADDED", event["object"])
+            with pytest.raises(Unreachable, match="no event"):
+                await anext(watch)
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_counted_by_their_code_and_timed_from_the_first_try(tmp_path: Path) -> None:
+    """Without the user and password that an address may hold."""
+    (port,) = processes.free_ports("127.0.0.1", 1)
+    host = f"127.0.0.1:{port}"
+    (tmp_path / "config").write_text(kubeconfig(f"http://user:secret@{host}"))
+    answers = [web.json_response(STARTING, status=503), web.json_response({"kind": "Pod", "metadata": {}})]
+
+    def codes() -> dict[str, float]:
+        labels = {"method": "GET", "host": host, "resource": "pods"}
+        return {code: counted("rest_client_requests_total", code=code, **labels) for code in ("<error>", "503", "200")}
 
     async def answer(_: web.Request) -> web.Response:
         return answers.pop(0)
@@ -35,14 +97,30 @@ def test_a_server_that_has_just_started_is_asked_again_before_the_time_that_it_n
         application.router.add_get("/{path:.*}", answer)
         runner = web.AppRunner(application)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            host, port = runner.addresses[0][:2]
-            (tmp_path / "config").write_text(kubeconfig(f"http://{host}:{port}"))
-            async with Client(await access.load(str(tmp_path / "config")), give_up_after=20.0) as client:
-                assert (await client.get(PODS, "default", "a"))["metadata"]["name"] == "a"
-        finally:
-            await runner.cleanup()
+        async with Client(await access.load(str(tmp_path / "config")), give_up_after=20.0) as client:
+            asking = asyncio.create_task(client.get(PODS, "default", "a"))
+            await until_async(lambda: codes()["<error>"], "a try that nobody answers", codes)
+            await web.TCPSite(runner, *host.split(":")).start()
+            try:
+                await asking
+            finally:
+                await runner.cleanup()
+
+    asyncio.run(scenario())
+    seen = codes()
+    assert (seen.pop("<error>") >= 1, seen) == (True, {"503": 1, "200": 1})
+    labels = {"verb": "GET", "host": host, "resource": "pods"}
+    assert counted("rest_client_request_duration_seconds_count", **labels) == 1
+
+
+def test_a_server_that_has_just_started_is_asked_again_before_the_time_that_it_names(tmp_path: Path) -> None:
+    answers = [
+        web.json_response(STARTING, status=503, headers={"Retry-After": "30"}),
+        web.json_response({"kind": "Pod", "metadata": {"name": "a"}}),
+    ]
+
+    async def scenario() -> None:
+        async with answering(tmp_path, answers) as client:
+            assert (await client.get(PODS, "default", "a"))["metadata"]["name"] == "a"
 
     asyncio.run(scenario())

@@ -23,6 +23,13 @@ def test_what_is_not_nested_deeply_is_read_as_it_is(value: Any) -> None:
     assert shallow_loads(json.dumps(value, ensure_ascii=False).encode()) == value
 
 
+@pytest.mark.parametrize("levels", [1, DEEPEST - 1, DEEPEST, DEEPEST + 1, 900, 5000])
+@pytest.mark.parametrize(("opening", "closing"), [('{"a":', "}"), ("[", "]")])
+def test_the_deepest_that_is_kept(opening: str, closing: str, levels: int) -> None:
+    read = shallow_loads(opening * levels + "1" + closing * levels)
+    assert (LEFT_OUT in json.dumps(read)) == (levels > DEEPEST)
+
+
 @pytest.mark.parametrize(("opening", "closing"), [('{"a\\"[{":', "}"), ("[", "]")])
 def test_what_is_nested_deeply_is_left_out(opening: str, closing: str) -> None:
     deep = opening * 100_000 + "1" + closing * 100_000

@@ -56,6 +56,7 @@ def test_any_other_line_is_none(text: str) -> None:
         "step 12/1000  loss 1.2.3  rate 1.00e-03  12,345 tokens/s  20 ms",
         "step 12: evaluation loss 5.5437 (mean of 8 sequences)",
         f"step {'9' * 5000}/1  loss 5.5437  rate 1.00e-03  12,345 tokens/s  20 ms",
+        f"step 12/1000  loss 5.5437  rate 1.00e-03  12,345 tokens/s  {'9' * 400} ms",
         f"said: {STEP!s}",
         f"{STEP} and more",
         "round 3 is at work: step 13, state from the seed; seconds: start 0.041; at 1763860000.2500",

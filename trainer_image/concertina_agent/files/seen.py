@@ -18,7 +18,7 @@ def read(volume: Path) -> tuple[int, str]:
         return int(kept["round"]), str(kept["claim"])
     except FileNotFoundError:
         return 0, ""
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         log_event("seen_damaged", error=f"{type(error).__name__}: {error}")
         return 0, ""
 

@@ -16,6 +16,8 @@ import concertina_protocol as p
 from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_sidecar
 
 CHUNK = 1 << 18
+LARGEST = 1 << 63
+"""Bytes: no file has as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Shard:
 def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], int]) -> None:
     """Write what `read_into` brings, which counts once it is committed. Raises OSError where the volume has no room,
     Damaged where the bytes are not those that the header announced."""
+    if not 0 <= header.size < LARGEST:
+        raise Damaged(f"shard {header.shard} can't be of {str(header.size)[:20]} bytes")
     path.parent.mkdir(parents=True, exist_ok=True)
     left, checksum, buffer = header.size, 0, memoryview(bytearray(CHUNK))
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:

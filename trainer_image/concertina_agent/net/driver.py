@@ -15,7 +15,7 @@ from concertina_agent.net import tls
 from concertina_agent.net.link import MemberStreams, follow_lead
 from concertina_agent.net.server import AgentServer, Answered
 from concertina_agent.net.shard_wire import ShardWire
-from concertina_agent.net.state_stream import CHANGES, MIN_GAP_SECONDS, WHOLE, stream
+from concertina_agent.net.state_stream import CHANGES, MIN_GAP_SECONDS, WHOLE, often, stream
 from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
@@ -28,6 +28,8 @@ PINGS, MORE_SECONDS = 8, 0.03
 under way, and where there are more candidates each has so much longer for each of them."""
 RELAY_SECONDS = 5.0
 """The operator waits no longer either."""
+LONGEST_SECONDS = 60.0
+"""Between two lines of a stream, whatever is asked for."""
 RELAYS = 128
 """To how many at most a line is passed on."""
 
@@ -151,9 +153,14 @@ class NetworkDriver:
     async def watch(self, message: p.Watch, wire: Connection) -> None:
         report, news = self._agent.report, self._changes
         if message.changes:
-            await stream(wire, report, news, CHANGES, pace=p.REPORT_SECONDS, beat=p.REPORT_SECONDS)
+            pace, idle_beat = _bounded(message.pace), _bounded(message.idle_beat)
+
+            def beat(report: p.Report) -> float:
+                return idle_beat if report.state is p.State.IDLE else p.REPORT_SECONDS
+
+            await stream(wire, report, news, CHANGES, pace, beat)
         else:
-            await stream(wire, report, news, WHOLE, pace=MIN_GAP_SECONDS)
+            await stream(wire, report, news, WHOLE, MIN_GAP_SECONDS, often)
 
     async def join(self, message: p.Join, wire: Connection) -> None:
         joined = False
@@ -174,3 +181,7 @@ class NetworkDriver:
         self._requests += 1
         self._replies[self._requests] = reply
         self._emit(e.RequestReceived(self._requests, message))
+
+
+def _bounded(seconds: float) -> float:
+    return seconds if 0 <= seconds <= LONGEST_SECONDS else LONGEST_SECONDS

@@ -10,7 +10,7 @@ from typing import Optional
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.round.lead import AT_ONCE, JOIN_GAP_SECONDS
-from concertina_agent.net.state_stream import MEMBER, stream
+from concertina_agent.net.state_stream import MEMBER, often, stream
 from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import Nursery
@@ -50,7 +50,7 @@ async def follow_lead(
         emit(e.LeadJoined(*key))
         kinds = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
         pace = min(p.BEAT_SECONDS, members / LINES_A_SECOND)
-        with tasks.alongside("stream to lead", stream(wire, state, changes, MEMBER, pace)):
+        with tasks.alongside("stream to lead", stream(wire, state, changes, MEMBER, pace, often)):
             try:
                 await _listen(wire, lambda message: emit(e.LeadMessage(*key, message)), kinds)
             except ProtocolError as error:
@@ -123,7 +123,7 @@ class MemberStreams:
 
         detail = ""
         try:
-            beats = stream(wire, self._state, self._never, MEMBER, p.BEAT_SECONDS)
+            beats = stream(wire, self._state, self._never, MEMBER, p.BEAT_SECONDS, often)
             with self._tasks.alongside("stream to member", beats):
                 await _listen(wire, on_message, (p.MemberState,))
         except ProtocolError as error:

@@ -65,7 +65,7 @@ class AgentServer:
         self._routes: Mapping[type, tuple[tuple[str, ...], Callable[[Any, Connection], Awaitable[None]]]] = {
             **dict.fromkeys((p.Prepare, p.Assign), (operator + agent, self._answer)),
             **dict.fromkeys((p.Drain, p.Save), (operator, self._answer)),
-            p.Watch: (operator, handler.watch),
+            p.Watch: (operator + agent, handler.watch),
             p.Relay: (operator, handler.relay),
             p.Ping: (agent, self._answer),
             p.Join: (agent, handler.join),
@@ -130,8 +130,10 @@ class AgentServer:
         return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def _give_shards(self, wire: ShardWire) -> None:
+        role = tls.peer_role(wire.certificate, self._uid)  # who has broken off shows none any more
         message = await asyncio.wait_for(wire.receive(), FIRST_LINE_SECONDS)
-        role = tls.peer_role(wire.certificate, self._uid)
+        if message is None:
+            return None
         if isinstance(message, p.Pull) and role == tls.AGENT and message.uid == self._uid:
             return await self._handler.pull(message, wire)
         return await wire.send(p.Refused(self._forbidden(role, message), 0, ""))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Optional, TypeVar
 
 import concertina_protocol as p
 from concertina_agent.runtime.notifier import Notifier
@@ -38,28 +39,40 @@ WHOLE: Lines[p.Report] = Lines(p.only_numbers, lambda before, after: after)
 CHANGES: Lines[p.Report] = Lines(p.only_numbers, p.change)
 
 
+def often(state: S) -> float:
+    """The beat of whoever is to notice at once that nobody speaks any more."""
+    return p.BEAT_SECONDS
+
+
 async def stream(
     wire: Connection,
     state: Callable[[], S],
     changes: Notifier,
     lines: Lines[S],
     pace: float,
-    beat: float = p.BEAT_SECONDS,
+    beat: Callable[[S], float],
 ) -> None:
-    """Send what `state` returns now, whenever it changes (numbers alone: `pace` seconds after the line before), and at
-    least every `beat` seconds."""
+    """Send what `state` returns now, whenever it changes (numbers alone: `pace` seconds after the news before), and
+    every `beat(state)` seconds after a line that nothing is new: the very same bytes each time, which cost who hears
+    them little."""
     loop, count = asyncio.get_running_loop(), changes.count
+    nothing_new: Optional[bytes] = None
     with contextlib.suppress(OSError):
         said = state()
         await wire.send(said)
+        news_at = at = loop.time()
         while True:
-            at = loop.time()
             await asyncio.sleep(MIN_GAP_SECONDS)
             while True:
                 now = state()
-                wait = beat if now == said else pace if lines.only_numbers(said, now) else 0.0
-                if (left := at + wait - loop.time()) <= 0:
+                wait = math.inf if now == said else pace if lines.only_numbers(said, now) else 0.0
+                if (left := min(news_at + wait, at + beat(said)) - loop.time()) <= 0:
                     break
                 count = await changes.wait(count, left)
-            await wire.send(lines.line(said, now))
-            said = now
+            at = loop.time()
+            if at >= news_at + wait:
+                await wire.send(lines.line(said, now))
+                said, news_at, nothing_new = now, at, None
+            else:
+                nothing_new = nothing_new or p.encode(lines.line(said, said))
+                await wire.send_line(nothing_new)

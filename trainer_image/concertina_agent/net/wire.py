@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import ssl
+from collections.abc import Iterator
 
 import concertina_protocol as p
 from concertina_agent.net.shard_wire import THREADS, ShardWire, dial
@@ -12,6 +14,17 @@ from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.connection import Connection, connect
 
 CONNECT_SECONDS = 3.0
+
+
+@contextlib.contextmanager
+def _of_an_address(address: str) -> Iterator[None]:
+    """One that is none is out of reach like any other: others have written it."""
+    try:
+        yield
+    except OSError:  # a certificate that is refused is a ValueError too
+        raise
+    except (ValueError, OverflowError) as error:
+        raise ConnectionError(f"{address:.100} is no address") from error
 
 
 class Connector:
@@ -23,11 +36,13 @@ class Connector:
 
     async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Connection:
         """Raises OSError (refused, unreachable, a wrong certificate) or asyncio.TimeoutError."""
-        return await asyncio.wait_for(connect(address, self._context, self._name), timeout)
+        with _of_an_address(address):
+            return await asyncio.wait_for(connect(address, self._context, self._name), timeout)
 
     async def for_shards(self, address: str, timeout: float = CONNECT_SECONDS) -> ShardWire:
         """Raises as `connect` does."""
-        return await asyncio.wait_for(dial(address, self._context, self._name, self._threads), timeout)
+        with _of_an_address(address):
+            return await asyncio.wait_for(dial(address, self._context, self._name, self._threads), timeout)
 
     async def ask(self, address: str, message: p.Message, timeout: float = CONNECT_SECONDS) -> p.Message:
         """One request on a connection of its own. Raises OSError, asyncio.TimeoutError or ProtocolError."""

@@ -9,6 +9,9 @@ from typing import Any, Optional
 
 from concertina_protocol.log import log_event
 
+AGAIN_SECONDS = 0.2
+"""Until tasks that have not ended are cancelled again."""
+
 
 class Nursery:
     """Each task has a name, and ends in one of three ways: done, cancelled, or with an error that nobody foresaw, which
@@ -42,9 +45,11 @@ class Nursery:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel all, and wait for their ends."""
-        self.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Cancel all, and wait for their ends. More than once, as before Python 3.12 asyncio.wait_for loses a
+        cancellation that meets the end of what it waits for."""
+        while self._tasks:
+            self.cancel()
+            await asyncio.wait(self._tasks, timeout=AGAIN_SECONDS)
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

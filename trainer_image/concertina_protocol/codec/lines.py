@@ -46,5 +46,7 @@ class JsonLines:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolError(f"not a message of {self.what}: {line[:80]!r}") from error
         if self.version is not None and version not in (self.version - 1, self.version, self.version + 1):
-            raise ProtocolError(f"protocol version {version}, this side speaks {self.version}, and one more or less")
+            raise ProtocolError(
+                f"protocol version {version!s:.20}, this side speaks {self.version}, and one more or less"
+            )
         return from_json(kind, body)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Optional, TypeVar, Union
 
 T = TypeVar("T")
+MOST = 400
+"""Characters of what is wrong: who is told writes it into logs and reports."""
 
 
 class ProtocolError(ValueError):
@@ -70,7 +73,17 @@ def from_json(kind: type[T], value: Any) -> T:
     try:
         return typing.cast(T, _reader(kind)(value))
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {error}") from error
+        why = str(error)[:MOST]  # it may show the value
+        raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {why}") from error
+
+
+def parse_json(kind: type[T], text: Union[bytes, str]) -> T:
+    """The same from a whole document. Raises ProtocolError for whatever else it is."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a {kind.__name__} can't be read: {str(error)[:MOST]}") from error
+    return from_json(kind, value)
 
 
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
@@ -97,8 +110,7 @@ def _make_reader(kind: Any) -> Reader:
         each = _reader(args[0])
         return lambda value: tuple(map(each, value))
     if origin is tuple:
-        some = tuple(map(_reader, args))
-        return lambda value: tuple(read(item) for read, item in zip(some, value))
+        return _tuple_reader(tuple(map(_reader, args)))
     if origin is not None:  # Mapping[str, X]
         entry = _reader(args[1])
         return lambda value: {str(key): entry(item) for key, item in value.items()}
@@ -119,6 +131,16 @@ def _or_absent(read: Reader, absent: float) -> Reader:
         return None if found == absent else found
 
     return read_unless_absent
+
+
+def _tuple_reader(some: tuple[Reader, ...]) -> Reader:
+    def read(value: Any) -> Any:
+        found = tuple(each(item) for each, item in zip(some, value))
+        if len(found) < len(some):
+            raise ValueError(f"{len(found)} entries where there must be {len(some)}")
+        return found
+
+    return read
 
 
 def _dataclass_reader(kind: type[Any]) -> Reader:

@@ -137,4 +137,7 @@ class Watch:
 
     uid: str
     changes: bool = False
-    """Whether the stream may go on with ReportChanges, and with those of mere numbers every REPORT_SECONDS."""
+    """Whether the stream may go on with ReportChanges, and with those of mere numbers every `pace` seconds."""
+    pace: float = 1.0
+    idle_beat: float = 1.0
+    """Seconds between two lines of an agent in no round, where nothing is new; else it is REPORT_SECONDS."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Optional
 
 from concertina_protocol import Durable, Undone
-from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.codec.typed_json import parse_json
 from concertina_trainer.checkpoints.manifest import to_json
 from concertina_trainer.format.shardfile import Continued
 from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
@@ -32,7 +31,7 @@ class Fenced(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Latest:
-    durable: Optional[Durable]  # noqa: UP045 (from_json knows typing's form)
+    durable: Optional[Durable]  # noqa: UP045 (typed_json knows typing's form)
     """None: nothing is left that is good."""
     manifest: str
     """Key of the manifest, below the checkpoint URI."""
@@ -128,7 +127,7 @@ def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | N
     if found is None:
         return None, None
     try:
-        return from_json(Latest, json.loads(found[0])), found[1]
+        return parse_json(Latest, found[0]), found[1]
     except ValueError as error:
         raise StorageError(
             f"{folder.uri}/LATEST is damaged ({error}): correct it by hand or use another URI."

@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.codec import typed_json
-from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format.shardfile import Continued, ShardMetadata
@@ -110,7 +110,7 @@ class Manifest:
     trainer: Mapping[str, Any]
     """spec.trainer, with its defaults; empty where it is not known."""
     code: Code
-    continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
+    continued: Optional[Continued] = None  # noqa: UP045 (typed_json knows typing's form)
     skipped: Ranges = ()
     """Positions that were left out."""
     undone: tuple[Undone, ...] = ()
@@ -157,13 +157,13 @@ def running_crc32(content: Any) -> tuple[int, ...]:
 def parse(text: bytes, uri: str) -> Manifest:
     """Raises BadInput with a sentence."""
     try:
-        manifest = from_json(Manifest, json.loads(text))
+        manifest = parse_json(Manifest, text)
     except ValueError as error:
         raise BadInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.") from error
     if manifest.version > VERSION:
         raise BadInput(
-            f"{uri} was written by a newer concertina (manifest version {manifest.version}, this one reads {VERSION}): "
-            "use the version that wrote it, or a newer one."
+            f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one reads "
+            f"{VERSION}): use the version that wrote it, or a newer one."
         )
     return manifest
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -11,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from concertina_protocol import SnapshotId
-from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.sidecar import Damaged
 from concertina_trainer.checkpoints import manifest as manifests
 from concertina_trainer.checkpoints.latest import read_latest
@@ -78,8 +77,8 @@ class StoredShard:
         key = self.file.key.removesuffix(".safetensors") + ".json"
         text = self._folder.get(key)
         try:
-            sidecar = from_json(StoredSidecar, json.loads(text or b"null"))
-        except (ValueError, AttributeError) as error:
+            sidecar = parse_json(StoredSidecar, text or b"null")
+        except ValueError as error:
             raise BadInput(f"{self._folder.uri}/{key} is missing or damaged: use an older checkpoint.") from error
         if sidecar.part != self.file or len(sidecar.blocks) != -(-self.file.size // BLOCK):
             raise BadInput(f"{self._folder.uri}/{key} does not fit the manifest: use an older checkpoint.")

@@ -3,16 +3,16 @@ undone one may be published late (decision "LATEST says what was undone")."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import zlib
 from functools import reduce
 
 from concertina_protocol import Durable, Undone
-from concertina_protocol.codec.typed_json import from_json
 from concertina_protocol.messages.undone import joined
 from concertina_trainer.checkpoints.latest import Latest, change_latest, read_all_of_latest
-from concertina_trainer.checkpoints.manifest import NAME, Manifest
+from concertina_trainer.checkpoints.manifest import NAME, parse
 from concertina_trainer.checkpoints.retention import found
+from concertina_trainer.errors import BadInput
 from concertina_trainer.objects.prefix import ObjectPrefix
 
 
@@ -50,10 +50,11 @@ def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...]) -> Latest
     for place in sorted(good, key=lambda place: (place.round, place.step), reverse=True):
         key = f"{place.folder}/{NAME}"
         text = folder.get(key)
-        if text is not None:  # else it was deleted just now
-            manifest = from_json(Manifest, json.loads(text))
-            durable = Durable(
-                uid, place.round, place.step, f"{folder.uri}/{place.folder}", manifest.complete, manifest.at
-            )
+        if text is None:  # it was deleted just now
+            continue
+        uri = f"{folder.uri}/{place.folder}"
+        with contextlib.suppress(BadInput):  # damaged, or of a newer version: there are older ones
+            manifest = parse(text, uri)
+            durable = Durable(uid, place.round, place.step, uri, manifest.complete, manifest.at)
             return Latest(durable, key, zlib.crc32(text), undone, uid)
     return None

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from concertina_protocol.codec.typed_json import ProtocolError, from_json
+from concertina_protocol.codec.typed_json import from_json
 from concertina_trainer.config import DocumentMode
 from concertina_trainer.errors import BadInput
 
@@ -89,16 +89,16 @@ def parse(text: bytes, uri: str) -> DataManifest:
         value = json.loads(text)
         if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
             raise BadInput(
-                f"{uri}/{NAME} has format {value['format']} and this trainer reads {FORMAT}: build it again."
+                f"{uri}/{NAME} has format {value['format']!s:.80} and this trainer reads {FORMAT}: build it again."
             )
         manifest = from_json(DataManifest, value)
-    except (ProtocolError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(
             f"{uri}/{NAME} is not a data manifest ({error}): build the data again with `concertina data build`."
         ) from error
     if value.get("digest") != manifest.digest:
         raise BadInput(
-            f"{uri}/{NAME} has digest {value.get('digest')} but its content gives {manifest.digest}: it was changed "
-            "after it was built. Build the data again, or fetch the manifest again."
+            f"{uri}/{NAME} has digest {value.get('digest')!s:.80} but its content gives {manifest.digest}: it was "
+            "changed after it was built. Build the data again, or fetch the manifest again."
         )
     return manifest

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_protocol.codec.typed_json import ProtocolError, from_json
+from concertina_protocol.codec.typed_json import ProtocolError, parse_json
 from concertina_trainer.data.manifest import DataManifest, TokenShard
 from concertina_trainer.data.sequence_plan import bucketed, packed
 from concertina_trainer.errors import BadInput
@@ -69,8 +69,8 @@ def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> P
     if text is None:
         raise BadInput(f"{uri} is not packed for sequences of {length} tokens: {advice}")
     try:
-        found = from_json(Packing, json.loads(text))
-    except (ProtocolError, ValueError) as error:
+        found = parse_json(Packing, text)
+    except ProtocolError as error:
         raise BadInput(f"{uri}/{name(length)} can't be read ({error}): {advice}") from error
     if (found.format, found.data, found.length) != (FORMAT, manifest.digest, length):
         raise BadInput(f"{uri}/{name(length)} was made for other data than the manifest's: {advice}")

@@ -39,8 +39,8 @@ def check(text: bytes, where: str, model: ModelConfig) -> None:
     """Of a file. Raises BadInput with each field that differs, both values, and what to set."""
     try:
         check_fields(json.loads(text), where, model)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"{where} is no config.json that can be read: {error}.") from error
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadInput(f"{where} is no config.json that can be read: {str(error)[:300]}.") from error
 
 
 def check_fields(config: Mapping[str, Any], where: str, model: ModelConfig) -> None:
@@ -54,7 +54,7 @@ def check_fields(config: Mapping[str, Any], where: str, model: ModelConfig) -> N
 def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
     kind = config.get("model_type")
     if kind not in KINDS:
-        what = f"model_type is {json.dumps(kind)}" if kind else "model_type is missing"
+        what = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
         yield f"{what}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
         return
     theirs, mine = _with_defaults(config), config_json(model)
@@ -63,16 +63,16 @@ def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]
         if value is None:
             yield f"{name} is missing: add what the model has"
         elif not _equal(value, mine[name]):
-            theirs_is, ours_is = json.dumps(value), json.dumps(mine[name])
+            theirs_is, ours_is = _shown(value), _shown(mine[name])
             yield f"{name} is {theirs_is}, and spec.trainer.model.{field} is {ours_is}: set it to {theirs_is}"
     for name in FIXED:
         # Where the width itself differs, that has been said.
         derived = name == "head_dim" and theirs["head_dim"] == _head_dim(theirs)
         if not derived and not _equal(theirs[name], mine[name]):
-            yield _not_built(name, theirs[name], f"{json.dumps(mine[name])} alone")
+            yield _not_built(name, theirs[name], f"{_shown(mine[name])} alone")
     window = theirs.get("sliding_window")
     if window is not None and model.sequence_length > window:
-        yield (f"sliding_window is {window}, and in the bundled decoder a token attends to all before it: set "
+        yield (f"sliding_window is {_shown(window)}, and in the bundled decoder a token attends to all before it: set "
                f"spec.trainer.model.sequenceLength ({model.sequence_length}) to at most that")  # fmt: skip
     if (scaling := theirs["rope_type"]) != "default":
         named = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
@@ -110,8 +110,12 @@ def _head_dim(config: Mapping[str, Any]) -> int | None:
 
 
 def _not_built(name: str, value: object, ours: str) -> str:
-    shown = json.dumps(value)
-    return f"{name} is {shown if len(shown) < 200 else shown[:200] + ' ...'}, and the bundled decoder has {ours}"
+    return f"{name} is {_shown(value)}, and the bundled decoder has {ours}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 200 else text[:200] + " ..."
 
 
 def _equal(theirs: object, ours: object) -> bool:

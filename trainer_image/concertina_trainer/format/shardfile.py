@@ -15,10 +15,10 @@ import math
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from concertina_protocol import SnapshotId
-from concertina_protocol.codec.typed_json import from_json
+from concertina_protocol.codec.typed_json import MOST, from_json
 from concertina_protocol.messages.ranges import MOST_RANGES, Ranges
 from concertina_protocol.sidecar import Damaged
 
@@ -146,20 +146,39 @@ def parse_header(text: bytes) -> Header:
         offsets = json.loads(of_the_file["DCP_SHARDING_INFO"])
         chunks = {
             name: StoredChunk(
-                Chunk(
-                    name,
-                    entry["dtype"],
-                    tuple(offsets[name]["saved_offsets"]),
-                    tuple(entry["shape"]),
-                    tuple(ours["global_shapes"][name]),
-                ),
-                8 + len(text) + entry["data_offsets"][0],
+                _chunk(name, entry, offsets[name]["saved_offsets"], ours["global_shapes"][name]),
+                8 + len(text) + data_begin(entry),
             )
             for name, entry in entries.items()
         }
         return Header(from_json(ShardMetadata, ours), chunks)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise Damaged(f"its header can't be read ({error})") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise Damaged(f"its header can't be read ({str(error)[:MOST]})") from error
+
+
+def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
+    chunk = Chunk(name, entry["dtype"], counts(begin), counts(entry["shape"]), counts(whole))
+    for first, length, end in zip(chunk.offsets, chunk.shape, chunk.global_shape, strict=True):
+        if first + length > end:
+            raise ValueError(f"{name:.100} is beyond the tensor that it is of")
+    return chunk
+
+
+def counts(value: Any) -> tuple[int, ...]:
+    """Of a header: elements, or bytes. Raises ValueError."""
+    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < 2**63 for each in value):
+        raise ValueError(f"{value!r} is no list of counts")
+    return tuple(value)
+
+
+def data_begin(entry: dict[str, Any]) -> int:
+    """Where a tensor's bytes begin, of those behind the header; they are as many as its shape says. Raises ValueError
+    or KeyError."""
+    begin, end = counts(entry["data_offsets"])
+    size = math.prod(counts(entry["shape"])) * ITEM_SIZES[entry["dtype"]]
+    if end - begin != size:
+        raise ValueError(f"a tensor of {size} bytes in {end - begin}")
+    return begin
 
 
 def layout_digest(wholes: Sequence[tuple[str, str, tuple[int, ...]]], cut: str) -> str:

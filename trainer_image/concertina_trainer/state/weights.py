@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 from concertina_protocol import SnapshotId
+from concertina_protocol.codec.typed_json import MOST
 from concertina_protocol.sidecar import Damaged
 from concertina_trainer.checkpoints.latest import LATEST
 from concertina_trainer.checkpoints.manifest import NAME
@@ -14,7 +16,16 @@ from concertina_trainer.checkpoints.reader import StoredShard, copy_ranges
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Header, ShardMetadata, StoredChunk, header_length
+from concertina_trainer.format.shardfile import (
+    ITEM_SIZES,
+    Chunk,
+    Header,
+    ShardMetadata,
+    StoredChunk,
+    counts,
+    data_begin,
+    header_length,
+)
 from concertina_trainer.objects.prefix import ObjectPrefix
 
 ENDING = ".safetensors"
@@ -96,35 +107,35 @@ class SafetensorsFiles:
     def _stored_chunks(self, key: str) -> Iterator[tuple[int, StoredChunk]]:
         where = f"{self._folder.uri}/{key}"
         try:
-            data_begin = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
-            header = json.loads(bytes(self._folder.get_ranges(key, [(8, data_begin)])[0]))
+            header_size = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
+            header = json.loads(bytes(self._folder.get_ranges(key, [(8, header_size)])[0]))
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 if not name.endswith(PASSED_OVER):
-                    yield _stored_chunk(name, entry, data_begin, where)
-        except (Damaged, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{where} is no safetensors file that can be read: {error}.") from error
+                    yield _stored_chunk(name, entry, header_size, where)
+        except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise BadInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
 
 
-def _stored_chunk(name: str, entry: dict[str, object], data_begin: int, where: str) -> tuple[int, StoredChunk]:
+def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str) -> tuple[int, StoredChunk]:
     """Which of the parts of our tensor, and where it lies."""
-    dtype, shape, offsets = str(entry["dtype"]), entry["shape"], entry["data_offsets"]
-    assert isinstance(shape, list)
-    assert isinstance(offsets, list)
+    dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
     found = hf_names.ours(name) or ((bare, 0, 1) if hf_names.theirs(bare) else None)
     if found is None:
         raise BadInput(
-            f"{where} has a tensor {name}, which the bundled model has no place for: it is of another kind of model, "
-            "and can't be begun with."
+            f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
+            "model, and can't be begun with."
         )
     if dtype not in ITEM_SIZES:
         raise BadInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
+    if not shape:
+        raise BadInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
     mine, index, count = found
     rows = shape[0]
     whole = (rows * count, *shape[1:])
-    chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (rows * index, *(0 for _ in shape[1:])), tuple(shape), whole)
-    return index, StoredChunk(chunk, data_begin + offsets[0])
+    chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (rows * index, *(0 for _ in shape[1:])), shape, whole)
+    return index, StoredChunk(chunk, header_size + data_begin(entry))
 
 
 def is_checkpoint(uri: str) -> bool:

@@ -16,9 +16,12 @@ from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
 from concertina.plan.observed import AgentView, NodeView, Observed, PodView, Refusal, Refused
 
-PROGRESS_SECONDS = 2.0
+PROGRESS_SECONDS = 1.5
+"""With what an agent and a pass take beside it, a status is two seconds behind its script at most."""
 WRITES_PER_SECOND = 20.0
 """Of progress, by all jobs together."""
+WORDS_PER_SECOND = 7.0
+"""Writes that only say in other words why a job waits, by all jobs together."""
 
 
 class ClusterCache:
@@ -40,6 +43,8 @@ class ClusterCache:
         """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
         """Pods by namespace and the name of the job that they are named after: pod's name to uid of its job."""
+        self._pods_since: dict[str, float] = {}
+        """When each pod was first heard of, by uid, on the monotonic clock."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
         self._capacity = CapacityQueue(self._jobs, self._nodes, changed)
@@ -49,6 +54,16 @@ class ClusterCache:
 
     def jobs(self) -> Iterator[CachedJob]:
         return iter(self._jobs.values())
+
+    def waits(self, uid: str) -> bool:
+        """Whether it is a job that has not begun a round."""
+        job = self._jobs.get(uid)
+        return job is not None and not job.view.status.world.round and job.view.status.world.claim is None
+
+    @property
+    def progress_every(self) -> float:
+        """Seconds between two looks at mere numbers of a job: the more jobs there are, the longer."""
+        return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
 
     # --- what the API server says ----------------------------------------------------------------------------------
 
@@ -83,6 +98,10 @@ class ClusterCache:
 
     def on_pod(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
         self._index_name(old, new)
+        if new is not None:
+            self._pods_since.setdefault(new.view.uid, time.monotonic())
+        if old is not None and (new is None or new.view.uid != old.view.uid):
+            self._pods_since.pop(old.view.uid, None)
         for pod in (old, new):
             if pod is not None and pod.job_uid:
                 job = self._jobs.get(pod.job_uid)
@@ -173,12 +192,14 @@ class ClusterCache:
             return None
         competitors = self._capacity.competitors(uid)
         names = self._pod_names.get((job.view.namespace, job.view.name), {})
+        now = time.monotonic()
         return Observed(
             job=job.view,
             pods=tuple(sorted([*job.pods.values(), *job.ended_unseen()], key=lambda pod: pod.order)),
             nodes=self._nodes,
             agents=self._agents(uid),
             fresh_claim=secrets.token_hex(8),
+            seen_for={pod: now - self._pods_since[pod] for pod in job.pods if pod in self._pods_since},
             secret_made=job.secret_made_at is not None,
             refused=job.refused,
             taken=frozenset(job.taken).union(name for name, owner in names.items() if owner != uid),
@@ -187,7 +208,8 @@ class ClusterCache:
             uri_holder=self._uris.holder(uid),
             master_keys=self._master_keys,
             own_side_suspected=self._own_side_suspected(),
-            progress_every=max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND),
+            progress_every=self.progress_every,
+            words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),
         )
 
 

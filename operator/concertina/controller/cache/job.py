@@ -41,6 +41,11 @@ class CachedJob:
         return f"{self.view.namespace}/{self.view.name}"
 
     @property
+    def lane(self) -> tuple[str, bool]:
+        """In which it waits for writes: with those of its namespace that have a round as well, or none."""
+        return self.view.namespace, self.view.status.world.round > 0
+
+    @property
     def uri(self) -> str | None:
         """Where a live job checkpoints to; None where it does not, or has ended."""
         spec = self.view.spec

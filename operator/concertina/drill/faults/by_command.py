@@ -6,11 +6,11 @@ import asyncio
 import os
 import shlex
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from concertina.drill.target import DrillTarget, Injection
+from concertina.drill.target import DrillTarget, Injection, Sight
 from concertina.terminal.connection import Complaint
 
 PREFIX = "CONCERTINA_DRILL_"
@@ -21,17 +21,23 @@ COMMAND_SECONDS = 120.0
 class ByCommand:
     """A fault whose two commands, to hurt and to heal, stand in variables of these names (after PREFIX).
 
-    `{node}` in them is replaced by the name of the node; `what` says in words what was done."""
+    `{node}` in them is replaced by the name of a node that is the job's and not the operator's, `{operator}` by the
+    name of the acting operator's pod and `{operator_node}` by its node's; `what` says in words what was done."""
 
     hurt: str
     heal: str
     what: str
-    watched: bool = True
+    sight: Sight = Sight.ALL
     seconds: float = 0.0
     """How long it lasts at least."""
 
     def __call__(self, target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
         return self._play(target)
+
+    @property
+    def given(self) -> bool:
+        """Whether a command is."""
+        return any(os.environ.get(PREFIX + name) for name in (self.hurt, self.heal))
 
     def commands(self) -> tuple[str, str]:
         """To hurt and to heal. Raises Complaint where one is not given."""
@@ -40,14 +46,17 @@ class ByCommand:
     @asynccontextmanager
     async def _play(self, target: DrillTarget) -> AsyncIterator[Injection]:
         hurt, heal = self.commands()
-        node = await target.victim_node() if "{node}" in hurt else ""
+        names = {"node": await target.victim_node()} if "{node}" in hurt else {}
+        if "{operator" in hurt + self.what:
+            operator = await target.operator()
+            names |= {"operator": operator["metadata"]["name"], "operator_node": operator["spec"]["nodeName"]}
         at = time.time()
         try:
-            await _run(hurt, node)
-            yield Injection(at, self.what.format(node=node), self.watched)
+            await _run(hurt, names)
+            yield Injection(at, self.what.format(**names), self.sight)
             await asyncio.sleep(max(0.0, at + self.seconds - time.time()))
         finally:
-            await _run(heal, node)
+            await _run(heal, names)
 
 
 def _command(name: str) -> str:
@@ -55,14 +64,16 @@ def _command(name: str) -> str:
     if not text:
         raise Complaint(
             f"No API does this: set {PREFIX}{name} to the command that does it on your cluster "
-            "({node} in it stands for the node's name)."
+            "(docs/drills.md says what {node} and such stand for in it)."
         )
     return text
 
 
-async def _run(command: str, node: str) -> None:
+async def _run(command: str, names: Mapping[str, str]) -> None:
     """Raises Complaint with its output where it fails."""
-    words = [word.replace("{node}", node) for word in shlex.split(command)]
+    words = shlex.split(command)
+    for name, value in names.items():
+        words = [word.replace(f"{{{name}}}", value) for word in words]
     process = await asyncio.create_subprocess_exec(
         *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL
     )

@@ -8,20 +8,26 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from concertina.drill.target import OUTAGE, DrillTarget, Fault, Injection, environment_of
+from concertina.drill.target import OUTAGE, STANDSTILL, DrillTarget, Fault, Injection, Sight, environment_of
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
+from concertina.local.host.processes import Identity
 from concertina.terminal.connection import Complaint
 
 API_SERVER = "kube-apiserver"
 
 
-def _kill(environment: dict[str, str], what: str) -> float:
-    """SIGKILL to process 1 of a container; when, in Unix seconds."""
+def _container(environment: dict[str, str], what: str) -> Identity:
+    """Process 1 of it."""
     found = processes.container(environment)
     if found is None:
         raise Complaint(f"The process of {what} was not found on this machine.")
-    at = time.time()
+    return found
+
+
+def _kill(environment: dict[str, str], what: str) -> float:
+    """SIGKILL to process 1 of a container; when, in Unix seconds."""
+    found, at = _container(environment, what), time.time()
     found.signal(signal.SIGKILL)
     return at
 
@@ -40,6 +46,20 @@ async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
     name = (await target.operator())["metadata"]["name"]
     at = await asyncio.to_thread(_kill, {"POD_NAME": name}, name)
     yield Injection(at, f"SIGKILL to the operator {name}")
+
+
+@asynccontextmanager
+async def stop_operator(target: DrillTarget) -> AsyncIterator[Injection]:
+    """SIGSTOP to the acting operator: its connections stay open; then it goes on where it was."""
+    name = (await target.operator())["metadata"]["name"]
+    operator = await asyncio.to_thread(_container, {"POD_NAME": name}, name)
+    at = time.time()
+    try:
+        operator.signal(signal.SIGSTOP)
+        yield Injection(at, f"SIGSTOP to the operator {name}", Sight.LOGS)
+        await asyncio.sleep(max(0.0, at + STANDSTILL - time.time()))
+    finally:
+        operator.signal(signal.SIGCONT)
 
 
 def _on_a_node(
@@ -76,7 +96,7 @@ def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection
         target.cluster.start_component(API_SERVER)
         target.cluster.wait_api()
 
-    injection = Injection(time.time(), "SIGKILL to the API server", watched=False)
+    injection = Injection(time.time(), "SIGKILL to the API server", sight=Sight.NOTHING)
     return _outage(lambda: target.cluster.kill_component(API_SERVER), start, injection)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from concertina.kube.errors import Conflict, Forbidden, Invalid
+from concertina.kube.errors import Conflict, Forbidden, Invalid, WebhookFailed
 from concertina.plan.observed import Refusal
 
 FORBIDDEN = (
@@ -17,8 +17,10 @@ FORBIDDEN = (
 read from the sentence")."""
 
 
-def refusal(error: Forbidden | Invalid | Conflict) -> Refusal:
+def refusal(error: Forbidden | Invalid | Conflict | WebhookFailed) -> Refusal:
     if isinstance(error, Conflict):
         return Refusal.TRANSIENT
+    if isinstance(error, WebhookFailed):
+        return Refusal.WEBHOOK
     found = (kind for sentence, kind in FORBIDDEN if sentence.search(error.message))
     return next(found, Refusal.FOR_GOOD) if isinstance(error, Forbidden) else Refusal.FOR_GOOD

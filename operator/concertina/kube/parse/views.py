@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from concertina.api import CHECKPOINT_NOW, KIND, TRAINER, pod_names
 from concertina.api.parse import SpecError, parse_stored
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus, unix_seconds, with_internal
+from concertina.api.status import JobStatus, unix_seconds, with_internal, with_packed
 from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND, TEMPLATE_HASH
 from concertina.kube.manifests.pod import END_POD, template_hash
@@ -123,7 +123,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
         deleting="deletionTimestamp" in metadata,
         spec=spec,
         spec_error=spec_error,
-        status=_status(obj.get("status") or {}),
+        status=status_of(obj),
         ignored=ignored,
         checkpoint_request=(metadata.get("annotations") or {}).get(CHECKPOINT_NOW, "")[:63],
         template_hash=made_of,
@@ -140,11 +140,11 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...]]:
         return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", ()
 
 
-def _status(raw: Raw) -> JobStatus:
-    """What can be read of a status: one word of a newer version must not make a Complete job run again, or a world be
-    forgotten (decision "Of a newer status all is kept that can be read"). What can't is left out, with what is nothing
-    without it."""
-    kept: Any = with_internal(raw)
+def status_of(obj: Raw) -> JobStatus:
+    """What can be read of a TrainingJob's status: one word of a newer version must not make a Complete job run again,
+    or a world be forgotten (decision "Of a newer status all is kept that can be read"). What can't is left out, with
+    what is nothing without it."""
+    kept: Any = with_packed(with_internal(obj.get("status") or {}))
     while True:
         try:
             return JobStatus.model_validate(kept)

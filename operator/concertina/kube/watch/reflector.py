@@ -6,13 +6,14 @@ kopf would hold the same objects at 30 times the CPU (decision "kubernetes.aio f
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from concertina import backoff
+from concertina import backoff, metrics
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Gone
 from concertina.kube.resources import Raw, Resource, version_of
@@ -24,6 +25,17 @@ log = logging.getLogger(__name__)
 _GHOSTS = 4096
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 1.0
 """Until a watch that broke is tried again."""
+
+
+class WatchEnd(enum.StrEnum):
+    """How a watch ended that is begun again."""
+
+    CLOSED = "closed"
+    """By the API server, in order: it does so every few minutes."""
+    GONE = "gone"
+    """What it goes on from is too old: all is listed anew."""
+    BROKEN = "broken"
+    """Or could not be begun, or listed for."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,9 @@ class Reflector(Generic[T]):
     async def run(self) -> None:
         """Follow the API server for ever; an outage is waited out."""
         version, failures = "", 0
+        metrics.begin_at_zero(metrics.WATCH_RESTARTS, [self._resource.plural], WatchEnd)
         while True:
+            end = WatchEnd.CLOSED
             try:
                 if not version:
                     version = await self._list()
@@ -76,11 +90,13 @@ class Reflector(Generic[T]):
                     version = obj["metadata"]["resourceVersion"]
                     self._take(kind, obj)
             except Gone:
-                version = ""
+                version, end = "", WatchEnd.GONE
             except ApiError as error:
+                end = WatchEnd.BROKEN
                 log.log(logging.INFO if failures else logging.DEBUG, "watch of %s: %s", self._resource.plural, error)
                 await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
                 failures += 1
+            metrics.WATCH_RESTARTS.labels(self._resource.plural, end).inc()
 
     async def _list(self) -> str:
         items, version = await self._client.list_all(self._resource, self._namespace, self._labels)

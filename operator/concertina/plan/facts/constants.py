@@ -1,6 +1,6 @@
 """The waits that plan() knows, in seconds."""
 
-from concertina_protocol import SILENCE_SECONDS
+from concertina_protocol import REPORT_SECONDS, SILENCE_SECONDS
 
 PATIENCE = 0.5
 """How long one candidate may stay silent after the others have answered."""
@@ -12,8 +12,13 @@ FIRST_CONTACT = SILENCE_SECONDS + 1.0
 """For a stream that this operator never had open (after a restart) before its agent is in doubt."""
 UNHEARD = 30.0
 """A round whose lead is not heard for so long is said to be: a person may have to act."""
+WAITING_BEAT = 5.0
+"""Between two lines of an agent whose job waits for its first round."""
 UNREACHABLE = SILENCE_SECONDS
 """A replica outside of the round whose stream is lost for longer is replaced."""
+UNREACHABLE_BEFORE = SILENCE_SECONDS / REPORT_SECONDS * WAITING_BEAT
+"""The same before the first round: streams of those who wait are lost so late (`agents.streams.silence`), and until
+then it would seem that others can be reached."""
 AGENT_START = 120.0
 """From a running container to an agent that listens."""
 AGENT_GIVE_UP = AGENT_START + 15.0
@@ -50,3 +55,16 @@ SLOW_START = 30.0
 STRAGGLER_FACTOR = 2.0
 """A straggler's own work in a step takes so many times that of the others. A busy neighbour or a warm GPU makes less;
 what makes more is worth a word, whatever the model."""
+
+
+CROWD = 64
+"""Replicas with which the waits above were measured."""
+
+
+def crowd(replicas: int) -> float:
+    """Seconds beyond those above for what more replicas than CROWD do at once, a handshake each to begin with."""
+    return max(0, replicas - CROWD) * 0.02
+
+
+RELAYED = 4.0
+"""For those to be asked from here whom a silent agent was to ask, of a crowd."""

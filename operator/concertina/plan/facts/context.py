@@ -48,6 +48,11 @@ class JobContext:
     def node(self, pod: PodView) -> NodeView:
         return self.observed.nodes.get(pod.node, UNKNOWN_NODE)
 
+    def node_of(self, replica: str) -> str:
+        """The name of the node that it is on; of a member that is gone, as far as the status lists members."""
+        pod, member = self.replicas.pods.get(replica), self.round.members.get(replica)
+        return pod.node if pod else member.node if member else ""
+
     def agent(self, replica: str) -> AgentView:
         return self.observed.agents.get(replica, UNKNOWN_AGENT)
 
@@ -62,6 +67,11 @@ class JobContext:
         """Restarts within the window."""
         start = self.now - self.spec.failure_policy.window_seconds
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
+
+    def age(self, pod: PodView) -> float:
+        """Seconds. Not since `created`, which is by another clock: one that is an hour off would make each pod late, or
+        none. A new operator counts from its start."""
+        return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 
     def elapsed(self, at: str) -> float:
         """Seconds since a time in the status, as `since` counts them."""

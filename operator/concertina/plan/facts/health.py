@@ -60,6 +60,10 @@ TRAINS = (protocol.State.RUNNING, protocol.State.DRAINING)
 """As a member says of its own part in a round: it would have failed if it had lost its lead."""
 
 
+MANY = 1 / 16
+"""Of a crowd, so many at once."""
+
+
 def _dead(evidence: Evidence, sentence: str, age: float | None = None) -> Verdict:
     return Verdict(Life.DEAD, sentence, evidence, age)
 
@@ -74,6 +78,15 @@ class Health:
     def no_agent_reachable(self) -> bool:
         """Then it may be the operator who is cut off, and all may be well."""
         return not any(view.connected for view in self.observed.agents.values())
+
+    @cached
+    def many_silent(self) -> bool:
+        """Whether so many of a crowd are not heard that it is rather the network, or the operator, that is too slow: to
+        replace hundreds at once would be more to do for both. If they are lost, their nodes will tell."""
+        pods = self.observed.pods
+        here = [self.observed.agent(pod.name) for pod in pods if pod.phase is PodPhase.RUNNING and not pod.deleting]
+        silent = sum(view.silent_since is not None and not view.alive for view in here)
+        return len(pods) > constants.CROWD and silent > len(here) * MANY
 
     def by_objects(self, pod: PodView) -> Verdict:
         """As its pod and its node say: what no agent could prove wrong."""
@@ -101,11 +114,13 @@ class Health:
         age = self._silent_for(view)
         # For a first contact: members once answered; others may still be starting their agent.
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
-        if age is None or age < (first if view.lost_at is None else constants.UNREACHABLE):
+        lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
+        patience = first if view.lost_at is None else lost
+        if age is None or age < patience + constants.crowd(len(self.observed.pods)):
             return ALIVE
         if view.refusal is ConnectionRefusal.NOT_LISTENING:
             return _dead(Evidence.HOST, f"has had no agent that listens for {age:.0f} s", age)
-        if self.no_agent_reachable or self.observed.own_side_suspected:
+        if self.no_agent_reachable or self.observed.own_side_suspected or self.many_silent:
             return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
         return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
 
@@ -118,8 +133,7 @@ class Health:
             return False
         if replica == self.round.lead.replica:
             return not self.lead.dead
-        report = self.round.report
-        return report is None or not any(failure.replica == replica for failure in report.failures)
+        return replica not in self.round.failed
 
     @cached
     def lead(self) -> Verdict:
@@ -128,7 +142,7 @@ class Health:
         whole: it is left alone until Kubernetes knows more (decision "When a lead counts as lost")."""
         lead = self.round.lead
         pod = next((pod for pod in self.observed.pods if pod.name == lead.replica), None)
-        if pod is None or pod.uid != lead.uid or pod.ended:
+        if pod is None or not lead.is_pod(pod.uid) or pod.ended:
             return _dead(Evidence.POD, "has ended")
         view = self.observed.agent(lead.replica)
         if view.alive:
@@ -160,7 +174,7 @@ class Health:
             view = self.observed.agent(name)
             if name == self.round.lead.replica or not view.connected or view.report is None:
                 continue
-            if view.report.instance != member.instance:
+            if not member.is_agent(view.report.instance):
                 return _dead(Evidence.MEMBERS, f"can't be reached, and the agent of its member {name} was restarted")
             if (view.report.round, view.report.claim) != this_round:
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from concertina.plan.observed import NodeView, PodPhase, PodView
 
@@ -23,8 +24,7 @@ class Notice:
     urgent: bool = True
 
 
-@dataclass(frozen=True)
-class NoticeInput:
+class NoticeInput(NamedTuple):
     """One replica, as far as it concerns its end."""
 
     pod: PodView
@@ -38,7 +38,10 @@ def of(given: NoticeInput) -> Notice | None:
     """The most urgent one."""
     if given.pod.phase not in (PodPhase.PENDING, PodPhase.RUNNING):
         return None
-    return next((notice for check in CHECKS if (notice := check(given))), None)
+    for check in CHECKS:
+        if notice := check(given):
+            return notice
+    return None
 
 
 def _deleted(given: NoticeInput) -> Notice | None:

@@ -51,18 +51,19 @@ def _largest_island(
         for other in links.keys() & set(reply.reachable) - set(cut[name]):
             links[name].add(other)
             links[other].add(name)
-    islands: list[list[str]] = []
-    left = dict.fromkeys(seniority)
-    while left:
-        found = {next(iter(left))}
-        fringe = list(found)
+    largest: set[str] = set()
+    seen: set[str] = set()
+    for name in seniority:
+        if name in seen:
+            continue
+        found, fringe = {name}, [name]
         while fringe:
             news = links[fringe.pop()] - found
             found |= news
             fringe += news
-        islands.append([name for name in left if name in found])
-        left = {name: None for name in left if name not in found}
-    return max(islands, key=len, default=[])
+        seen |= found
+        largest = max(largest, found, key=len)
+    return [name for name in seniority if name in largest]
 
 
 def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:

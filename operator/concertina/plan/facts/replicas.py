@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from concertina.api.spec import JobSpec
 from concertina.api.status import Restart
-from concertina.plan.facts import notices, sizes
+from concertina.plan.facts import notices, quorum, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import Observed, PodPhase, PodView
+from concertina_protocol import Prepared
 
 REPLACE_POD = "ReplacePod"
 """The answer to a failure (`escalation`) that gives a pod up."""
@@ -140,6 +141,46 @@ class Replicas:
         wanted.sort(key=lambda name: (name not in self.round.members, name not in self.ready, self.pods[name].order))
         return tuple(wanted[sizes.most(self.spec) :])
 
+    # --- who is asked, and what they answered
+
+    @cached
+    def candidates(self) -> tuple[str, ...]:
+        """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready;
+        but nobody joins members of another template."""
+        may_join = self.round.members.keys().isdisjoint(self.outdated)
+        return tuple(
+            name
+            for index, name in sorted(self.pod_by_index.items())
+            if index in self.wanted_indexes
+            and self.can_answer(name)
+            and ((may_join and name in self.ready) or self.member_still(name))
+        )
+
+    def can_answer(self, name: str) -> bool:
+        pod = self.pods[name]
+        return bool(pod.ip) and pod.phase is PodPhase.RUNNING and self.health.may_answer(name)
+
+    def member_still(self, name: str) -> bool:
+        return name in self.round.members and self.round.members[name].is_pod(self.pods[name].uid)
+
+    @cached
+    def answers(self) -> Mapping[str, Prepared]:
+        """What candidates have answered to the claim that is open, in order of replica index; empty where none is."""
+        claim = self.round.claim
+        if claim is None or claim.committed:
+            return {}
+        calls = ((name, self.observed.agent(name).prepare) for name in self.candidates)
+        return {
+            name: call.reply
+            for name, call in calls
+            if call and (call.round, call.claim) == (claim.round, claim.claim_id) and isinstance(call.reply, Prepared)
+        }
+
+    @cached
+    def connected(self) -> frozenset[str]:
+        """Of those who answered, the most that are mutually reachable."""
+        return frozenset(quorum.connected(self.answers, self.round.members))
+
     # --- where to reach them
 
     @cached
@@ -149,7 +190,7 @@ class Replicas:
             return ""
         lead = self.round.lead
         pod = self.pods.get(lead.replica)
-        return pod.name if pod and pod.uid == lead.uid and pod.phase is PodPhase.RUNNING else ""
+        return pod.name if pod and lead.is_pod(pod.uid) and pod.phase is PodPhase.RUNNING else ""
 
     def address(self, replica: str) -> str:
         pod = self.pods[replica]

@@ -54,13 +54,14 @@ class Round:
         if not self.committed or self.claim is None:
             return None
         report = self.observed.agent(self.lead.replica).report
-        if report is None or (report.instance, report.round, report.claim) != (
-            self.lead.instance,
-            self.claim.round,
-            self.claim.claim_id,
-        ):
+        if report is None or (report.round, report.claim) != (self.claim.round, self.claim.claim_id):
             return None
-        return report
+        return report if self.lead.is_agent(report.instance) else None
+
+    @cached
+    def failed(self) -> frozenset[str]:
+        """Replicas of which the lead tells a failure."""
+        return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached
     def unacknowledged(self) -> tuple[tuple[str, Call], ...]:

@@ -6,6 +6,7 @@ from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods, stalled
 from concertina.plan.facts.reasons import Reason
+from concertina.plan.observed import PodPhase
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import startup
 from concertina.plan.rounds import claims, commits
@@ -17,13 +18,12 @@ from concertina_protocol import StorageHealth
 def first_round(ctx: JobContext) -> Decision | None:
     """No round is committed: when all wanted replicas are ready, or enough of them after a while. As the last policy it
     answers for a status as well that names members and no claim of theirs: somebody wrote into it."""
-    names = claims.candidates(ctx)
+    names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
     if trouble and not size:
         return trouble
     if size < sizes.most(ctx.spec) and (not size or (wait := _first_start_left(ctx)) > 0):
-        recheck = wait if size else constants.CREATE_RETRY
-        return Decision(Phase.WAITING, "WaitingForReplicas", shortage(ctx), recheck=recheck)
+        return Decision(Phase.WAITING, "WaitingForReplicas", shortage(ctx), recheck=wait if size else _look_again(ctx))
     if restore.uses_storage(ctx.spec):
         storages = [view.report.storage for name in names if (view := ctx.agent(name)).report]
         looks = [storage for storage in storages if storage is not None]
@@ -34,10 +34,15 @@ def first_round(ctx: JobContext) -> Decision | None:
     return claims.claim(ctx, Cause(reason, f"{size} replicas are ready", planned=True))
 
 
+def _look_again(ctx: JobContext) -> float:
+    """Time alone makes news of those only that run and are not heard; of others it words the sentence anew."""
+    unheard = any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in ctx.replicas.live.values())
+    return constants.CREATE_RETRY if unheard else constants.SLOW_START
+
+
 def _first_start_left(ctx: JobContext) -> float:
     patience = ctx.spec.elastic.grow_after_seconds if ctx.spec.elastic else constants.FIRST_START
-    oldest = min((pod.created for pod in ctx.replicas.live.values()), default=ctx.now)
-    return oldest + patience - ctx.now
+    return patience - max(map(ctx.age, ctx.replicas.live.values()), default=0.0)
 
 
 def _start_trouble(ctx: JobContext) -> Decision | None:

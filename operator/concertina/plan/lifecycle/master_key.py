@@ -10,6 +10,7 @@ from dataclasses import replace
 from concertina.api.spec import Launcher
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods
+from concertina.plan.facts.names import first_of
 from concertina.plan.observed import ConnectionRefusal
 from concertina.plan.recovery import causes
 
@@ -43,9 +44,8 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     names = [name for name in ctx.replicas.live if ctx.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     message = (
-        f"{shown}: the agent's certificate comes from another master key than this operator has, so it can't be "
-        "reached, and is left alone"
+        f"{first_of(names, 3)}: the agent's certificate comes from another master key than this operator has, so it "
+        "can't be reached, and is left alone"
     )
     return replace(decision, stalled=MISMATCH, stalled_message=f"{message}. {REMEDY}")

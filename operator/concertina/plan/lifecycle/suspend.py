@@ -7,6 +7,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
+from concertina.plan.facts.names import first_of
 from concertina.plan.facts.reasons import Reason
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains
@@ -25,7 +26,7 @@ def suspend(ctx: JobContext) -> Decision | None:
         return _suspended(ctx)
     if _goes_on(ctx):
         return _draining(ctx, Phase.SUSPENDING, "Suspending", "spec.suspend is set")
-    can_go_on = sizes.fitting(len(claims.candidates(ctx)), ctx.spec) > 0
+    can_go_on = sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     return None if can_go_on and not _overdue(ctx) else _suspended(ctx)
 
 
@@ -38,7 +39,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
     why = f"replica {outdated[0]} was made of another template than the job has now"
     if _goes_on(ctx) and not _is_over(ctx):
         return _draining(ctx, Phase.DRAINING, Reason.TEMPLATE_CHANGED, why)
-    can_go_on = ctx.spec.bundled and sizes.fitting(len(claims.candidates(ctx)), ctx.spec) > 0
+    can_go_on = ctx.spec.bundled and sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     if can_go_on and not _is_over(ctx) and not _overdue(ctx):
         return None  # what only node memory holds is saved by the round that is being made
     world = claims.disbanded(ctx, Reason.TEMPLATE_CHANGED)
@@ -109,6 +110,6 @@ def _suspended(ctx: JobContext) -> Decision:
     phase = Phase.SUSPENDING if left else Phase.SUSPENDED
     message = f"{left} pods are being deleted" if left else "spec.suspend is set: no pods, the state is kept"
     if away := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
-        message += f"; {', '.join(away[:5])} can't confirm that: what runs there may go on for as long"
+        message += f"; {first_of(away, 5)} can't confirm that: what runs there may go on for as long"
     reason = "Suspending" if left else "Suspended"
     return Decision(phase, reason, message, world=claims.disbanded(ctx, "Suspended"), pods=Pods.NONE)

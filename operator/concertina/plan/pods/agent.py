@@ -33,9 +33,7 @@ def _goes(ctx: JobContext, pod: PodView) -> bool:
     successor with a notice of its own is not succeeded at once: pods may tolerate what announces the end of nodes.)"""
     if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
         return pod.name in ctx.replicas.dead
-    return pod.name in ctx.round.members or (
-        ctx.replicas.leaves(pod.name) and ctx.now - pod.created >= constants.SETTLED
-    )
+    return pod.name in ctx.round.members or (ctx.replicas.leaves(pod.name) and ctx.age(pod) >= constants.SETTLED)
 
 
 def _filled(ctx: JobContext, index: int) -> bool:
@@ -66,7 +64,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
         return (), wait
     held = backoff.next_pods(ctx)
     due = set(missing) - held.keys()
-    recheck = min([constants.CREATE_RETRY, *(held[index].left for index in missing if index in held)])
+    recheck = min([constants.STEADY, *(held[index].left for index in missing if index in held)])
     if not due:
         return (), recheck
     if ctx.observed.refused:

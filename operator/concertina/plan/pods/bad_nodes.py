@@ -5,7 +5,7 @@ without it; then it is only a wish (decision "Bad nodes: a rule or a wish")."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from concertina.api.status import AvoidedNode, JobStatus, Restart, rfc3339, unix_seconds
 from concertina.plan.actions import Event
@@ -42,8 +42,15 @@ def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode
     base = ctx.spec.failure_policy.avoid_node_seconds
     known = {entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)}
     if base:
-        for node in dict.fromkeys(entry.node for entry in entries if entry.node):
-            if judged := _judge(ctx, node, known.get(node), entries, base):
+        on_node: dict[str, list[Restart]] = {}
+        seen_on: dict[tuple[str, str], set[str]] = {}
+        for entry in entries:
+            seen_on.setdefault((entry.reason, entry.error), set()).add(entry.node)
+            if entry.node:
+                on_node.setdefault(entry.node, []).append(entry)
+        for node, failures in on_node.items():
+            weights = [(entry, weight) for entry in failures if (weight := _weight(entry, seen_on))]
+            if weights and (judged := _judge(ctx, node, known.get(node), weights, base)):
                 known[node] = judged
     kept = sorted(known.values(), key=lambda entry: unix_seconds(entry.until))[-MOST:]
     return ctx.status.avoided_nodes if tuple(kept) == ctx.status.avoided_nodes else tuple(kept)
@@ -54,27 +61,27 @@ def _remembered(ctx: JobContext, entry: AvoidedNode) -> bool:
 
 
 def _judge(
-    ctx: JobContext, node: str, known: AvoidedNode | None, entries: tuple[Restart, ...], base: int
+    ctx: JobContext, node: str, known: AvoidedNode | None, weights: list[tuple[Restart, int]], base: int
 ) -> AvoidedNode | None:
     """The node's new entry; None where nothing new speaks against it. While it is avoided, nothing is added."""
     if known is not None and unix_seconds(known.until) > ctx.now:
         return None
     since = unix_seconds(known.until) if known else 0.0
-    against = [entry for entry in entries if entry.node == node and unix_seconds(entry.at) > since]
-    weighing = [entry for entry in against if _weight(entry, entries)]
+    new = [(entry, weight) for entry, weight in weights if unix_seconds(entry.at) > since]
     enough = ENOUGH if known is None else 1
-    if sum(_weight(entry, entries) for entry in weighing) < enough:
+    if sum(weight for _, weight in new) < enough:
         return None
     times = known.times + 1 if known else 1
-    last = weighing[-1]
+    last, _ = new[-1]
     until = unix_seconds(last.at) + min(LONGEST, base * 2.0 ** min(times - 1, 20))
-    count = f"{len(weighing)} failures on it" if len(weighing) > 1 else "a failure on it"
+    count = f"{len(new)} failures on it" if len(new) > 1 else "a failure on it"
     reason = f"{count}, the last of {last.replica}: {last.reason}{f' ({last.error})' if last.error else ''}"
     return AvoidedNode(node=node, until=rfc3339(until), reason=reason[:300], times=times)
 
 
-def _weight(entry: Restart, entries: Iterable[Restart]) -> int:
-    """How much a failure says against its node. One that others have seen too says nothing, nor one from outside."""
+def _weight(entry: Restart, seen_on: Mapping[tuple[str, str], Collection[str]]) -> int:
+    """How much a failure says against its node. One that others have seen too (`seen_on`: the nodes of each reason and
+    error) says nothing, nor one from outside."""
     if entry.reason in VERDICTS:
         return VERDICTS[entry.reason]
     if (
@@ -83,8 +90,7 @@ def _weight(entry: Restart, entries: Iterable[Restart]) -> int:
         or (entry.reason == FailureReason.WORKER_SIGNALED and not entry.error)
     ):
         return 0
-    alike = (other for other in entries if (other.reason, other.error) == (entry.reason, entry.error))
-    return int(all(other.node == entry.node for other in alike))
+    return int(len(seen_on[entry.reason, entry.error]) == 1)
 
 
 def events(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
@@ -139,4 +145,4 @@ def _stranded(ctx: JobContext) -> Iterable[PodView]:
     pending = [pod for pod in ctx.replicas.live.values() if pod.unschedulable and pod.avoids]
     enough = sizes.fitting(sum(pod.phase is PodPhase.RUNNING for pod in ctx.replicas.live.values()), ctx.spec)
     patience = SHORT_HANDED if enough else UNSCHEDULABLE
-    return [pod for pod in pending if ctx.now - pod.created >= patience]
+    return [pod for pod in pending if ctx.age(pod) >= patience]

@@ -45,8 +45,9 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def _needs_a_person(refused: Refused) -> bool:
-    """What is missing may just not be there yet: a service account made along with the job."""
-    if refused.kind is Refusal.MISSING:
+    """What is missing may just not be there yet: a service account made along with the job. A webhook may be down for
+    a moment."""
+    if refused.kind in (Refusal.MISSING, Refusal.WEBHOOK):
         return refused.at - refused.since >= constants.CREATE_RETRY
     return refused.kind is Refusal.FOR_GOOD
 
@@ -54,6 +55,8 @@ def _needs_a_person(refused: Refused) -> bool:
 def _advice(refused: Refused) -> str:
     if refused.kind is Refusal.MISSING:
         return "The job's pods are refused for want of something that they name: make it, and the job goes on."
+    if refused.kind is Refusal.WEBHOOK:
+        return "The job's pods are refused while an admission webhook fails: mend or remove it, and the job goes on."
     return (
         "The job's pods are refused: set spec.suspend to true, change spec.template, and set it to false; or change "
         f"the cluster's policy, which is found out within {LONGEST / 60:.0f} minutes."

@@ -31,6 +31,6 @@ def waiting(ctx: JobContext, pod: PodView) -> str:
         return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
     if pod.phase is PodPhase.RUNNING:
         return "its agent is warming up" if view.connected else "its agent does not answer yet"
-    if pod.node and ctx.now - pod.created >= constants.SLOW_START:
+    if pod.node and ctx.age(pod) >= constants.SLOW_START:
         return f"no container so far, perhaps for want of a volume: kubectl describe pod {pod.name} says more"
     return "starts"

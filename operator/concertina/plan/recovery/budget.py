@@ -22,12 +22,10 @@ def restart(ctx: JobContext, cause: Cause) -> Restart | None:
     """The entry in status.restarts for a new round that answers this cause; its rung is still to be found."""
     if cause.planned:
         return None
-    pod = ctx.replicas.pods.get(cause.replica)
-    member = ctx.round.members.get(cause.replica)
     return Restart(
         at=rfc3339(ctx.now),
         replica=cause.replica,
-        node=pod.node if pod else member.node if member else "",
+        node=ctx.node_of(cause.replica),
         reason=cause.reason,
         step=max(ctx.round.step, cause.step or 0),
         counted=cause.counted,
@@ -90,8 +88,9 @@ def counted(
     entries, new = list(ctx.recent), 0
     if answered and not _told(ctx, answered):
         entries, new = [*entries, answered], 1
+    places = {entry.replica: place for place, entry in enumerate(entries)} if replaced else {}
     for pod in replaced:
-        known = next((i for i, entry in reversed(list(enumerate(entries))) if entry.replica == pod.name), None)
+        known = places.get(pod.name)
         if backoff.ended_by_itself(pod) and known is None:
             new += 1
             entries.append(backoff.entry_of(ctx, pod).model_copy(update={"rung": escalation.WITHOUT_MEMBER}))

@@ -131,7 +131,7 @@ def _member_gone(ctx: JobContext) -> Cause | None:
         pod, known = pods.get(member.replica), told.get(member.replica)
         if known is not None and known.state == protocol.State.DRAINED:
             continue  # its part in the round was over: it may go before the others are through
-        if pod is None or pod.uid != member.uid:
+        if pod is None or not member.is_pod(pod.uid):
             return Cause(
                 Reason.REPLICA_DELETED, f"replica {member.replica} is gone: its pod was deleted", member.replica
             )
@@ -153,7 +153,7 @@ def _lead_lost(ctx: JobContext) -> Cause | None:
     report = ctx.agent(lead).report
     if not ctx.agent(lead).connected or report is None:
         return None
-    if report.instance != ctx.round.lead.instance:
+    if not ctx.round.lead.is_agent(report.instance):
         return Cause(Reason.AGENT_RESTARTED, f"the agent of the lead {lead} was restarted, its workers are gone", lead)
     if ctx.round.claim and report.round > ctx.round.claim.round:
         return Cause("RoundOvertaken", f"the lead {lead} has seen round {report.round} already", lead)
@@ -172,7 +172,7 @@ def _not_acknowledged(ctx: JobContext) -> Cause | None:
             continue
         if call.error:
             return Cause(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
-        if ctx.now - call.sent_at >= constants.ACKNOWLEDGE:
+        if ctx.now - call.sent_at >= constants.ACKNOWLEDGE + constants.crowd(len(ctx.round.members)):
             return Cause(Reason.ASSIGN_FAILED, f"replica {replica} does not acknowledge its rank", replica)
     return None
 

@@ -47,8 +47,9 @@ def counted(ctx: JobContext, restarts: Restarts) -> Restarts:
     if not pods:
         return restarts
     entries, new = list(restarts.recent), 0
+    places = {entry.replica: place for place, entry in enumerate(entries)}
     for pod in pods:
-        known = next((i for i, entry in reversed(list(enumerate(entries))) if entry.replica == pod.name), None)
+        known = places.get(pod.name)
         changes = {"reason": reason(pod), "counted": _own(pod)}
         if known is not None and entries[known].reason in LOST:
             entries[known] = entries[known].model_copy(update=changes)

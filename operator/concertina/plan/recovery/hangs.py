@@ -48,8 +48,7 @@ def sentence(ctx: JobContext, hang: protocol.Hang) -> str:
     since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
     if not hang.replica:
         return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
-    member = ctx.round.members.get(hang.replica)
-    node = f" on node {member.node}" if member and member.node else ""
+    node = f" on node {name}" if (name := ctx.node_of(hang.replica)) else ""
     does = f" is {hang.phase}" if hang.phase else " is behind"
     others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
     more = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""

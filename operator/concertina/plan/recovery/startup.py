@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.api.status import Restart, rfc3339
-from concertina.plan.facts import constants, quorum, sizes
+from concertina.plan.facts import constants, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina.plan.facts.reasons import Reason
@@ -19,7 +19,6 @@ from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import repeats
-from concertina.plan.rounds import claims
 from concertina_protocol import EXIT_OLD_PYTHON
 
 WAITING = {
@@ -88,7 +87,7 @@ class Symptom:
 
 
 def _image(ctx: JobContext, pod: PodView) -> str:
-    late = ctx.now - pod.created >= IMAGE_PATIENCE
+    late = ctx.age(pod) >= IMAGE_PATIENCE
     unavailable = WAITING.get(pod.waiting) == Reason.IMAGE_UNAVAILABLE
     return f"{pod.waiting}: {pod.waiting_message}" if unavailable and late else ""
 
@@ -115,9 +114,8 @@ def _cut_off(ctx: JobContext, pod: PodView) -> str:
     """It answers the operator, but not the others, and they are too few without it: claim after claim has failed."""
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
-    replies = claims.answers(ctx)
-    together = quorum.connected(replies, ctx.round.members)
-    if pod.name not in replies or pod.name in together or sizes.fitting(len(together), ctx.spec):
+    together = ctx.replicas.connected
+    if pod.name not in ctx.replicas.answers or pod.name in together or sizes.fitting(len(together), ctx.spec):
         return ""
     return "the other replicas and it can't reach each other"
 

@@ -31,11 +31,10 @@ def marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
 
 
 def _mark(ctx: JobContext, found: protocol.Straggler, known: dict[tuple[int, str], StragglerMark]) -> StragglerMark:
-    member = ctx.round.members.get(found.replica)
     return known.get((found.rank, found.replica)) or StragglerMark(
         rank=found.rank,
         replica=found.replica,
-        node=member.node if member else "",
+        node=ctx.node_of(found.replica),
         seconds=found.seconds,
         others_seconds=found.others,
         since=rfc3339(round(ctx.now, 3)),

@@ -11,8 +11,9 @@ from concertina.plan.actions import Action, Event, Send
 from concertina.plan.facts import constants, quorum, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.facts.names import first_of
 from concertina.plan.facts.reasons import Reason
-from concertina.plan.observed import Call, PodPhase
+from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
@@ -49,19 +50,6 @@ class Cause:
         return self.message[:1000]
 
 
-def candidates(ctx: JobContext) -> tuple[str, ...]:
-    """Who may be in the next round, in order of replica index: members, unless known to be lost, and those ready; but
-    nobody joins members of another template."""
-    may_join = ctx.round.members.keys().isdisjoint(ctx.replicas.outdated)
-    return tuple(
-        name
-        for index, name in sorted(ctx.replicas.pod_by_index.items())
-        if index in ctx.replicas.wanted_indexes
-        and _can_answer(ctx, name)
-        and ((may_join and name in ctx.replicas.ready) or _member_still(ctx, name))
-    )
-
-
 def departing(ctx: JobContext) -> tuple[str, ...]:
     """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
     handed over. (A member's snapshots are copied to the next one.)"""
@@ -72,22 +60,13 @@ def departing(ctx: JobContext) -> tuple[str, ...]:
         name
         for i, name in enumerate(names)
         if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
-        if name in ctx.replicas.notices and _can_answer(ctx, name) and _member_still(ctx, name)
+        if name in ctx.replicas.notices and ctx.replicas.can_answer(name) and ctx.replicas.member_still(name)
     )
-
-
-def _can_answer(ctx: JobContext, name: str) -> bool:
-    pod = ctx.replicas.pods[name]
-    return bool(pod.ip) and pod.phase is PodPhase.RUNNING and ctx.health.may_answer(name)
-
-
-def _member_still(ctx: JobContext, name: str) -> bool:
-    return name in ctx.round.members and ctx.round.members[name].uid == ctx.replicas.pods[name].uid
 
 
 def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Decision | None:
     """A new claim, and its Prepares; None where too few candidates are there to make up a round."""
-    names = candidates(ctx)
+    names = ctx.replicas.candidates
     if not sizes.fitting(len(names), ctx.spec):
         return None
     made = Claim(
@@ -99,6 +78,7 @@ def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Deci
         from_storage=cause.from_storage,
     )
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
+    told = ctx.status.rounds or not cause.planned  # conditions tell of a first round
     event = Event("Normal" if cause.planned else "Warning", cause.reason, cause.sentence)
     return Decision(
         phase,
@@ -107,7 +87,7 @@ def claim(ctx: JobContext, cause: Cause, restart: Restart | None = None) -> Deci
         world=ctx.world.model_copy(update={"claim": made}),
         restart=restart,
         actions=_prepares(ctx, made, names + departing(ctx)),
-        events=(event,),
+        events=(event,) if told else (),
         recheck=constants.RETRY,
     )
 
@@ -171,15 +151,6 @@ def _call(ctx: JobContext, name: str, made: Claim) -> Call | None:
 # --- an open claim
 
 
-def answers(ctx: JobContext) -> Mapping[str, Prepared]:
-    """What candidates have answered to the claim that is open, in order of replica index; empty where none is."""
-    made = ctx.round.claim
-    if made is None or made.committed:
-        return {}
-    calls = {name: call for name in candidates(ctx) if (call := _call(ctx, name, made))}
-    return {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
-
-
 @dataclass(frozen=True)
 class Collecting:
     """More answers are waited for."""
@@ -205,9 +176,9 @@ class Void:
 
 def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     """What the answers to an open claim amount to."""
-    names = candidates(ctx)
+    names = ctx.replicas.candidates
     calls = {name: call for name in names if (call := _call(ctx, name, made))}
-    replies = {name: call.reply for name, call in calls.items() if isinstance(call.reply, Prepared)}
+    replies = ctx.replicas.answers
     if _overtaken(calls, made):
         return Void("an agent has seen a higher round, or another claim of this one")
     if _forgotten(ctx, replies):
@@ -244,17 +215,17 @@ def _late(ctx: JobContext, made: Claim) -> bool:
 
 
 def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decision:
-    names, replies = candidates(ctx), answers(ctx)
+    names, replies = ctx.replicas.candidates, ctx.replicas.answers
     asked = any(_call(ctx, name, made) for name in names)
     if not asked and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
         # This operator has just come, and finds the claim of a first round before all of its candidates.
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
-    late = made.at is not None and ctx.elapsed(made.at) > 1.0
+    late = made.at is not None and ctx.elapsed(made.at) > 1.0 + constants.crowd(len(names))
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
     message = made.message
     if late:
         absent = [name for name in names if name not in replies]
-        message += f"; round {made.round} waits for {', '.join(absent[:5]) or 'replicas that can reach each other'}"
+        message += f"; round {made.round} waits for {first_of(absent, 5) or 'replicas that can reach each other'}"
         if len(names) < sizes.least(ctx.spec):
             phase, message = Phase.WAITING, f"{made.message}; {shortage(ctx)}"
     return Decision(
@@ -313,6 +284,7 @@ def _patience(
         return None  # those are spares
     planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
+    patience += min(constants.crowd(len(names)), constants.RELAYED)
     left = max(done[name] for name in replies) + patience - ctx.now
     return left if left > 0 else None
 

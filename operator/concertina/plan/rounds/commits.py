@@ -45,6 +45,7 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
     )
     whence = _whence(origin) if ctx.spec.bundled else _anew(ctx)
     message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {whence}"
+    told = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()  # conditions tell of the first
     return Decision(
         Phase.RECOVERING if ctx.status.rounds else Phase.STARTING,
         made.reason,
@@ -52,7 +53,7 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
         world=world,
         replayed=max(0, ctx.round.step - origin.step) if ctx.spec.bundled else 0,
         actions=_assigns(ctx, world, replies, origin, leaving),
-        events=(Event("Normal", "RoundCommitted", message), *copy_distance.events(ctx, names, places, distance)),
+        events=(*told, *copy_distance.events(ctx, names, places, distance)),
         recheck=constants.ACKNOWLEDGE,
     )
 

@@ -84,7 +84,7 @@ def must_be_saved(ctx: JobContext) -> bool:
     does that of a round of one, which no neighbour has a copy of, also where a spare stands ready."""
     if not ctx.spec.bundled or not any(ctx.replicas.leaves(name) for name in ctx.round.members):
         return False
-    return len(ctx.round.members) == 1 or not sizes.fitting(len(claims.candidates(ctx)), ctx.spec)
+    return len(ctx.round.members) == 1 or not sizes.fitting(len(ctx.replicas.candidates), ctx.spec)
 
 
 def limit(ctx: JobContext, durable: bool) -> float:

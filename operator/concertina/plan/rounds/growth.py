@@ -9,8 +9,8 @@ from concertina.api.status import Growth, rfc3339, unix_seconds
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision
+from concertina.plan.facts.names import first_of
 from concertina.plan.facts.reasons import Reason
-from concertina.plan.rounds import claims
 from concertina.plan.rounds.claims import Cause
 
 SETTLED, SETTLED_SCRIPT = 30.0, 120.0
@@ -34,13 +34,13 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 def cause(ctx: JobContext, report: protocol.Report) -> Cause | None:
     """A larger valid size is there, training has got under way, and nothing speaks for waiting (any more)."""
     names = joining(ctx)
-    if not names or sizes.fitting(len(claims.candidates(ctx)), ctx.spec) <= len(ctx.round.members):
+    if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):
         return None
     if report.state != protocol.State.DRAINED and not (
         report.state == protocol.State.RUNNING and seconds_left(ctx) <= 0 and trains(ctx, report)
     ):
         return None
-    who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {', '.join(names[:5])} join"
+    who = f"replica {names[0]} joins" if len(names) == 1 else f"replicas {first_of(names, 5)} join"
     return Cause(Reason.GROWING, who, planned=True)
 
 

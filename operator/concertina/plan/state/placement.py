@@ -45,8 +45,8 @@ def _same(ring: Sequence[str], at: int, places: Mapping[str, Place], level: Leve
 
 def _kept(names: Sequence[str], before: Sequence[str]) -> list[str]:
     """The order of before, newcomers in the places of those who are gone and behind."""
-    newcomers = iter([name for name in names if name not in set(before)])
-    stays = set(names)
+    were, stays = set(before), set(names)
+    newcomers = iter([name for name in names if name not in were])
     seats = (name if name in stays else next(newcomers, None) for name in before)
     return [*filter(None, seats), *newcomers]
 

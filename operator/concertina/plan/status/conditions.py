@@ -68,21 +68,34 @@ def conditions(decision: Decision, old: JobStatus, generation: int, now: float) 
     )
 
 
+def only_reworded(before: tuple[Condition, ...], after: tuple[Condition, ...]) -> bool:
+    """Whether nothing but messages may be other than they were."""
+    return _without_messages(before) == _without_messages(after)
+
+
+def _without_messages(those: tuple[Condition, ...]) -> list[object]:
+    return [(each.type, each.status, each.reason, each.observed_generation) for each in those]
+
+
 ANNOUNCED = frozenset(
     phase.value
     for phase in (Phase.COMPLETE, Phase.FAILED, Phase.STALLED, Phase.SUSPENDED, Phase.TRAINING, Phase.SUSPENDING)
 )
 """Phases that someone waits for."""
+STARTS = frozenset((Phase.STARTING.value, Phase.RECOVERING.value))
+"""Phases that a round's event has told of by the time it trains."""
 
 
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """One where the job enters such a phase."""
+    """One where the job enters such a phase (decision "An event tells what the status would not")."""
     before, ready, running = (
         old.condition(ConditionType.READY),
         new.condition(ConditionType.READY),
         new.condition(ConditionType.RUNNING),
     )
     if ready is None or running is None or ready.reason not in ANNOUNCED or (before and before.reason == ready.reason):
+        return ()
+    if ready.reason == Phase.TRAINING.value and before and before.reason in STARTS:
         return ()
     bad = ready.reason in (Phase.FAILED.value, Phase.STALLED.value)
     return (Event("Warning" if bad else "Normal", running.reason, running.message),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from concertina.api.status import CheckpointMark, Internal, JobStatus, Restarts, Spares, rfc3339
+from concertina.api.status import CheckpointMark, Condition, Internal, JobStatus, Restarts, Spares, rfc3339
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -35,6 +35,10 @@ class Pass:
         return rfc3339(round(self.ctx.now, 3))
 
     @cached
+    def conditions(self) -> tuple[Condition, ...]:
+        return conditions.conditions(self.decision, self.old, self.ctx.observed.job.generation, self.ctx.now)
+
+    @cached
     def restarts(self) -> Restarts:
         stuck = startup.stuck(self.ctx) if self.decision.pods is Pods.WANTED else ()
         counted = budget.counted(self.ctx, self.decision.restart, self.pods.replaced, stuck)
@@ -54,13 +58,12 @@ def replicas(ctx: JobContext) -> int:
 Row = Callable[[Pass], object]
 CONDITIONS: Mapping[str, Row] = {
     "observed_generation": lambda p: p.ctx.observed.job.generation,
-    "conditions": lambda p: conditions.conditions(p.decision, p.old, p.ctx.observed.job.generation, p.ctx.now),
+    "conditions": lambda p: p.conditions,
     "start_time": lambda p: None if p.decision.phase is Phase.SUSPENDED else p.old.start_time or p.now,
     "completion_time": lambda p: p.old.completion_time or p.now if p.decision.phase.final else None,
     "master_key": lambda p: master_key.recorded(p.ctx),
 }
 PODS: Mapping[str, Row] = {
-    "replicas": lambda p: replicas(p.ctx),
     "selector": lambda p: f"concertina.dev/job-uid={p.ctx.observed.job.uid}",
     "spares": lambda p: Spares(
         ready=len(p.ctx.replicas.ready.intersection(p.ctx.replicas.spares)), replicas=p.ctx.replicas.spares
@@ -91,13 +94,17 @@ INTERNAL: Mapping[str, Row] = {
     "undone": lambda p: rollback.voided(p.ctx),
 }
 """Of status.internal."""
+COUNTS: Mapping[str, Row] = {
+    "replicas": lambda p: replicas(p.ctx),
+}
 PROGRESS: Mapping[str, Row] = {
     "progress": lambda p: progress.progress(p.ctx),
     "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
     "shares": lambda p: progress.shares(p.ctx),
 }
-"""They change with every step, so they alone are written only so often (`progress.due`)."""
+"""They change with every pod, and with every step, so they alone are written only so often (`progress.seconds_left`).
+So are conditions of which only the sentences have changed, which count what is there, too."""
 CLOCK: Mapping[str, Row] = {
     "goodput": lambda p: progress.goodput(p.ctx, p.decision),
 }
@@ -106,24 +113,27 @@ INTERNAL_CLOCK: Mapping[str, Row] = {
 }
 """They change with time alone, so they are written only along with something else."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
-FIELDS: Mapping[str, Row] = {**AT_ONCE, **PROGRESS, **CLOCK}
+FIELDS: Mapping[str, Row] = {**AT_ONCE, **COUNTS, **PROGRESS, **CLOCK}
 
 
-def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> JobStatus:
-    """The very same object where there is nothing to write."""
+def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> tuple[JobStatus, float | None]:
+    """The very same object where there is nothing to write now; and after how many seconds there may be."""
     this, old = Pass(ctx, decision, pods), ctx.status
     values = {name: row(this) for name, row in AT_ONCE.items()}
     internal = {name: row(this) for name, row in INTERNAL.items()}
-    changed = _differ(old, values) or _differ(old.internal, internal)
-    if not changed and not progress.due(ctx):
-        return old
-    numbers = {name: row(this) for name, row in PROGRESS.items()}
-    if not changed and not _differ(old, numbers):
-        return old
+    said = conditions.only_reworded(old.conditions, this.conditions)
+    at_once = {name: value for name, value in values.items() if not (said and name == "conditions")}
+    changed = _differ(old, at_once) or _differ(old.internal, internal)
+    counts = {name: row(this) for name, row in COUNTS.items()}
+    if not changed and (left := progress.seconds_left(ctx)):
+        return old, left if _differ(old, {**values, **counts}) else None
+    numbers = counts | {name: row(this) for name, row in PROGRESS.items()}
+    if not changed and not _differ(old, {**values, **numbers}):
+        return old, None
     clock = {name: row(this) for name, row in CLOCK.items()}
     internal |= {name: row(this) for name, row in INTERNAL_CLOCK.items()}
     remembered = old.internal.model_copy(update=internal)
-    return old.model_copy(update={**values, **numbers, **clock, "internal": remembered})
+    return old.model_copy(update={**values, **numbers, **clock, "internal": remembered}), None
 
 
 def _differ(old: JobStatus | Internal, values: Mapping[str, object]) -> bool:

@@ -76,9 +76,11 @@ def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
     found = []
     for member in ctx.world.members:
         sequences = sum(itertools.islice(ranks, member.workers))
-        factor = round(sequences / (even * member.workers), 3)
-        found.append(ShareMark(replica=member.replica, node=member.node, sequences=sequences, factor=factor))
-    return tuple(sorted(found, key=lambda mark: mark.factor)[:MOST_SHARES])
+        found.append((round(sequences / (even * member.workers), 3), sequences, member.replica))
+    return tuple(
+        ShareMark(replica=replica, node=ctx.node_of(replica), sequences=sequences, factor=factor)
+        for factor, sequences, replica in sorted(found, key=lambda share: share[0])[:MOST_SHARES]
+    )
 
 
 def interval(ctx: JobContext) -> CheckpointEvery | None:
@@ -210,7 +212,8 @@ def _replayed(ctx: JobContext, decision: Decision, spent: dict[str, float]) -> N
     spent["recovery_seconds"] += moved
 
 
-def due(ctx: JobContext) -> bool:
-    """Whether a status write that brings nothing but progress may be made."""
-    at = ctx.status.goodput.at
-    return at is None or ctx.elapsed(at) >= ctx.observed.progress_every
+def seconds_left(ctx: JobContext) -> float:
+    """Until a status write may be made that brings nothing but numbers and sentences."""
+    at = ctx.status.goodput.at or ctx.status.start_time  # which the first write has
+    every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
+    return 0.0 if at is None else max(0.0, every - ctx.elapsed(at))

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from builders.cluster.operator import Jobs
+from builders.counted import counted
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.master_keys import parse
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
-from concertina.controller.status import StatusWriter
+from concertina.controller.status import PreconditionFailed, StatusWriter
 from concertina.controller.writes import ObjectWriter
 from concertina.kube import access
 from concertina.kube.client import Client
@@ -30,11 +31,14 @@ GIVE_UP = 60.0
 
 
 class Broken:
-    """plan(), which raises for the job named `bad` while `on`."""
+    """plan(), which raises for the job named `bad` while `on`; once it finds that another one was outdated."""
 
-    on = True
+    on, outdated = True, False
 
     def __call__(self, observed: Observed, now: float) -> Plan:
+        if observed.job.name == "good" and not self.outdated:
+            self.outdated = True
+            raise PreconditionFailed("the claim is another's")
         if self.on and observed.job.name == "bad":
             raise ZeroDivisionError("division by zero")
         return plan(observed, now)
@@ -44,6 +48,8 @@ class Broken:
 def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: LocalCluster, jobs: Jobs) -> None:
     for name in ("bad", "good"):
         jobs.create(name, "pass", suspend=True)
+    errors = counted("controller_runtime_reconcile_errors_total", controller="trainingjob")
+    given_up = counted("concertina_passes_given_up_total", reason="PreconditionFailed")
 
     async def scenario(client: Client) -> None:
         keys = parse({"key": base64.b64encode(b"k" * 32).decode()})
@@ -94,3 +100,5 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
             await scenario(client)
 
     asyncio.run(inside())
+    assert counted("controller_runtime_reconcile_errors_total", controller="trainingjob") > errors
+    assert counted("concertina_passes_given_up_total", reason="PreconditionFailed") == given_up + 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -169,3 +172,18 @@ def test_the_secret_has_the_agents_identity_and_nothing_else(jobs: Jobs) -> None
     (secret,) = (each for each in found if each["metadata"]["name"].startswith("a-concertina-"))
     assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
     assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")
+
+
+def test_members_are_listed_as_the_lead_knows_them(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=2)
+    members = jobs.wait_training("a", 2)["status"]["world"]["members"]
+    done = subprocess.run(
+        [sys.executable, "-m", "concertina.cli", "status", "a", "--members", "-n", jobs.namespace],
+        env=os.environ | {"KUBECONFIG": str(jobs.cluster.kubeconfig)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows == [
+        ["Ranks", "Replica", "Node", "Pod", "State", "Step"],
+        *([str(rank), each["replica"], each["node"], "Running", "running"] for rank, each in enumerate(members)),
+    ], done.stderr

@@ -107,6 +107,9 @@ def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
         jobs.kill_pod(before["lead"])
         job = jobs.wait_training("a", 1, past=before["round"])
         assert before["lead"] not in jobs.members(job)
+        told = jobs.condition(jobs.wait_true("a", "Stalled"), "Stalled")
+        assert told["reason"] == "PodRefused"
+        assert 'failed calling webhook "broken.example.com"' in told["message"]
     finally:
         jobs.cluster.api.call("DELETE", f"{path}/{jobs.namespace}")
     jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
@@ -136,7 +139,7 @@ def test_a_manifest_that_got_past_an_older_crd(jobs: Jobs) -> None:
         kubectl("patch", "crd", "trainingjobs.concertina.dev", "--type=json", "-p", json.dumps(strict))
     jobs.create("good", SAY)
     bad = jobs.wait_true("bad", "Stalled")
-    assert "spec.replicas must be at most 64" in jobs.condition(bad, "Stalled")["message"]
+    assert "spec.replicas must be at most 1024," in jobs.condition(bad, "Stalled")["message"]
     assert jobs.pods("bad") == []
     jobs.wait_true("good", "Complete")
 

@@ -48,3 +48,28 @@ def test_what_has_taken_the_place_of_a_shard_that_was_read_too_late_stays(tmp_pa
     remove_sidecar(after.path)
     snapshots.discard(after)
     assert snapshots.newest(1, 0, after_step=5) is None, "it is being written over: nobody is to be sent there"
+
+
+@pytest.mark.parametrize("size", [-1, 2**63, 10**30])
+def test_a_shard_of_an_impossible_size_is_damaged(tmp_path: Path, size: int) -> None:
+    """As a peer announces it: any other error ends the agent."""
+    with pytest.raises(Damaged, match="can't be of"):
+        fill(tmp_path / "slot-0", p.ShardHeader(ID, 0, size, 0), io.BytesIO(DATA).readinto)
+
+
+def test_a_shard_that_is_cut_off_after_any_byte_does_not_count(tmp_path: Path) -> None:
+    """On its way, and in the volume; the older one beside it is found all the same."""
+    older = held(tmp_path, dataclasses.replace(ID, step=3))
+    path, header = older.path.with_name("slot-1"), p.ShardHeader(ID, 0, len(DATA), zlib.crc32(DATA))
+    for end in range(0, len(DATA), 13):
+        with pytest.raises(Damaged, match="broke off"):
+            fill(path, header, io.BytesIO(DATA[:end]).readinto)
+        assert SnapshotFiles(tmp_path).scan() == (p.HeldSnapshot(older.id, (0,)),)
+    fill(path, header, io.BytesIO(DATA).readinto)
+    newer = commit(path, header)
+    for end in range(0, len(DATA), 13):
+        path.write_bytes(DATA[:end])
+        with pytest.raises(Damaged, match="early"):
+            newer.verify()
+        assert SnapshotFiles(tmp_path).find(ID, 0) is None
+        assert SnapshotFiles(tmp_path).find(older.id, 0) == older

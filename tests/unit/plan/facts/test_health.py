@@ -10,6 +10,7 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.api.status import JobStatus, World
 from concertina.plan.facts import constants
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.health import Evidence, Life, Verdict
@@ -139,3 +140,47 @@ def test_a_replica_outside_of_the_round_is_judged(
 def test_a_member_whose_lead_says_nothing_bad_of_it_lives_however_silent_it_is() -> None:
     ctx = context(1, {}, LONG_AGO, {"ready": False}, True)
     assert ctx.health.by_contact(ctx.replicas.pods["demo-1-0"]).life is Life.ALIVE
+
+
+@pytest.mark.parametrize(("silent", "life"), [(4, Life.DEAD), (5, Life.SILENT)])
+def test_where_many_of_a_crowd_are_silent_none_is_replaced_for_that(
+    silent: int, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "CROWD", 63)
+    before = jobs.observed(jobs.job(jobs.spec()), tuple(jobs.pod(index) for index in range(64)))
+    agents = {pod.name: jobs.agent(pod.name, **(LONG_AGO if pod.index < silent else {})) for pod in before.pods}
+    found = replace(before, agents=agents)
+    assert found.job.spec
+    assert JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).life is life
+    monkeypatch.setattr(constants, "CROWD", 64)
+    assert JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).life is Life.DEAD
+
+
+def test_a_crowd_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (constants.crowd(64), constants.crowd(1064)) == (0.0, 20.0)
+    before = jobs.observed(jobs.job(jobs.spec()), tuple(jobs.pod(index) for index in range(64)))
+    agents = {pod.name: jobs.agent(pod.name) for pod in before.pods}
+    agents["demo-0-0"] = replace(agents["demo-0-0"], connected=False, lost_at=NOW - constants.UNREACHABLE_BEFORE)
+    found = replace(before, agents=agents)
+    assert found.job.spec
+    assert JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).dead
+    monkeypatch.setattr(constants, "CROWD", 14)
+    assert not JobContext(found, found.job.spec, NOW).health.by_contact(before.pods[0]).dead
+    assert JobContext(found, found.job.spec, NOW + 1.0).health.by_contact(before.pods[0]).dead
+
+
+def test_who_waits_for_the_first_round_is_waited_for_longer() -> None:
+    """Until then streams are lost later, and it would seem that others can be reached."""
+    pods = tuple(jobs.pod(index) for index in range(3))
+    lost_at = NOW - constants.UNREACHABLE
+    agents = {pod.name: jobs.agent(pod.name) for pod in pods}
+    agents["demo-0-0"] = replace(agents["demo-0-0"], connected=False, lost_at=lost_at)
+
+    def verdict(status: JobStatus, at: float) -> Life:
+        found = replace(jobs.observed(jobs.job(jobs.spec(), status), pods), agents=agents)
+        assert found.job.spec
+        return JobContext(found, found.job.spec, at).health.by_contact(pods[0]).life
+
+    assert verdict(JobStatus(world=World(round=1)), NOW) is Life.DEAD
+    assert verdict(JobStatus(), NOW) is Life.ALIVE
+    assert verdict(JobStatus(), lost_at + constants.UNREACHABLE_BEFORE) is Life.DEAD

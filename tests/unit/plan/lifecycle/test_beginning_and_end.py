@@ -55,6 +55,19 @@ def test_a_first_round_waits_for_all_and_then_for_enough(ready: int, after: floa
         assert f"{ready} of 3 replicas are ready" in condition(made, "Running")[2]
 
 
+@pytest.mark.parametrize("hour", [-3600, 3600])
+def test_how_long_a_first_round_waits_no_clock_says(hour: int) -> None:
+    """The API server's, by which pods are created, and this operator's may be an hour apart."""
+    pods = (jobs.pod(0, created=T0 + hour), jobs.pod(1, created=T0 + hour))
+    spec = jobs.spec(replicas=3, elastic={"minReplicas": 2, "growAfterSeconds": 60})
+    seen = jobs.observed(jobs.job(spec), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
+    early = plan(replace(seen, seen_for={pod.uid: 59.0 for pod in pods}), T0 + 59)
+    late = plan(replace(seen, seen_for={pod.uid: 60.0 for pod in pods}), T0 + 60)
+    assert jobs.sends(early, protocol.Prepare) == {}
+    assert early.recheck_after == pytest.approx(1.0)
+    assert jobs.sends(late, protocol.Prepare).keys() == {pod.name for pod in pods}
+
+
 def test_a_job_of_fixed_size_waits_for_all_its_replicas() -> None:
     made = plan(ready_agents(count=2, spec=jobs.spec(elastic=None)), T0 + 1000)
     assert made.status.world.claim is None

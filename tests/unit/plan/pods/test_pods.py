@@ -137,10 +137,10 @@ def test_a_member_whose_pod_vanished_gets_a_new_name() -> None:
 @pytest.mark.parametrize(
     ("since", "phase", "others", "created"),
     [
-        (1, "Running", True, []),
-        (3.5, "Running", True, [(1, 1)]),
+        (14, "Running", True, []),
+        (15.5, "Running", True, [(1, 1)]),
         (60, "Pending", True, []),
-        (3.5, "Running", False, []),
+        (15.5, "Running", False, []),
         (10_000, "Running", False, []),
     ],
     ids=["not for long", "for long", "it does not run yet", "nobody can be reached", "nobody, for very long"],

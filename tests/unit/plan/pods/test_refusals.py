@@ -11,7 +11,7 @@ import pytest
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.kube.errors import Conflict, Forbidden, Invalid, from_status
+from concertina.kube.errors import Conflict, Forbidden, Invalid, WebhookFailed, from_status
 from concertina.kube.parse.refusals import refusal
 from concertina.plan.actions import CreatePod, CreateRendezvous, Plan
 from concertina.plan.observed import Observed, Refusal, Refused
@@ -57,9 +57,10 @@ def test_what_time_mends_is_waited_for(kind: Refusal) -> None:
     assert condition(made, "Ready") == ("False", "Waiting")
 
 
-def test_what_is_missing_may_be_made_along_with_the_job() -> None:
-    assert condition(first_pass(refused(Refusal.MISSING)), "Stalled")[0] == "False"
-    assert condition(first_pass(refused(Refusal.MISSING, at=T0 + 5)), "Stalled") == ("True", "PodRefused")
+@pytest.mark.parametrize("kind", [Refusal.MISSING, Refusal.WEBHOOK])
+def test_what_may_only_be_late_is_told_from_the_second_try_on(kind: Refusal) -> None:
+    assert condition(first_pass(refused(kind)), "Stalled")[0] == "False"
+    assert condition(first_pass(refused(kind, at=T0 + 5)), "Stalled") == ("True", "PodRefused")
 
 
 def test_only_one_pod_is_tried_while_they_are_refused() -> None:
@@ -123,6 +124,7 @@ def test_torchruns_pods_are_refused_alike() -> None:
 
 SA = 'pods "a-0-0" is forbidden: error looking up service account n/trainer: serviceaccount "trainer" not found'
 QUOTA = 'pods "a-0-0" is forbidden: exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1'
+BROKEN = 'Internal error occurred: failed calling webhook "w": failed to call webhook: service "w" not found'
 SENTENCES = [
     (403, "Forbidden", QUOTA, Refusal.QUOTA),
     (403, "Forbidden", 'pods "a-0-0" is forbidden: status unknown for quota: few, resources: pods', Refusal.QUOTA),
@@ -152,6 +154,7 @@ SENTENCES = [
     (422, "Invalid", "pods \"a-0-0\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no", Refusal.FOR_GOOD),
     (422, "Invalid", 'Pod "a-0-0" is invalid: spec.volumes[1].name: Duplicate value: "v"', Refusal.FOR_GOOD),
     (400, "BadRequest", TYPO, Refusal.FOR_GOOD),
+    (500, "InternalError", BROKEN, Refusal.WEBHOOK),
 ]
 
 
@@ -160,5 +163,5 @@ def test_the_api_servers_sentences(status: int, reason: str, message: str, kind:
     error = from_status(
         status, json.dumps({"reason": reason, "message": message, "details": {"kind": "pods"}}).encode()
     )
-    assert isinstance(error, Conflict | Forbidden | Invalid)
+    assert isinstance(error, Conflict | Forbidden | Invalid | WebhookFailed)
     assert refusal(error) is kind

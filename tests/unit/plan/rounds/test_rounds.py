@@ -11,7 +11,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import JobStatus, Restart, Restarts, rfc3339
-from concertina.plan.actions import CreatePod, Plan
+from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import Call, ConnectionRefusal, Observed
 from concertina.plan.plan import plan
 from concertina.plan.rounds import claims
@@ -107,8 +107,10 @@ def test_what_is_said_of_where_a_round_goes_on_from(spec: Any, first: str, secon
             for name, message in jobs.sends(claimed, protocol.Prepare).items()
         }
         made = plan(jobs.then(now, claimed, agents=agents), T0 + 10)
-        (event,) = (event for event in made.events if event.reason == "RoundCommitted")
-        assert event.message == f"round 1 with 3 replicas (3 workers) {words}"
+        sentence = f"round 1 with 3 replicas (3 workers) {words}"
+        assert made.status.condition("Running").message == sentence
+        told = [event.message for event in (*claimed.events, *made.events) if event.type == "Normal"]
+        assert told == (["3 replicas are ready", sentence] if rounds else []), "of a first round conditions tell"
 
 
 # --- what ends a round
@@ -324,6 +326,21 @@ def test_a_claim_is_committed_with_those_who_answer(two: dict[str, Any] | None, 
     assert len(jobs.sends(made, protocol.Assign)) == members
     assert made.status.world.round == (2 if members else 1)
     assert made.recheck_after is not None
+
+
+def test_a_member_that_is_dead_for_its_silence_is_listened_to_until_its_pod_goes() -> None:
+    """Else nothing would speak against it once its stream is closed, and its successor would be what is not needed."""
+    seen = claimed(two={"done_at": T0 + 11.1, "error": "connection refused"})
+    view = replace(seen.agents["demo-2-0"], wanted_at=T0 + 11, refusal=ConnectionRefusal.NOT_LISTENING)
+    silent = replace(view, connected=False, lost_at=None, report=None)
+    seen = replace(
+        seen, agents={**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], prepare=None), "demo-2-0": silent}
+    )
+    made = plan(seen, T0 + 16)
+    assert any(isinstance(action, DeletePod) and action.name == "demo-2-0" for action in made.actions)
+    assert "demo-2-0" in made.watch
+    going = replace(seen, pods=tuple(replace(pod, deleting=pod.name == "demo-2-0") for pod in seen.pods))
+    assert "demo-2-0" not in plan(going, T0 + 16).watch
 
 
 def test_a_higher_round_seen_by_an_agent_is_claimed_beyond() -> None:

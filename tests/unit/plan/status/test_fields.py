@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import Internal, JobStatus
+from concertina.api.status import PACKED, Internal, JobStatus
 from concertina.plan.plan import plan
 from concertina.plan.status.fields import FIELDS, INTERNAL, INTERNAL_CLOCK
 
 
 def test_each_field_of_the_status_has_a_row() -> None:
     assert {*FIELDS, "internal"} == set(JobStatus.model_fields)
-    assert {*INTERNAL, *INTERNAL_CLOCK} == set(Internal.model_fields)
+    assert {*INTERNAL, *INTERNAL_CLOCK, *PACKED} == set(Internal.model_fields)
 
 
 def test_rows_give_what_the_fields_hold() -> None:

@@ -10,6 +10,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import unix_seconds
+from concertina.plan.actions import Plan
 from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
 from concertina.plan.status.progress import MOST_SHARES, SECONDS
@@ -32,6 +33,49 @@ def test_progress_is_written_when_it_is_due_and_a_transition_at_once() -> None:
     assert plan(newer, T0 + 12.5).status.progress.step == 44
     done = with_lead(seen, progress=progress(100, T0 + 11), state="succeeded")
     assert plan(done, T0 + 11).status.progress.step == 100
+
+
+def test_a_job_that_starts_as_asked_has_four_statuses_written_and_no_event() -> None:
+    """It waits, claims, has committed, trains; which pods are there already can wait."""
+    pods = tuple(jobs.pod(index) for index in range(3))
+    statuses, events = [], []
+
+    def look(seen: Observed, now: float) -> tuple[Observed, Plan]:
+        made = plan(seen, now)
+        if made.status is not seen.job.status:
+            statuses.append(made.status)
+        events.extend(made.events)
+        return jobs.then(seen, made), made
+
+    seen, _ = look(jobs.observed(jobs.job(jobs.spec()), words_every=5.0), T0)
+    for count in (1, 2):
+        agents = {pod.name: jobs.agent(pod.name) for pod in pods[:count]}
+        seen, waiting = look(replace(seen, pods=pods[:count], agents=agents), T0 + count)
+        assert (waiting.recheck_after or 60) <= 5 - count, "it is written later"
+    agents = {pod.name: jobs.agent(pod.name) for pod in pods}
+    seen, claimed = look(replace(seen, pods=pods, agents=agents), T0 + 3)
+    agents = {
+        name: jobs.called(agents[name], message, T0 + 3, done_at=T0 + 3, reply=jobs.prepared(name, message))
+        for name, message in jobs.sends(claimed, protocol.Prepare).items()
+    }
+    seen, committed = look(replace(seen, agents=agents), T0 + 3)
+    agents = {
+        name: jobs.called(
+            agents[name], message, T0 + 3, done_at=T0 + 3, reply=protocol.Accepted(message.round, message.claim)
+        )
+        for name, message in jobs.sends(committed, protocol.Assign).items()
+    }
+    agents["demo-0-0"] = replace(agents["demo-0-0"], report=jobs.lead_report())
+    look(replace(seen, agents=agents), T0 + 4)
+    assert [status.condition("Ready").reason for status in statuses] == ["Waiting", "Starting", "Starting", "Training"]
+    assert events == []
+
+
+def test_what_only_counts_is_written_when_progress_is_due() -> None:
+    waiting = jobs.observed(jobs.job(jobs.spec()))
+    waiting = replace(jobs.then(waiting, plan(waiting, T0)), pods=(jobs.pod(0),))
+    assert plan(waiting, T0 + 1.9).status is waiting.job.status
+    assert plan(waiting, T0 + 2).status.replicas == 1
 
 
 def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:

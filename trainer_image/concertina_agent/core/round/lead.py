@@ -173,7 +173,13 @@ class Lead:
         ready = [
             (id, any(part.complete for part in found))
             for id, found in sorted(parts.items(), key=lambda item: item[0].step)
-            if id not in self._published and {part.shard for part in found} == set(range(id.shards))
+            if id not in self._published and _are_all(found, id.shards)
         ]
         self._published.update(id for id, _ in ready)
         return ready
+
+
+def _are_all(parts: set[Part], shards: int) -> bool:
+    """Whether there is one of each shard, of which a member may name any number."""
+    found = {part.shard for part in parts}
+    return len(found) == shards and found == set(range(len(found)))

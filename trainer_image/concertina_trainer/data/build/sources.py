@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -160,7 +161,9 @@ def _row_group_sizes(source: Source, column: str) -> list[int]:
 
 def _column(source: Source, column: str, names: Sequence[str]) -> int:
     if column not in names:
-        raise BadInput(f"{source.location} has no column {column}, but {', '.join(names[:20])}: name one by --column.")
+        raise BadInput(
+            f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name one by --column."
+        )
     return names.index(column)
 
 
@@ -171,8 +174,10 @@ def _as_input(source: Source) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, EOFError) as error:
-        raise BadInput(f"{source.location} can't be read as {source.format}: {str(error).rstrip('.')}.") from error
+    except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
+        raise BadInput(
+            f"{source.location} can't be read as {source.format}: {str(error)[:300].rstrip('.')}."
+        ) from error
 
 
 def _batch_sizes(source: Source) -> list[int]:
@@ -187,11 +192,13 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
     head = file.read(6)
     file.seek(0)
     if head != b"ARROW1":
-        yield from ipc.open_stream(file)
-        return
-    reader = ipc.open_file(file)
-    for index in range(reader.num_record_batches):
-        yield reader.get_batch(index)
+        batches: Iterator[Any] = iter(ipc.open_stream(file))
+    else:
+        reader = ipc.open_file(file)
+        batches = map(reader.get_batch, range(reader.num_record_batches))
+    for batch in batches:
+        batch.validate()
+        yield batch
 
 
 def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
@@ -222,7 +229,7 @@ def _zipped_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
             for line in unpacked:
                 yield _parsed(line, piece.source, at, column)
                 at += len(line)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{piece.source.location} can't be unpacked: {error}.") from error
 
 
@@ -232,12 +239,14 @@ def _parsed(line: bytes, source: Source, at: int, column: str) -> bytes:
     where = f"{source.location}, the line at byte {at}"
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{where} can't be read as JSON ({error}): correct it; each line holds one object.") from error
     if not isinstance(record, dict):
         raise BadInput(f"{where} holds a {_kind(record)}, not an object: write each document as an object a line.")
     if column not in record:
-        raise BadInput(f"{where} has no {column}, but {', '.join([*record][:20]) or 'nothing'}: name one by --column.")
+        raise BadInput(
+            f"{where} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name one by --column."
+        )
     text = record[column]
     if not isinstance(text, str | None):
         raise BadInput(f"{where}: its {column} is a {_kind(text)}, not text: name another by --column.")
@@ -263,6 +272,7 @@ def _arrow(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
     with _as_input(piece.source):
         for index, batch in enumerate(_batches(file)):
             if piece.begin <= index < piece.end:
+                batch.validate(full=True)  # pyarrow takes offsets on trust, wherever they point
                 place = _column(piece.source, column, batch.schema.names)
                 yield from _texts(batch.column(place), piece.source, column)
 

@@ -1,0 +1,144 @@
+"""Faults by an object that the drill makes and takes away again, and that says who may reach pods, or make them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from concertina.api.parse import parse_stored
+from concertina.drill.faults.by_command import PREFIX, ByCommand
+from concertina.drill.target import DrillTarget, Injection, Sight
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError, WebhookFailed
+from concertina.kube.manifests.names import JOB_UID
+from concertina.kube.resources import NETWORK_POLICIES, PODS, WEBHOOKS, Raw, Resource
+from concertina.terminal.connection import Complaint
+
+HOOK = "drill.concertina.dev"
+IN_FORCE = 30.0
+"""Seconds, at most, for an API server to know of a webhook."""
+SETTLING, LOOK = 10.0, 10.0
+"""Seconds: for nodes to be told of a policy, and then for news of the job that only a heard agent can have told."""
+
+BY_COMMAND = ByCommand(
+    "OPERATOR_CUT", "OPERATOR_REJOIN", "cut the operator {operator} off from all agents", sight=Sight.LOGS
+)
+
+
+@asynccontextmanager
+async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
+    """No pod of the job can be made, since a webhook fails; and a pod of it is deleted without grace."""
+    job = await target.job()
+    least, now = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
+    if now <= least:
+        raise Complaint(
+            f"{target.name} goes on with {least} replicas or more, and has {now}: it would wait for the pod that can't "
+            "be made. Set spec.elastic.minReplicas to less to play this."
+        )
+    async with _standing(target, WEBHOOKS, _webhook(target, job)):
+        member = await target.victim()
+        await _in_force(target, member.replica)
+        at = time.time()
+        await target.client.delete(PODS, target.namespace, member.replica, uid=member.uid, grace=0)
+        yield Injection(
+            at, f"deleted {member.replica} of {member.node} without grace while a webhook fails that new pods need"
+        )
+
+
+def part_operator(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
+    """By commands where they are given, else by a NetworkPolicy."""
+    return (BY_COMMAND if BY_COMMAND.given else _part_by_policy)(target)
+
+
+@asynccontextmanager
+async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
+    """Nobody but the job's own pods may call the job's pods: its agents don't hear the operator, nor it them."""
+    at = time.time()
+    async with _standing(target, NETWORK_POLICIES, _policy(target, await target.job())):
+        await asyncio.sleep(SETTLING)
+        before = (await target.status()).progress
+        await asyncio.sleep(LOOK)
+        now = (await target.status()).progress
+        if before and now and now.at != before.at:
+            raise Complaint(
+                "The operator hears the job's agents in spite of a NetworkPolicy: this cluster does not enforce them, "
+                "or not on connections that are open, or another policy lets it through. "
+                f"Set {PREFIX}{BY_COMMAND.hurt} and {PREFIX}{BY_COMMAND.heal} to commands that do it."
+            )
+        yield Injection(at, "cut the operator off from all agents by a NetworkPolicy", Sight.LOGS)
+
+
+@asynccontextmanager
+async def _standing(target: DrillTarget, resource: Resource, body: Raw) -> AsyncIterator[None]:
+    """Takes over what a drill that was killed has left."""
+    name = body["metadata"]["name"]
+    try:
+        await target.client.apply(resource, target.namespace, name, body)
+    except asyncio.CancelledError:  # it may be made all the same
+        await _remove(target, resource, name)
+        raise
+    try:
+        yield
+    finally:
+        await _remove(target, resource, name)
+
+
+async def _remove(target: DrillTarget, resource: Resource, name: str) -> None:
+    try:
+        await target.client.delete(resource, target.namespace, name)
+    except ApiError as error:
+        raise Complaint(f"`kubectl delete {resource.plural} {name}` is left to you: {error}") from error
+
+
+def _webhook(target: DrillTarget, job: Raw) -> Raw:
+    """It is asked of new pods of this job alone, and its service does not exist."""
+    uid = job["metadata"]["uid"]
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
+    hook = {
+        "name": HOOK,
+        "clientConfig": {"service": {"namespace": target.namespace, "name": f"concertina-drill-{uid}"}},
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": target.namespace}},
+        "objectSelector": {"matchLabels": {JOB_UID: uid}},
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 1,
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": f"concertina-drill-{uid}"},
+        "webhooks": [hook],
+    }
+
+
+def _policy(target: DrillTarget, job: Raw) -> Raw:
+    uid = job["metadata"]["uid"]
+    pods = {"matchLabels": {JOB_UID: uid}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": f"concertina-drill-{uid}", "namespace": target.namespace},
+        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": pods}]}]},
+    }
+
+
+async def _in_force(target: DrillTarget, replica: str) -> None:
+    """Until a pod like that one would be refused."""
+    pod = await target.client.get(PODS, target.namespace, replica)
+    kept = {key: pod["metadata"][key] for key in ("labels", "annotations") if key in pod["metadata"]}
+    like_it = {**pod, "metadata": {"generateName": f"{target.name}-", **kept}}
+    deadline = time.monotonic() + IN_FORCE
+    async with Client(target.client.access, give_up_after=0.0) as once:
+        while time.monotonic() < deadline:
+            try:
+                await once.create(PODS, target.namespace, like_it, dry_run=True)
+            except WebhookFailed as error:
+                if HOOK in error.message:
+                    return
+                raise
+            await asyncio.sleep(0.2)
+    raise Complaint(f"The API server has not asked the drill's webhook within {IN_FORCE:g} s.")
