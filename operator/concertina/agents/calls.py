@@ -33,6 +33,9 @@ HANDSHAKES = 64
 """Under way at once, of all jobs. A handshake costs a millisecond or two: a new operator that began thousands of them
 together would finish none of them in time."""
 
+Waits = Callable[[bool], None]
+"""Called with True when a dialled connection waits for its turn to shake hands, and with False once it has it: no time
+between speaks against the agent."""
 Request = protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
@@ -92,11 +95,10 @@ class Identity:
 
 @contextlib.asynccontextmanager
 async def connection(
-    identity: Identity, address: str, message: protocol.Message, begun: Callable[[], None] = lambda: None
+    identity: Identity, address: str, message: protocol.Message, waits: Waits = lambda _: None
 ) -> AsyncIterator[Connection]:
-    """On which `message` has been sent. `begun` is called when the handshake's turn has come: no time before that
-    speaks against the agent. Raises OSError, TimeoutError."""
-    opened = await _opened(identity, address, begun)
+    """On which `message` has been sent. Raises OSError, TimeoutError."""
+    opened = await _opened(identity, address, waits)
     try:
         await opened.send(message)
         yield opened
@@ -104,19 +106,20 @@ async def connection(
         opened.close()
 
 
-async def _opened(identity: Identity, address: str, begun: Callable[[], None] = lambda: None) -> Connection:
+async def _opened(identity: Identity, address: str, waits: Waits) -> Connection:
     """Raises OSError, TimeoutError."""
     host, port = split(address)
     made = await _socket(host)
     async with asyncio.timeout(DIAL_SECONDS):  # wait_for loses a cancellation that meets an error, before Python 3.12
         dialled = await dial(made, host, port)
     async with contextlib.AsyncExitStack() as turn:
+        waits(True)
         try:
             await turn.enter_async_context(identity.handshakes.turn(identity.uid))
         except BaseException:
             dialled.close()
             raise
-        begun()
+        waits(False)
         async with asyncio.timeout(DIAL_SECONDS):
             return await _secured(dialled, identity)
 
@@ -177,14 +180,13 @@ def parsed(line: bytes, address: str) -> protocol.Message:
         raise CallError(f"{address} sent what is not understood: {error}") from error
 
 
-async def call(identity: Identity, address: str, request: Request, begun: Callable[[], None] = lambda: None) -> Answer:
-    """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request. `begun` as in
-    `connection`; it is not called where no handshake is needed."""
+async def call(identity: Identity, address: str, request: Request, waits: Waits = lambda _: None) -> Answer:
+    """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request."""
     try:
         kept = identity.kept.take(address)
         answer = await _asked(identity, address, kept, request) if kept else None
         if answer is None:
-            answer = await _asked(identity, address, await _opened(identity, address, begun), request)
+            answer = await _asked(identity, address, await _opened(identity, address, waits), request)
             if answer is None:
                 raise ClosedError(f"{address} closed the connection")
     except TimeoutError as error:
@@ -216,7 +218,12 @@ async def _asked(identity: Identity, address: str, opened: Connection, request: 
 
 
 async def relay(
-    identity: Identity, address: str, line: str, to: Mapping[str, str], silence: float = RELAY_SECONDS
+    identity: Identity,
+    address: str,
+    line: str,
+    to: Mapping[str, str],
+    silence: float = RELAY_SECONDS,
+    waits: Waits = lambda _: None,
 ) -> AsyncIterator[tuple[str, Answer]]:
     """What those of `to` (replica to address) answer, as it comes, when the agent at `address` passes on `line`, which
     is a Prepare or an Assign. Ends where no answer comes for `silence` seconds, and raises nothing: who has not
@@ -224,7 +231,7 @@ async def relay(
     candidates = tuple(protocol.Candidate(replica, each) for replica, each in to.items())
     passed_on, waiting = protocol.Relay(identity.uid, line, candidates), dict(to)
     try:
-        async with connection(identity, address, passed_on) as opened, asyncio.timeout(silence) as quiet:
+        async with connection(identity, address, passed_on, waits) as opened, asyncio.timeout(silence) as quiet:
             while waiting:
                 told = await receive(opened, address)
                 if not isinstance(told, protocol.Relayed):

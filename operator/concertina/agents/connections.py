@@ -21,7 +21,7 @@ from concertina import metrics
 from concertina.agents.authority import Authority
 from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, Identity, call, relay
 from concertina.agents.hearing import Hearing
-from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
+from concertina.agents.stall import TICK_SECONDS, StallDetector, begun, is_same_call, later
 from concertina.agents.streams import Lost, StreamEnd, follow, is_idle
 from concertina.plan.actions import Send
 from concertina.plan.facts import constants
@@ -233,11 +233,11 @@ class AgentConnections:
                 connection.view = later(connection.view, seconds)
 
     async def _call(self, job: _Job, send: Send, under_way: Call) -> None:
-        def begun() -> None:
-            self._change(job, send, under_way, sent_at=self._clock())
+        def waits(turn: bool) -> None:
+            self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
         try:
-            self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message, begun))
+            self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message, waits))
         except CallError as error:
             self._end(job, send, under_way, error=str(error))
 
@@ -246,7 +246,12 @@ class AgentConnections:
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
         silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
-        async for replica, reply in relay(job.identity, part[0][0].address, line, addresses, silence):
+
+        def waits(turn: bool) -> None:
+            for each in part:
+                self._change(job, *each, sent_at=None if turn else self._clock())
+
+        async for replica, reply in relay(job.identity, part[0][0].address, line, addresses, silence, waits):
             self._end(job, *waiting.pop(replica), reply=reply)
         await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
 
@@ -270,9 +275,9 @@ class AgentConnections:
     def _open(self, job: _Job, replica: str, connection: AgentConnection, address: str) -> None:
         uid = job.identity.uid
 
-        def on_begun() -> None:
-            if connection.view.wanted_at is None:
-                connection.view = dataclasses.replace(connection.view, wanted_at=self._clock())
+        def on_waits(turn: bool) -> None:
+            view, now = connection.view, self._clock()
+            connection.view = dataclasses.replace(view, queued_at=now) if turn else begun(view, now)
 
         def on_report(report: protocol.Report) -> None:
             if report.replica != replica:
@@ -280,8 +285,8 @@ class AgentConnections:
                 metrics.AGENT_STREAM_ENDS.labels(StreamEnd.OTHER_REPLICA).inc()
                 return
             before = connection.view
-            if begun := _assigned(before, report):
-                metrics.ROUND_START_SECONDS.observe(self._clock() - begun.sent_at)
+            if assign := _assigned(before, report):
+                metrics.ROUND_START_SECONDS.observe(assign.waited_for(self._clock()))
             connection.view = _with_report(before, report, self._clock())
             if connection.view != before:
                 self._hearing.update(uid, replica, connection.view)
@@ -289,8 +294,7 @@ class AgentConnections:
 
         def on_lost(lost: Lost) -> None:
             before = connection.view
-            on_begun()
-            after = dataclasses.replace(connection.view, connected=False, refusal=lost.refusal)
+            after = dataclasses.replace(begun(before, self._clock()), connected=False, refusal=lost.refusal)
             if before.connected:
                 after = dataclasses.replace(after, closed=lost.end is StreamEnd.CLOSED)
             if before.alive and not after.alive:
@@ -302,13 +306,15 @@ class AgentConnections:
                 self._changed(uid, True)
 
         connection.address = address
-        connection.view = dataclasses.replace(connection.view, wanted_at=None, lost_at=None, closed=False, refusal=None)
+        connection.view = dataclasses.replace(
+            connection.view, wanted_at=None, lost_at=None, queued_at=None, closed=False, refusal=None
+        )
         connection.stream = asyncio.create_task(
             follow(
                 job.identity,
                 address,
                 lambda: asked(connection.waits, uid, len(self._jobs)),
-                on_begun,
+                on_waits,
                 on_report,
                 on_lost,
             ),
@@ -320,7 +326,7 @@ class AgentConnections:
             connection.stream.cancel()
             metrics.AGENT_STREAM_ENDS.labels(StreamEnd.NOT_WANTED).inc()
         connection.stream, connection.address = None, ""
-        connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None)
+        connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None, queued_at=None)
         self._hearing.update(uid, replica, connection.view)
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import concertina_protocol as protocol
 from concertina import backoff, metrics
-from concertina.agents.calls import CallError, ClosedError, Identity, connection, parsed, receive_line
+from concertina.agents.calls import CallError, ClosedError, Identity, Waits, connection, parsed, receive_line
 from concertina.plan.observed import ConnectionRefusal
 
 log = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ async def follow(
     identity: Identity,
     address: str,
     ask: Callable[[], protocol.Watch],
-    on_begun: Callable[[], None],
+    on_waits: Waits,
     on_report: OnReport,
     on_lost: OnLost,
 ) -> None:
-    """Calls `on_begun` when a stream begins to be opened, `on_report` with each report that says anything new, and
+    """Calls `on_waits` each time that a stream is opened, `on_report` with each report that says anything new, and
     `on_lost` whenever it can't be opened, breaks or is silent for too long (`silence`). Runs until it is cancelled."""
     failures = 0
 
@@ -87,7 +87,7 @@ async def follow(
         on_report(report)
 
     while True:
-        lost = await _stream(identity, address, ask(), on_begun, fresh)
+        lost = await _stream(identity, address, ask(), on_waits, fresh)
         metrics.AGENT_STREAM_ENDS.labels(lost.end).inc()
         try:
             on_lost(lost)
@@ -98,13 +98,13 @@ async def follow(
 
 
 async def _stream(
-    identity: Identity, address: str, watch: protocol.Watch, on_begun: Callable[[], None], on_report: OnReport
+    identity: Identity, address: str, watch: protocol.Watch, on_waits: Waits, on_report: OnReport
 ) -> Lost:
     """One stream from its start to its end."""
     last: protocol.Report | None = None
     line = b""
     try:
-        async with connection(identity, address, watch, on_begun) as opened, _Silence() as quiet:
+        async with connection(identity, address, watch, on_waits) as opened, _Silence() as quiet:
             loop, at = asyncio.get_running_loop(), 0.0
             while True:
                 before, line = line, await receive_line(opened, address)

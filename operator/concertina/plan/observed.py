@@ -167,7 +167,9 @@ class Call:
 
     round: int
     claim: str
-    sent_at: float
+    sent_at: float | None
+    """Since when its agent is waited for; None while it waits for its turn to shake hands, which speaks against no
+    agent."""
     done_at: float | None = None
     reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
     error: str = ""
@@ -175,6 +177,10 @@ class Call:
     """Of a Drain: it asked for a checkpoint in storage."""
     request: str = ""
     """Of a Save."""
+
+    def waited_for(self, now: float) -> float:
+        """Seconds."""
+        return 0.0 if self.sent_at is None else now - self.sent_at
 
     @property
     def failed_at(self) -> float | None:
@@ -199,10 +205,13 @@ class AgentView:
     connected: bool = False
     """The watch stream is open and not silent."""
     wanted_at: float | None = None
-    """When this operator first began a handshake for the stream, or failed before; stays as it is while the stream is
-    wanted, None before and after."""
+    """When this operator first began a handshake for the stream, or failed before, later by the time for which it was
+    queued since; None before that, and where no stream is wanted."""
     lost_at: float | None = None
     """When an open stream last broke or fell silent; None if it never did, or is open again."""
+    queued_at: float | None = None
+    """Since when the next attempt to open the stream waits for its turn to shake hands: the silence lasts no longer for
+    that. None where it does not."""
     closed: bool = False
     """Whether the other end closed the stream that was open last; else it fell silent, or none was."""
     refusal: ConnectionRefusal | None = None
@@ -221,6 +230,11 @@ class AgentView:
     def silent_since(self) -> float | None:
         """Of one that is not connected: when its stream broke or, where none was open so far, was first wanted."""
         return self.wanted_at if self.lost_at is None else self.lost_at
+
+    def silent_for(self, now: float) -> float | None:
+        """Seconds in which it might have been heard; None of one that was never wanted."""
+        until = now if self.queued_at is None else self.queued_at
+        return None if self.silent_since is None else until - self.silent_since
 
     @property
     def alive(self) -> bool:

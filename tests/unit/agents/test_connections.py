@@ -103,7 +103,7 @@ def remembered(asked: list[protocol.Message]) -> Answer:
 def following(address: str, on_report: OnReport, on_lost: OnLost) -> asyncio.Task[None]:
     identity = Identity(UID, Authority(MASTER, UID, CREATED).client_context())
     watch = protocol.Watch(UID, changes=True)
-    return asyncio.create_task(follow(identity, address, lambda: watch, lambda: None, on_report, on_lost))
+    return asyncio.create_task(follow(identity, address, lambda: watch, lambda _: None, on_report, on_lost))
 
 
 def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_twice(tmp_path: Path) -> None:
@@ -495,6 +495,8 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
             await asyncio.sleep(0.3)
             assert not view().connected
             assert view().silent_since is None
+            assert (waits := view().assign)
+            assert waits.sent_at is None
             now += 1.0
             waiting[0].transport.abort()
             await until_async(lambda: view().connected, "a stream", view)
@@ -503,6 +505,49 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
             assert made_for is not None
             assert sent is not None
             assert sent.sent_at == pytest.approx(made_for.sent_at + 1.0)
+            connections.close()
+        silent.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANDSHAKES", 1)
+    monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
+    waiting: list[asyncio.StreamWriter] = []
+    open_streams: list[asyncio.StreamWriter] = []
+
+    async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting.append(writer)
+
+    async def reports(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        open_streams.append(writer)
+        writer.write(protocol.encode(report()))
+        await forever(_, writer)
+
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        connections = AgentConnections(lambda uid, at_once: None, clock=lambda: now, wall=lambda: now)
+        for uid in ("slow", UID):
+            await connections.open(uid, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
+        silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
+        host, port = silent.sockets[0].getsockname()
+        async with agent(reports, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: view().connected, "a stream", view)
+            connections.watch("slow", {"s0": f"{host}:{port}"})
+            await until_async(lambda: connections.views("slow")["s0"].wanted_at, "a handshake", connections)
+            open_streams[0].transport.abort()
+            await until_async(lambda: view().queued_at is not None, "a stream that waits its turn", view)
+            now += 1.5  # longer ones count as a stall
+            assert view().silent_for(now) == 0.0
+            connections.watch("slow", {})
+            await until_async(lambda: view().connected, "the stream again", view)
             connections.close()
         silent.close()
 

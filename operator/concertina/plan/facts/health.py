@@ -13,7 +13,7 @@ import concertina_protocol as protocol
 from concertina.plan.facts import constants
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import AgentView, ConnectionRefusal, Observed, PodPhase, PodView
+from concertina.plan.observed import ConnectionRefusal, Observed, PodPhase, PodView
 
 
 class Life(enum.Enum):
@@ -111,7 +111,7 @@ class Health:
             return ALIVE
         if not self.observed.node(pod).ready:
             return _dead(Evidence.NODE, f"can't be reached and its node {pod.node} is not ready")
-        age = self._silent_for(view)
+        age = view.silent_for(self.now)
         # For a first contact: members once answered; others may still be starting their agent.
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
@@ -123,9 +123,6 @@ class Health:
         if self.no_agent_reachable or self.observed.own_side_suspected or self.many_silent:
             return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
         return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
-
-    def _silent_for(self, view: AgentView) -> float | None:
-        return None if view.silent_since is None else self.now - view.silent_since
 
     def _is_in_good_standing(self, replica: str) -> bool:
         """A member of the committed round of which nothing bad is known."""
@@ -150,7 +147,7 @@ class Health:
         refused = view.refusal is ConnectionRefusal.NOT_LISTENING
         if refused and view.closed and not self.observed.own_side_suspected:
             return _dead(Evidence.HOST, "is gone: its agent no longer listens")
-        age = self._silent_for(view)
+        age = view.silent_for(self.now)
         # Its stream broke and was not opened again in time; or this operator, new, got no answer from it so far.
         patience = constants.FIRST_CONTACT if view.lost_at is None else constants.RECONNECT
         if age is None or (age < patience and not refused):
@@ -190,10 +187,11 @@ class Health:
         first doubt on."""
         there = {pod.name for pod in self.observed.pods if pod.phase is PodPhase.RUNNING and not pod.deleting}
         others = (self.observed.agent(name) for name in self.round.members.keys() & there - {self.round.lead.replica})
-        return all(view.connected or (self._silent_for(view) or 0.0) >= constants.RECONNECT for view in others)
+        return all(view.connected or (view.silent_for(self.now) or 0.0) >= constants.RECONNECT for view in others)
 
     def may_answer(self, replica: str) -> bool:
         """Whether it is worth waiting for its answer: neither turned away by its host nor cut off for a while."""
         view = self.observed.agent(replica)
-        cut_off = view.lost_at is not None and self.now - view.lost_at >= constants.RECONNECT
+        silent_for = None if view.lost_at is None else view.silent_for(self.now)
+        cut_off = silent_for is not None and silent_for >= constants.RECONNECT
         return view.connected or (view.refusal is None and not cut_off)

@@ -172,7 +172,7 @@ def _not_acknowledged(ctx: JobContext) -> Cause | None:
             continue
         if call.error:
             return Cause(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
-        if ctx.now - call.sent_at >= constants.ACKNOWLEDGE + constants.crowd(len(ctx.round.members)):
+        if call.waited_for(ctx.now) >= constants.ACKNOWLEDGE + constants.crowd(len(ctx.round.members)):
             return Cause(Reason.ASSIGN_FAILED, f"replica {replica} does not acknowledge its rank", replica)
     return None
 

@@ -98,11 +98,11 @@ def _never_started(ctx: JobContext, pod: PodView) -> str:
         pod.phase is not PodPhase.RUNNING
         or view.alive
         or view.lost_at is not None
-        or view.wanted_at is None
+        or (silent_for := view.silent_for(ctx.now)) is None
         or ctx.health.no_agent_reachable
     ):
         return ""
-    return "its agent was never heard of" if ctx.now - view.wanted_at >= constants.AGENT_START else ""
+    return "its agent was never heard of" if silent_for >= constants.AGENT_START else ""
 
 
 def _cannot_start(ctx: JobContext, pod: PodView) -> str:

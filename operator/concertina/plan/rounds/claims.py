@@ -285,7 +285,8 @@ def _patience(
     planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
     patience += min(constants.crowd(len(names)), constants.RELAYED)
-    left = max(done[name] for name in replies) + patience - ctx.now
+    waited = [calls[name].waited_for(ctx.now) for name in pending if name in calls]
+    left = patience - min([ctx.now - max(done[name] for name in replies), *waited])
     return left if left > 0 else None
 
 

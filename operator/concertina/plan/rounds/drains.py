@@ -113,7 +113,7 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
 def expired(ctx: JobContext, seconds: float) -> bool:
     """Whether the lead was asked to drain this round more than `seconds` ago."""
     call = ctx.agent(ctx.round.lead.replica).drain
-    return call is not None and _ours(ctx, call) and ctx.now - call.sent_at >= seconds
+    return call is not None and _ours(ctx, call) and call.waited_for(ctx.now) >= seconds
 
 
 def saved_as_asked(ctx: JobContext, seconds: float) -> bool:

@@ -57,5 +57,5 @@ def _holders(source: Restore, answers: Mapping[str, Prepared], stay: Mapping[str
 
 def _seconds_left(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
     """Their patience: as long as that of any candidate, from when the first one was asked."""
-    waiting = [call.sent_at for call in departing.values() if call and call.done_at is None]
-    return min(waiting, default=0.0) + constants.PATIENCE_PLANNED - ctx.now
+    waiting = [call.waited_for(ctx.now) for call in departing.values() if call and call.done_at is None]
+    return constants.PATIENCE_PLANNED - max(waiting) if waiting else 0.0

@@ -123,6 +123,13 @@ def outside(agent: dict[str, Any], node: dict[str, Any], others: bool) -> Verdic
         ({"connected": False}, {"ready": False}, True, Life.DEAD, Evidence.NODE),
         ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, True, Life.DEAD, Evidence.SILENCE),
         ({"connected": False, "lost_at": NOW - constants.UNREACHABLE}, {}, False, Life.SILENT, Evidence.SILENCE),
+        (
+            {"connected": False, "lost_at": NOW - 10_000, "queued_at": NOW - 10_000 + 1.0},
+            {},
+            True,
+            Life.ALIVE,
+            None,
+        ),
         ({"connected": False, "wanted_at": NOW - constants.UNREACHABLE}, {}, True, Life.ALIVE, None),
         ({"connected": False, "wanted_at": NOW - constants.AGENT_GIVE_UP}, {}, True, Life.DEAD, Evidence.SILENCE),
         ({"connected": False, "wanted_at": NOW - 10_000}, {}, False, Life.SILENT, Evidence.SILENCE),

@@ -200,12 +200,15 @@ def test_a_round_that_was_committed_and_never_assigned_is_made_anew() -> None:
         ({"done_at": T0 + 10, "reply": protocol.Refused("restarted", 1, "claim-a")}, True),
         ({"done_at": T0 + 10, "error": "connection reset"}, True),
         ({}, True),
+        ({"sent_at": None}, False),
     ],
-    ids=["accepted", "refused", "failed", "silent"],
+    ids=["accepted", "refused", "failed", "silent", "waits its turn"],
 )
 def test_an_assign_that_is_not_acknowledged(call: dict[str, Any], claimed: bool) -> None:
     seen = jobs.running(jobs.spec())
-    member = replace(seen.agents["demo-1-0"], assign=Call(1, "claim-a", T0 + 10, **call))
+    member = replace(
+        seen.agents["demo-1-0"], assign=Call(**{"round": 1, "claim": "claim-a", "sent_at": T0 + 10, **call})
+    )
     made = plan(replace(seen, agents={**seen.agents, "demo-1-0": member}), T0 + 14)
     assert (made.status.world.claim.round == 2) == claimed
 
@@ -326,6 +329,18 @@ def test_a_claim_is_committed_with_those_who_answer(two: dict[str, Any] | None, 
     assert len(jobs.sends(made, protocol.Assign)) == members
     assert made.status.world.round == (2 if members else 1)
     assert made.recheck_after is not None
+
+
+@pytest.mark.parametrize(("begun", "after", "members"), [(None, 10, 0), (0.5, 0.9, 0), (0.5, 1.1, 2)])
+def test_a_candidate_is_waited_for_from_when_its_call_had_its_turn(
+    begun: float | None, after: float, members: int
+) -> None:
+    seen = claimed(two={})
+    view = seen.agents["demo-2-0"]
+    assert view.prepare is not None
+    prepare = replace(view.prepare, sent_at=None if begun is None else T0 + 11 + begun)
+    seen = replace(seen, agents={**seen.agents, "demo-2-0": replace(view, prepare=prepare)})
+    assert len(jobs.sends(plan(seen, T0 + 11 + after), protocol.Assign)) == members
 
 
 def test_a_member_that_is_dead_for_its_silence_is_listened_to_until_its_pod_goes() -> None:
