@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ SKEW = 30
 """Seconds by which a node's clock may differ from the operator's for its log to be found quickly."""
 
 
+_PID = re.compile(r'"pid":(\d+)')
 STANDSTILL = 12.0
 """Seconds that the operator is stopped, at least: more than its agents' silence, and than its Lease."""
 
@@ -107,10 +108,11 @@ class DrillTarget:
         for start, limit in ((near, 1 << 20), ("", None)):
             pid = ""
             lines = self.client.logs(self.namespace, member.replica, TRAINER, since=start, limit_bytes=limit)
-            async for line in lines:
-                pid = json.loads(line)["pid"] if '"event":"worker_started"' in line else pid
+            async for line in lines:  # what workers print stands among the agent's lines
+                if '"event":"worker_started"' in line and (found := _PID.search(line)):
+                    pid = found[1]
             if pid:
-                return str(pid)
+                return pid
         raise Complaint(f"The log of {member.replica} names no worker.")
 
     @property

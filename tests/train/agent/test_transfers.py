@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import os
 import socket
@@ -41,8 +42,8 @@ class Holder:
         self.peers = Peers(
             UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
         )
-        self.watch = self.join = self.index = self.answer = self.relay = None
-        self.pull = self.peers.answer_pull
+        self.watch = self.join = self.answer = self.relay = None
+        self.index, self.pull = self.peers.answer_index, self.peers.answer_pull
         self.server = AgentServer(UID, tls.server_context(identity), self, Nursery())
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -56,6 +57,7 @@ class Holder:
 WAYS = {
     "cut off": (p.encode(HEADER) + DATA[:-1], "shard 0 broke off"),
     "changed": (p.encode(HEADER) + DATA[:-1] + bytes([DATA[-1] ^ 1]), "shard 0 of step 5 did not arrive whole"),
+    "another": (p.encode(dataclasses.replace(HEADER, shard=1)) + DATA, "shard 1 of round 1, step 5 was sent instead"),
     "refuses": (p.encode(p.Refused("shard 0 is not held here", 0, "")), "shard 0 is not held here"),
     "hangs up": (b"", "the connection was closed"),
     "babbles": (b"how do you do\n", "not a message of this protocol"),
@@ -136,6 +138,21 @@ def test_what_no_holder_has_whole_is_named_with_what_each_of_them_did(tmp_path, 
         for _, sentence in WAYS.values():
             assert sentence in str(found.value)
         assert snapshots.fetched(ID, 0) is None
+
+    run(body)
+
+
+def test_a_shard_that_names_no_tensors_is_not_read_for_them(tmp_path, identity):
+    """Whatever its first bytes say of the length of what follows."""
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+        holder.path.write_bytes((len(DATA) - 8).to_bytes(8, "little") + DATA[8:])
+        peers, _, _ = mine(tmp_path, identity)
+        peers.begin(e.StartRound(assign(holder.address), 1))
+        with pytest.raises(Damaged, match="a safetensors header of 2097152 bytes at most"):
+            await peers.header(ID, 0)
+        await holder.server.close()
 
     run(body)
 

@@ -18,6 +18,8 @@ from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_si
 CHUNK = 1 << 18
 LARGEST = 1 << 63
 """Bytes: no file has as many."""
+LARGEST_HEADER = p.MAX_LINE // 2
+"""Bytes, of what names the tensors: quoted, it fits a line of the protocol."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +37,15 @@ class Shard:
         return p.ShardHeader(self.id, self.number, self.size, self.checksum)
 
     def tensors_header(self) -> str:
-        """The safetensors header: JSON behind its length in 8 bytes."""
+        """The safetensors header: JSON behind its length in 8 bytes. Raises Damaged, OSError."""
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > self.size:
-                raise Damaged(f"{self.path} does not begin with a safetensors header")
-            return file.read(length).decode()
+            if length > min(self.size, LARGEST_HEADER):
+                raise Damaged(f"{self.path} does not begin with a safetensors header of {LARGEST_HEADER} bytes at most")
+            try:
+                return file.read(length).decode()
+            except UnicodeDecodeError as error:
+                raise Damaged(f"{self.path} does not begin with a safetensors header: {error}") from error
 
     def chunks(self) -> Iterator[memoryview]:
         """Its bytes, each chunk good until the next; raises Damaged behind them where they are not those that were

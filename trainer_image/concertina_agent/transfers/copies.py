@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
@@ -123,7 +124,7 @@ class Peers:
         if held is not None:
             try:
                 return held.tensors_header()
-            except (OSError, UnicodeDecodeError, Damaged) as error:
+            except (OSError, Damaged) as error:
                 reasons.append(str(error))
         for address in (member.address for member in self._holders(number)):
             try:
@@ -139,6 +140,9 @@ class Peers:
         with contextlib.closing(await self._connector.for_shards(address)) as wire:
             await wire.send(p.Pull(self._uid, number, id))
             header = _header(await asyncio.wait_for(wire.receive(), STALL_SECONDS))
+            if (header.id, header.shard) != (id, number):
+                sent = f"shard {header.shard} of round {header.id.round}, step {header.id.step}"
+                raise Damaged(f"{sent} was sent instead")
             return (await wire.take(self._snapshots.fetched_path(id, number), header)).path
 
     def _holders(self, number: int) -> list[p.Member]:
@@ -150,8 +154,11 @@ class Peers:
         shard = self._snapshots.find(message.id, message.shard)
         if shard is None:
             return await wire.send(_not_here(message.id, message.shard))
-        answer = p.ShardHeader(shard.id, shard.number, shard.size, shard.checksum, shard.tensors_header())
-        return await wire.send(answer)
+        try:
+            header = shard.tensors_header()
+        except (OSError, Damaged) as error:
+            return await wire.send(p.Refused(str(error), 0, ""))
+        return await wire.send(dataclasses.replace(shard.header, header=header))
 
     async def answer_pull(self, message: p.Pull, wire: ShardWire) -> None:
         if message.id is None:
