@@ -110,7 +110,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
         """What does not (yet)."""
         lines, rounds = scraped.operator.lines, "concertina_round_duration_seconds_count"
         now = parsed(scraped.ask())
-        sent = [*lines("prepare"), *lines("assign")]
+        sent = [line for kind in ("prepare", "assign", "drain", "save") for line in lines(kind)]
         reasons = Counter(jobs.condition(job, "Ready").get("reason") for job in everywhere(cluster))
         pairs = {
             "writes": (unseen_writes(cluster, scraped), before),
