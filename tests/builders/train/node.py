@@ -27,6 +27,8 @@ from concertina_trainer.format.shardfile import header_length
 
 GIVE_UP = 120
 FRESH = Restore("Fresh")
+ENDINGS = 30
+"""Seconds for what follows a round that was given up."""
 ONLY_IMPORTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
@@ -37,7 +39,7 @@ class Parent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--control", str(theirs.fileno())]
         command += ["--preload", "concertina_trainer.preload"]
-        environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": SEARCH_PATH}
+        environment = {**os.environ, **ONLY_IMPORTS, "PYTHONPATH": SEARCH_PATH, "PYTHONFAULTHANDLER": "1"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._socket = ours
@@ -108,7 +110,7 @@ class Job:
         self.number += 1
 
         async def play() -> Outcome:
-            return await asyncio.wait_for(_Round(self, world, restore, script or Script()).play(), GIVE_UP)
+            return await asyncio.wait_for(_Round(self, world, restore, script or Script()).play(), GIVE_UP + ENDINGS)
 
         return asyncio.run(play())
 
@@ -187,16 +189,25 @@ class _Round:
             environment = {**common, **mine, **self.job.environment}
             self.pids[rank] = self.job.parent.fork(self.job.worker, environment, log.fileno())
         try:
-            await self.over.wait()
-            async with self.uploads:
-                pass
+            async with asyncio.timeout(GIVE_UP):
+                await self.over.wait()
+                async with self.uploads:
+                    pass
+        except TimeoutError as error:
+            for pid in self._stuck():
+                os.kill(pid, signal.SIGABRT)  # it says where it is then
+            await asyncio.sleep(1.0)
+            log.seek(0)
+            words = log.read().decode(errors="replace")[-20_000:]
+            raise AssertionError(
+                f"round {self.job.number} does not end; {sorted(self.gone)} are gone\n{words}"
+            ) from error
         finally:
             accepting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await accepting
             listening.close()
-            stuck = (pid for rank, pid in self.pids.items() if rank not in self.gone)
-            for pid in (*stuck, *others):
+            for pid in (*self._stuck(), *others):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.outcome.codes = {rank: self.job.parent.wait(pid) for rank, pid in self.pids.items()}
@@ -207,6 +218,9 @@ class _Round:
             log.close()
         self._check_torn()
         return self.outcome
+
+    def _stuck(self) -> list[int]:
+        return [pid for rank, pid in self.pids.items() if rank not in self.gone]
 
     async def _accept(self, listening: socket.socket) -> None:
         async with asyncio.TaskGroup() as connections:
