@@ -53,8 +53,8 @@ class StatusWriter:
         self._cache = cache
         self._events = events
         self._turns = Turns(SLOTS)
-        self._dropped: tuple[str, ...] = ()
-        """Fields of the status that the API server was last seen to drop."""
+        self._dropped: set[str] = set()
+        """Fields of the status that the API server was seen to drop."""
 
     def turn(self, job: CachedJob) -> AbstractAsyncContextManager[bool]:
         """For one write, which is made within; whether it had to be waited for."""
@@ -106,12 +106,13 @@ class StatusWriter:
             log_event("reconcile error not told", job=job.name, message=refused.message)
 
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
-        """Once, on the job that it was seen on: an older CRD is common, as helm upgrade leaves CRDs alone (decision
-        "Versions beside each other")."""
-        if paths and paths != self._dropped:
-            self._dropped = paths
+        """Of each once, on the job that it was seen on: an older CRD is common, as helm upgrade leaves CRDs alone
+        (decision "Versions beside each other")."""
+        news = [path for path in paths if path not in self._dropped]
+        if news:
+            self._dropped.update(news)
             message = (
-                f"the API server does not keep {', '.join(paths[:10])}: its CustomResourceDefinition is older than "
+                f"the API server does not keep {', '.join(news[:10])}: its CustomResourceDefinition is older than "
                 "this operator. Apply the crds/ of this version, which helm upgrade leaves as they are: "
                 "kubectl apply --server-side --force-conflicts -f crds/"
             )

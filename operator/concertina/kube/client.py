@@ -90,14 +90,23 @@ class Client:
     async def list_all(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", chunk: int = 500
     ) -> tuple[list[Raw], str]:
-        """All objects, read in chunks, and the resourceVersion of the list."""
+        """All objects, and the resourceVersion of the list."""
+        items, version = list[Raw](), ""
+        async for some, at in self.pages(resource, namespace, labels, fields, chunk):
+            items += some
+            version = at
+        return items, version
+
+    async def pages(
+        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", chunk: int = 500
+    ) -> AsyncIterator[tuple[list[Raw], str]]:
+        """All objects, some at a time, each time with the resourceVersion of the list."""
         params = _selectors(labels, fields) | {"limit": str(chunk)}
-        items: list[Raw] = []
         while True:
             page = await self._json("GET", resource, resource.path(namespace), params=params)
-            items += page.get("items") or []
+            yield page.get("items") or [], str(page["metadata"]["resourceVersion"])
             if not page["metadata"].get("continue"):
-                return items, str(page["metadata"]["resourceVersion"])
+                return
             params["continue"] = page["metadata"]["continue"]
 
     async def create(

@@ -99,10 +99,12 @@ class Reflector(Generic[T]):
             metrics.WATCH_RESTARTS.labels(self._resource.plural, end).inc()
 
     async def _list(self) -> str:
-        items, version = await self._client.list_all(self._resource, self._namespace, self._labels)
-        listed = {_key(item) for item in items}
-        for item in items:
-            self._put(item)
+        listed, version = set[Key](), ""
+        async for page, version_of_list in self._client.pages(self._resource, self._namespace, self._labels):
+            version = version_of_list
+            for item in page:  # each parsed before the next page: ten thousand pods as they are sent are much memory
+                listed.add(_key(item))
+                self._put(item)
         for key, kept in list(self._kept.items()):
             # What was created while the list was read is newer than it.
             if key not in listed and kept.version <= int(version):
