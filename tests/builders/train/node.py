@@ -229,7 +229,8 @@ class _Round:
                 connections.create_task(self._serve(AgentEnd(connection)))
 
     async def _serve(self, end: AgentEnd) -> None:
-        hello = await end.receive()
+        if (hello := await end.receive()) is None:  # aborted before its first word
+            return
         if isinstance(hello, channel.UploaderHello):
             self.uploader.set_result(end)
             return
