@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import functools
 import itertools
 import logging
 import math
@@ -233,9 +234,7 @@ class AgentConnections:
                 connection.view = later(connection.view, seconds)
 
     async def _call(self, job: _Job, send: Send, under_way: Call) -> None:
-        def waits(turn: bool) -> None:
-            self._change(job, send, under_way, sent_at=None if turn else self._clock())
-
+        waits = functools.partial(self._wait, job, [(send, under_way)])
         try:
             self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message, waits))
         except CallError as error:
@@ -246,14 +245,14 @@ class AgentConnections:
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
         silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
-
-        def waits(turn: bool) -> None:
-            for each in part:
-                self._change(job, *each, sent_at=None if turn else self._clock())
-
+        waits = functools.partial(self._wait, job, part)
         async for replica, reply in relay(job.identity, part[0][0].address, line, addresses, silence, waits):
             self._end(job, *waiting.pop(replica), reply=reply)
         await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
+
+    def _wait(self, job: _Job, part: list[tuple[Send, Call]], turn: bool) -> None:
+        for send, under_way in part:
+            self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
     def _end(self, job: _Job, send: Send, under_way: Call, **end: Any) -> None:
         kind = CALLS[type(send.message)]

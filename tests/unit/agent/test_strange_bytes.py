@@ -145,7 +145,7 @@ READERS = {
     "snapshots in the volume": Reader(
         in_the_volume(SLOT.with_suffix(".json"), scanned), [SIDECAR], (), tuple
     ),
-    "a shard": Reader(in_the_volume(SLOT, verified), [SHARD], (Damaged, OSError, UnicodeDecodeError), str),
+    "a shard": Reader(in_the_volume(SLOT, verified), [SHARD], (Damaged, OSError), str),
     "the environment": Reader(
         environment, [json.dumps(ENVIRONMENT).encode()], (settings.SettingsError, ValueError, RecursionError),
         settings.Settings,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -228,39 +230,50 @@ def test_a_stream_that_is_not_wanted_any_more_ends_whatever_it_is_about_to_hear(
     asyncio.run(scenario())
 
 
-def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HANDSHAKES", 1)
-    monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
-    waiting: list[asyncio.StreamWriter] = []
+@contextlib.asynccontextmanager
+async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterator[None]:
+    """Of another job, for as long as the block runs."""
+    held: list[asyncio.StreamWriter] = []
 
     async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        waiting.append(writer)
+        held.append(writer)
 
+    await connections.open("slow", CREATED, MASTER)
+    async with await asyncio.start_server(says_nothing, "127.0.0.1", 0) as silent:
+        host, port = silent.sockets[0].getsockname()
+        connections.watch("slow", {"s0": f"{host}:{port}"})
+        await until_async(lambda: connections.views("slow")["s0"].wanted_at, "a handshake", connections)
+        yield
+        connections.watch("slow", {})
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handshakes, of which none is given up."""
+    monkeypatch.setattr(module, "HANDSHAKES", 1)
+    monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(tmp_path: Path) -> None:
     now = 1000.0
 
     async def scenario() -> None:
         nonlocal now
         connections = AgentConnections(lambda uid, at_once: None, clock=lambda: now, wall=lambda: now)
-        for uid in ("slow", UID):
-            await connections.open(uid, CREATED, MASTER)
-        silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
-        host, port = silent.sockets[0].getsockname()
-        connections.watch("slow", {"s0": f"{host}:{port}"})
-        await until_async(lambda: connections.views("slow")["s0"].wanted_at, "a handshake", connections)
+        await connections.open(UID, CREATED, MASTER)
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
         async with agent(forever, tmp_path) as address:
-            connections.watch(UID, {"r0": address})
-            connections.send(UID, [Send("r0", address, ASSIGN)])
-            made_for = connections.views(UID)["r0"].assign
-            await asyncio.sleep(0.3)
-            assert not view().connected
-            assert view().silent_since is None
-            assert (waits := view().assign)
-            assert waits.sent_at is None
-            now += 1.0
-            waiting[0].transport.abort()
+            async with a_handshake_without_end(connections):
+                connections.watch(UID, {"r0": address})
+                connections.send(UID, [Send("r0", address, ASSIGN)])
+                made_for = connections.views(UID)["r0"].assign
+                await asyncio.sleep(0.3)
+                assert not view().connected
+                assert view().silent_since is None
+                assert (waits := view().assign)
+                assert waits.sent_at is None
+                now += 1.0
             await until_async(lambda: view().connected, "a stream", view)
             await until_async(lambda: (found := view().assign) and found.done_at, "the end of the call", view)
             sent = view().assign
@@ -268,50 +281,35 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(
             assert sent is not None
             assert sent.sent_at == pytest.approx(made_for.sent_at + 1.0)
             connections.close()
-        silent.close()
 
     asyncio.run(scenario())
 
 
-def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HANDSHAKES", 1)
-    monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
-    waiting: list[asyncio.StreamWriter] = []
+@pytest.mark.usefixtures("one_at_a_time")
+def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer(tmp_path: Path) -> None:
     open_streams: list[asyncio.StreamWriter] = []
 
-    async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        waiting.append(writer)
-
-    async def reports(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+    async def reports(asked: protocol.Message, writer: asyncio.StreamWriter) -> None:
         open_streams.append(writer)
-        writer.write(protocol.encode(report()))
-        await forever(_, writer)
+        await forever(asked, writer)
 
     now = 1000.0
 
     async def scenario() -> None:
         nonlocal now
         connections = AgentConnections(lambda uid, at_once: None, clock=lambda: now, wall=lambda: now)
-        for uid in ("slow", UID):
-            await connections.open(uid, CREATED, MASTER)
+        await connections.open(UID, CREATED, MASTER)
         view = lambda: connections.views(UID)["r0"]  # noqa: E731
-        silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
-        host, port = silent.sockets[0].getsockname()
         async with agent(reports, tmp_path) as address:
             connections.watch(UID, {"r0": address})
             await until_async(lambda: view().connected, "a stream", view)
-            connections.watch("slow", {"s0": f"{host}:{port}"})
-            await until_async(lambda: connections.views("slow")["s0"].wanted_at, "a handshake", connections)
-            open_streams[0].transport.abort()
-            await until_async(lambda: view().queued_at is not None, "a stream that waits its turn", view)
-            now += 1.5  # longer ones count as a stall
-            assert view().silent_for(now) == 0.0
-            connections.watch("slow", {})
+            async with a_handshake_without_end(connections):
+                open_streams[0].transport.abort()
+                await until_async(lambda: view().queued_at is not None, "a stream that waits its turn", view)
+                now += 1.5  # longer ones count as a stall
+                assert view().silent_for(now) == 0.0
             await until_async(lambda: view().connected, "the stream again", view)
             connections.close()
-        silent.close()
 
     asyncio.run(scenario())
 
