@@ -72,3 +72,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # the interpreter's own end may abort while gloo's threads free their tensors (pytorch#190489)

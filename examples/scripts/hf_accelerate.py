@@ -4,6 +4,7 @@ torchrun --standalone --nproc-per-node 2 hf_accelerate.py --checkpoints /tmp/acc
 """
 
 import argparse
+import os
 import shutil
 from pathlib import Path
 
@@ -73,3 +74,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # the interpreter's own end may abort while gloo's threads free their tensors (pytorch#190489)

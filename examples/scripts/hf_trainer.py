@@ -4,10 +4,10 @@ torchrun --standalone --nproc-per-node 2 hf_trainer.py --checkpoints /tmp/hf
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -65,9 +65,8 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=str(last) if last else None)
     rank, world = arguments.process_index, arguments.world_size
     print(f"rank {rank} of {world} is through at step {trainer.state.global_step}", flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()  # Trainer leaves it, and a process that ends with it may abort (pytorch#190489)
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # the interpreter's own end may abort while gloo's threads free their tensors (pytorch#190489)
