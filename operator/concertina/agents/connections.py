@@ -234,7 +234,7 @@ class AgentConnections:
                 connection.view = later(connection.view, seconds)
 
     async def _call(self, job: _Job, send: Send, under_way: Call) -> None:
-        waits = functools.partial(self._wait, job, [(send, under_way)])
+        waits = functools.partial(self._on_waits, job, [(send, under_way)])
         try:
             self._end(job, send, under_way, reply=await call(job.identity, send.address, send.message, waits))
         except CallError as error:
@@ -245,12 +245,13 @@ class AgentConnections:
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
         silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
-        waits = functools.partial(self._wait, job, part)
+        waits = functools.partial(self._on_waits, job, part)
         async for replica, reply in relay(job.identity, part[0][0].address, line, addresses, silence, waits):
             self._end(job, *waiting.pop(replica), reply=reply)
         await asyncio.gather(*(self._call(job, *each) for each in waiting.values()))
 
-    def _wait(self, job: _Job, part: list[tuple[Send, Call]], turn: bool) -> None:
+    def _on_waits(self, job: _Job, part: list[tuple[Send, Call]], turn: bool) -> None:
+        """Of the calls of one connection."""
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 

@@ -239,12 +239,17 @@ async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterato
         held.append(writer)
 
     await connections.open("slow", CREATED, MASTER)
-    async with await asyncio.start_server(says_nothing, "127.0.0.1", 0) as silent:
-        host, port = silent.sockets[0].getsockname()
-        connections.watch("slow", {"s0": f"{host}:{port}"})
+    silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
+    host, port = silent.sockets[0].getsockname()
+    connections.watch("slow", {"s0": f"{host}:{port}"})
+    try:
         await until_async(lambda: connections.views("slow")["s0"].wanted_at, "a handshake", connections)
         yield
+    finally:
         connections.watch("slow", {})
+        silent.close()
+        for writer in held:
+            writer.transport.abort()
 
 
 @pytest.fixture
