@@ -64,7 +64,8 @@ def test_ctrl_c_heals_what_was_hurt(stage: Stage, job: str) -> None:
     with interrupted(stage, job, "stop-node", r"stopped node (\S+)") as node:
         process = stage.cluster.running()[node]
         assert process is not None
-        assert state(process.pid) == "T"
+        # A SIGSTOP takes effect when the process is next scheduled, after kill() has returned.
+        until(lambda: state(process.pid) == "T", "a stopped node process", lambda: state(process.pid))
     assert state(process.pid) != "T"
     whole(stage, job)
 
