@@ -116,7 +116,8 @@ def sends(made: Plan, kind: type[Any]) -> dict[str, Any]:
 
 def called(view: AgentView, message: Any, at: float, **fields: Any) -> AgentView:
     """The agent's view after that message was sent to it."""
-    call = Call(message.round, message.claim, at, durable=getattr(message, "durable", False), **fields)
+    of_it = {name: getattr(message, name) for name in ("durable", "candidates") if hasattr(message, name)}
+    call = Call(message.round, message.claim, at, **of_it, **fields)
     return replace(view, **{type(message).__name__.lower(): call})
 
 

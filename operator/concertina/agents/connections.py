@@ -102,21 +102,17 @@ class AgentConnections:
         self._clock = clock
         self._wall = wall
         self._jobs: dict[str, _Job] = {}
-        self._hearing = Hearing()
+        self.hearing = Hearing()
         self._handshakes = Turns(HANDSHAKES)
         self._deriving = ThreadPoolExecutor(1, "keys")  # more of them would take the interpreter from the event loop
         self._stalls = StallDetector(clock())
-
-    @property
-    def own_side_suspected(self) -> bool:
-        return self._hearing.own_side_suspected
 
     def set_gauges(self) -> None:
         """The metrics of the streams that there are now."""
         connections = (connection for job in self._jobs.values() for connection in job.connections.values())
         states = Counter(_state(each.view) for each in connections if each.stream is not None)
         metrics.set_all(metrics.AGENT_STREAMS, {state: states[state] for state in StreamState})
-        metrics.OWN_SIDE_SUSPECTED.set(self.own_side_suspected)
+        metrics.OWN_SIDE_SUSPECTED.set(self.hearing.own_side_suspected)
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
         """With times in Unix seconds."""
@@ -180,15 +176,16 @@ class AgentConnections:
         before: Call | None = getattr(connection.view, kind)
         durable = isinstance(message, protocol.Drain) and message.durable
         request = message.request if isinstance(message, protocol.Save) else ""
+        candidates = message.candidates if isinstance(message, protocol.Prepare) else ()
         same = (message.round, message.claim, request)
         known = before is not None and (before.round, before.claim, before.request) == same
         if before is not None and known and (before.durable or not durable):
-            if before.failed_at is None:
+            if before.done_at is None or (not before.error and before.candidates == candidates):
                 return None
-            if now < before.failed_at + RETRY_SECONDS:
+            if before.failed_at is not None and now < before.failed_at + RETRY_SECONDS:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return None
-        under_way = Call(message.round, message.claim, sent_at=now, durable=durable, request=request)
+        under_way = Call(message.round, message.claim, now, durable=durable, request=request, candidates=candidates)
         connection.view = _with_call(connection.view, kind, under_way)
         return under_way
 
@@ -289,7 +286,7 @@ class AgentConnections:
                 metrics.ROUND_START_SECONDS.observe(assign.waited_for(self._clock()))
             connection.view = _with_report(before, report, self._clock())
             if connection.view != before:
-                self._hearing.update(uid, replica, connection.view)
+                self.hearing.update(uid, replica, connection.view)
                 self._changed(uid, _matters(before, connection.view))
 
         def on_lost(lost: Lost) -> None:
@@ -302,7 +299,7 @@ class AgentConnections:
             connection.view = after
             if after != before:
                 log.info("watch of %s: %s", replica, lost.sentence)
-                self._hearing.update(uid, replica, after)
+                self.hearing.update(uid, replica, after)
                 self._changed(uid, True)
 
         connection.address = address
@@ -327,7 +324,7 @@ class AgentConnections:
             metrics.AGENT_STREAM_ENDS.labels(StreamEnd.NOT_WANTED).inc()
         connection.stream, connection.address = None, ""
         connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None, queued_at=None)
-        self._hearing.update(uid, replica, connection.view)
+        self.hearing.update(uid, replica, connection.view)
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _Job) -> list[list[tuple[Send, Call]]]:

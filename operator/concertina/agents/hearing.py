@@ -22,6 +22,11 @@ class Hearing:
         self.own_side_suspected = False
         """At least as many are lost as are heard, of several jobs."""
 
+    @property
+    def silent(self) -> int:
+        """Agents that were heard, and are still to be."""
+        return len(self._lost)
+
     def update(self, uid: str, replica: str, view: AgentView) -> None:
         """What is known of that agent now; one that is not watched counts as neither."""
         agent, watched = (uid, replica), view.wanted_at is not None

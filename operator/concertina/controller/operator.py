@@ -130,10 +130,7 @@ class Operator:
         self._keys = keys
         self._connections = AgentConnections(self._agent_changed)
         self._cache = ClusterCache(
-            self._job_changed,
-            self._connections.views,
-            tuple(keys.by_id),
-            own_side_suspected=lambda: self._connections.own_side_suspected,
+            self._job_changed, self._connections.views, tuple(keys.by_id), self._connections.hearing
         )
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)

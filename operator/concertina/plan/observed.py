@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus
+from concertina.api.status import Claim, JobStatus
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,8 @@ class Call:
     """Of a Drain: it asked for a checkpoint in storage."""
     request: str = ""
     """Of a Save."""
+    candidates: tuple[protocol.Candidate, ...] = ()
+    """Of a Prepare: who it named."""
 
     def waited_for(self, now: float) -> float:
         """Seconds."""
@@ -235,6 +237,11 @@ class AgentView:
         """Seconds in which it might have been heard; None of one that was never wanted."""
         until = now if self.queued_at is None else self.queued_at
         return None if self.silent_since is None else until - self.silent_since
+
+    def prepare_of(self, claim: Claim) -> Call | None:
+        """The Prepare of that claim, where it was asked."""
+        call = self.prepare
+        return call if call and (call.round, call.claim) == (claim.round, claim.claim_id) else None
 
     @property
     def alive(self) -> bool:
@@ -300,6 +307,8 @@ class Observed:
     """Ids of the operator's master keys, that for new jobs first."""
     own_side_suspected: bool = False
     """Most agents of several jobs have fallen silent: it may be this operator that does not hear them."""
+    silent_agents: int = 0
+    """Of all jobs: those that were heard, and are still to be."""
     progress_every: float = 2.0
     """Seconds between status writes that bring nothing but progress: stretched by the shell as jobs get many."""
     words_every: float = 2.0

@@ -306,10 +306,11 @@ class OperatorProcess:
         kind = type(message).__name__.lower()
         old: Call | None = getattr(contact.view, kind)
         durable = isinstance(message, p.Drain) and message.durable
+        candidates = message.candidates if isinstance(message, p.Prepare) else ()
         known = old and (old.round, old.claim) == (message.round, message.claim) and not old.error
-        if old and known and (old.durable or not durable):
+        if old and known and (old.durable or not durable) and (old.done_at is None or old.candidates == candidates):
             return
-        call = Call(message.round, message.claim, self.clock.now, durable=durable)
+        call = Call(message.round, message.claim, self.clock.now, durable=durable, candidates=candidates)
         contact.view = changed(contact.view, **{kind: call})
         network, pod = self.world.network, self.pods.get(action.replica)
         heard = (contact, kind, call)

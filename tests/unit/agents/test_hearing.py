@@ -33,7 +33,9 @@ def test_it_is_the_own_side_when_as_many_are_lost_as_are_heard_and_of_several_jo
 
 def test_it_heals_as_agents_are_heard_again_or_not_watched_any_more() -> None:
     again = hearing(2, 3)
+    assert again.silent == 3
     again.update("lost-0", "a-0-0", HEARD)
+    assert again.silent == 2
     assert not again.own_side_suspected
     gone = hearing(0, 3)
     gone.update("lost-0", "a-0-0", replace(LOST, wanted_at=None))

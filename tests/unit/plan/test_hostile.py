@@ -19,7 +19,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.status import JobStatus
-from concertina.plan.observed import Call, Observed
+from concertina.plan.observed import Observed
 from concertina.plan.plan import plan
 from concertina_protocol.codec.typed_json import OpenEnum
 
@@ -102,7 +102,7 @@ def test_any_answer_to_a_prepare_is_planned_on(kind: str, seed: int) -> None:
     agents = dict(seen.agents)
     for name, message in prepares.items():
         reply = replace(anything(protocol.Prepared, draw), replica=name, round=message.round, claim=message.claim)
-        agents[name] = replace(agents[name], prepare=Call(message.round, message.claim, now, now, wire(reply)))
+        agents[name] = jobs.called(agents[name], message, now, done_at=now, reply=wire(reply))
     planned(jobs.then(seen, made, agents=agents), now + 1)
 
 

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from concertina.agents.hearing import Hearing
 from concertina.api import pod_names
 from concertina.controller.cache.capacity_queue import CapacityQueue
 from concertina.controller.cache.job import CachedJob
@@ -32,12 +33,12 @@ class ClusterCache:
         changed: Callable[[str], None],
         agents: Callable[[str], Mapping[str, AgentView]],
         master_keys: tuple[str, ...] = (),
-        own_side_suspected: Callable[[], bool] = lambda: False,
+        hearing: Hearing | None = None,
     ) -> None:
         self._changed = changed
         self._agents = agents
         self._master_keys = master_keys
-        self._own_side_suspected = own_side_suspected
+        self._hearing = hearing or Hearing()
         self._jobs: dict[str, CachedJob] = {}
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
         """Pods, by uid, of jobs that are not known (yet, or any more), by the job's uid and namespace."""
@@ -207,7 +208,8 @@ class ClusterCache:
             hindrance=self._capacity.hindrance(uid),
             uri_holder=self._uris.holder(uid),
             master_keys=self._master_keys,
-            own_side_suspected=self._own_side_suspected(),
+            own_side_suspected=self._hearing.own_side_suspected,
+            silent_agents=self._hearing.silent,
             progress_every=self.progress_every,
             words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),
         )

@@ -116,12 +116,16 @@ class Health:
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
         patience = first if view.lost_at is None else lost
-        if age is None or age < patience + constants.crowd(len(self.observed.pods)):
+        patience += constants.crowd(len(self.observed.pods))
+        if age is None or age < patience:
             return ALIVE
         if view.refusal is ConnectionRefusal.NOT_LISTENING:
             return _dead(Evidence.HOST, f"has had no agent that listens for {age:.0f} s", age)
         if self.no_agent_reachable or self.observed.own_side_suspected or self.many_silent:
             return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
+        # Where hundreds of other jobs' are silent too, the network has much to do, or this operator.
+        if age < patience + constants.crowd(self.observed.silent_agents):
+            return ALIVE
         return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
 
     def _is_in_good_standing(self, replica: str) -> bool:

@@ -12,7 +12,7 @@ from concertina.plan.facts import notices, quorum, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.health import Health
 from concertina.plan.facts.round import Round
-from concertina.plan.observed import Observed, PodPhase, PodView
+from concertina.plan.observed import Call, Observed, PodPhase, PodView
 from concertina_protocol import Prepared
 
 REPLACE_POD = "ReplacePod"
@@ -164,17 +164,32 @@ class Replicas:
         return name in self.round.members and self.round.members[name].is_pod(self.pods[name].uid)
 
     @cached
-    def answers(self) -> Mapping[str, Prepared]:
-        """What candidates have answered to the claim that is open, in order of replica index; empty where none is."""
+    def asked(self) -> Mapping[str, Call]:
+        """The Prepares of the claim that is open, to candidates, in order of replica index; empty where none is."""
         claim = self.round.claim
         if claim is None or claim.committed:
             return {}
-        calls = ((name, self.observed.agent(name).prepare) for name in self.candidates)
-        return {
-            name: call.reply
-            for name, call in calls
-            if call and (call.round, call.claim) == (claim.round, claim.claim_id) and isinstance(call.reply, Prepared)
-        }
+        calls = ((name, self.observed.agent(name).prepare_of(claim)) for name in self.candidates)
+        return {name: call for name, call in calls if call}
+
+    @cached
+    def answers(self) -> Mapping[str, Prepared]:
+        """To those."""
+        return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
+
+    @cached
+    def all_done_at(self) -> float | None:
+        """When the last of the candidates answered, or failed to; None while one may still answer."""
+        done = [call.done_at for call in self.asked.values() if call.done_at is not None]
+        return max(done, default=self.now) if len(done) == len(self.candidates) else None
+
+    @cached
+    def uninformed(self) -> frozenset[str]:
+        """Who answered a Prepare that did not name all who are candidates now: of those who came later its answer says
+        nothing, not that it can't reach them."""
+        lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most have the same one
+        whole = {each for each, named in lists.items() if {c.replica for c in named}.issuperset(self.candidates)}
+        return frozenset(name for name in self.answers if id(self.asked[name].candidates) not in whole)
 
     @cached
     def connected(self) -> frozenset[str]:

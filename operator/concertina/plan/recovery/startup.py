@@ -114,6 +114,8 @@ def _cut_off(ctx: JobContext, pod: PodView) -> str:
     """It answers the operator, but not the others, and they are too few without it: claim after claim has failed."""
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
+    if ctx.replicas.all_done_at is None or ctx.replicas.uninformed:  # nobody knows yet whom it can't reach
+        return ""
     together = ctx.replicas.connected
     if pod.name not in ctx.replicas.answers or pod.name in together or sizes.fitting(len(together), ctx.spec):
         return ""

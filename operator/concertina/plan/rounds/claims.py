@@ -126,26 +126,29 @@ def highest_round(ctx: JobContext) -> int:
 
 
 def _prepares(ctx: JobContext, made: Claim, names: tuple[str, ...]) -> tuple[Action, ...]:
-    """To those that were not asked yet, or whose call failed a while ago."""
+    """To those that were not asked yet, whose call failed a while ago, or who have to be asked about others."""
     message = protocol.Prepare(
         ctx.observed.job.uid,
         made.round,
         made.claim_id,
         tuple(protocol.Candidate(name, ctx.replicas.address(name)) for name in names),
     )
-    return tuple(
-        Send(name, ctx.replicas.address(name), message) for name in names if _is_due(ctx, _call(ctx, name, made))
-    )
+    again = _asked_again(ctx)
+    due = (name for name in names if name in again or _is_due(ctx, ctx.agent(name).prepare_of(made)))
+    return tuple(Send(name, ctx.replicas.address(name), message) for name in due)
 
 
 def _is_due(ctx: JobContext, call: Call | None) -> bool:
     return call is None or (call.failed_at is not None and ctx.now - call.failed_at >= constants.RETRY)
 
 
-def _call(ctx: JobContext, name: str, made: Claim) -> Call | None:
-    """The Prepare of this claim to that replica."""
-    call = ctx.agent(name).prepare
-    return call if call and (call.round, call.claim) == (made.round, made.claim_id) else None
+def _asked_again(ctx: JobContext) -> frozenset[str]:
+    """Who is to look for those as well that came later, where too few can reach each other without them. Only once
+    nobody is waited for: of a large world each newcomer alone would make all look round."""
+    last = ctx.replicas.all_done_at
+    if last is None or ctx.now - last < constants.RETRY or sizes.fitting(len(ctx.replicas.connected), ctx.spec):
+        return frozenset()
+    return ctx.replicas.uninformed
 
 
 # --- an open claim
@@ -176,20 +179,18 @@ class Void:
 
 def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     """What the answers to an open claim amount to."""
-    names = ctx.replicas.candidates
-    calls = {name: call for name in names if (call := _call(ctx, name, made))}
-    replies = ctx.replicas.answers
+    calls, replies = ctx.replicas.asked, ctx.replicas.answers
     if _overtaken(calls, made):
         return Void("an agent has seen a higher round, or another claim of this one")
     if _forgotten(ctx, replies):
         return Void("an agent was restarted since it answered")
-    seconds_left = _patience(ctx, names, calls, replies)
+    seconds_left = _patience(ctx, calls, replies)
     chosen = quorum.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
     if not chosen:
-        if _hopeless(ctx, made, names, calls):
+        if _hopeless(ctx, made):
             return Void("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
-    going = {} if made.from_storage else {name: _call(ctx, name, made) for name in departing(ctx)}
+    going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
     found = include_departing(ctx, {name: replies[name] for name in chosen}, going)
     return Ready(found.replies, going) if found.wait is None else Collecting(found.wait)
 
@@ -216,8 +217,7 @@ def _late(ctx: JobContext, made: Claim) -> bool:
 
 def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decision:
     names, replies = ctx.replicas.candidates, ctx.replicas.answers
-    asked = any(_call(ctx, name, made) for name in names)
-    if not asked and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
+    if not ctx.replicas.asked and not ctx.round.members and len(names) < sizes.most(ctx.spec) and not _late(ctx, made):
         # This operator has just come, and finds the claim of a first round before all of its candidates.
         return Decision(Phase.STARTING, made.reason, made.message, recheck=constants.RETRY)
     late = made.at is not None and ctx.elapsed(made.at) > 1.0 + constants.crowd(len(names))
@@ -258,21 +258,19 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
     )
 
 
-def _hopeless(ctx: JobContext, made: Claim, names: tuple[str, ...], calls: Mapping[str, Call]) -> bool:
-    """Everyone has answered or failed, and it is not enough: the Prepares named other candidates than there are now, or
-    some can't reach each other. Tried again under a new claim, ever more slowly."""
-    done = [call.done_at for call in calls.values() if call.done_at is not None]
-    if len(done) < len(names):
+def _hopeless(ctx: JobContext, made: Claim) -> bool:
+    """Everyone has answered or failed, and it is not enough: some failed, or can't reach each other. Tried again under
+    a new claim, ever more slowly."""
+    last = ctx.replicas.all_done_at
+    if last is None:
         return False
     delay = min(30.0, constants.RETRY * 2 ** min(10, made.round - ctx.world.round))
-    last = max(done, default=ctx.now)
     return ctx.now - last >= delay or (made.at is not None and ctx.elapsed(made.at) >= 2 * delay)
 
 
-def _patience(
-    ctx: JobContext, names: tuple[str, ...], calls: Mapping[str, Call], replies: Mapping[str, Prepared]
-) -> float | None:
+def _patience(ctx: JobContext, calls: Mapping[str, Call], replies: Mapping[str, Prepared]) -> float | None:
     """Seconds to go on waiting for those who haven't answered; None: no longer."""
+    names = ctx.replicas.candidates
     done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
     pending = [name for name in names if name not in done]
     if not pending:

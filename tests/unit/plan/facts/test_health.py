@@ -103,8 +103,8 @@ def test_of_a_lead_that_is_not_heard_its_members_are_asked(
     assert alone.evidence is (Evidence.NODE if node else Evidence.SILENCE), "who is not heard says nothing"
 
 
-def outside(agent: dict[str, Any], node: dict[str, Any], others: bool) -> Verdict:
-    """Of a replica that is no member: the fourth, which has come late."""
+def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, silent_agents: int = 0) -> Verdict:
+    """Of a replica that is no member: the fourth, which has come late. `silent_agents`: of all jobs."""
     before = seen(0, {}, {}, {}, others)
     if not others:
         before = replace(before, agents={name: replace(view, connected=False) for name, view in before.agents.items()})
@@ -112,6 +112,7 @@ def outside(agent: dict[str, Any], node: dict[str, Any], others: bool) -> Verdic
     view = replace(jobs.agent(late.name), **agent)
     nodes = {**before.nodes, "node-3": NodeView("node-3", **{"ready": True, **node})}
     found = replace(before, pods=(*before.pods, late), agents={**before.agents, late.name: view}, nodes=nodes)
+    found = replace(found, silent_agents=silent_agents)
     assert found.job.spec
     return JobContext(found, found.job.spec, NOW).health.by_contact(late)
 
@@ -191,3 +192,12 @@ def test_who_waits_for_the_first_round_is_waited_for_longer() -> None:
     assert verdict(JobStatus(world=World(round=1)), NOW) is Life.DEAD
     assert verdict(JobStatus(), NOW) is Life.ALIVE
     assert verdict(JobStatus(), lost_at + constants.UNREACHABLE_BEFORE) is Life.DEAD
+
+
+def test_one_of_hundreds_that_are_silent_has_more_time_unless_its_host_says_that_it_is_gone() -> None:
+    silent = {"connected": False, "lost_at": NOW - constants.UNREACHABLE - 1.0}
+    assert outside(silent, {}, True, silent_agents=64).dead
+    assert not outside(silent, {}, True, silent_agents=300).dead
+    assert outside({**silent, "lost_at": NOW - 10.0}, {}, True, silent_agents=300).dead
+    assert outside({**silent, "refusal": ConnectionRefusal.NOT_LISTENING}, {}, True, silent_agents=300).dead
+    assert outside(silent, {"ready": False}, True, silent_agents=300).dead

@@ -11,6 +11,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.plan.actions import CreatePod, DeletePod, Plan
+from concertina.plan.facts import constants
 from concertina.plan.observed import AgentView, NodeView, Observed
 from concertina.plan.plan import plan
 
@@ -142,6 +143,33 @@ def test_a_replica_that_the_others_can_not_reach_is_replaced_elsewhere_where_the
     assert [action.name for action in made.actions if isinstance(action, DeletePod)] == [CUT_OFF]
     created = [action for action in made.actions if isinstance(action, CreatePod)]
     assert [(each.index, each.attempt, each.never_nodes) for each in created] == [(1, 1, ("node-1",))]
+
+
+def test_who_came_after_the_others_were_asked_is_not_cut_off_but_asked_about() -> None:
+    """Their answers can't name it, however many claims have come to nothing before."""
+    seen, now = cut_off(minimum=3, nodes=6, seconds=60)
+    made = plan(seen, now)
+    new = jobs.pod(1, 1, node="node-4", created=now)
+    pods = (seen.pods[0], new, seen.pods[2])
+    agents = {**seen.agents, new.name: jobs.agent(new.name)}
+    seen = jobs.then(replace(seen, pods=pods, agents=agents), made)
+    asked = jobs.sends(plan(seen, now), protocol.Prepare)
+    assert set(asked) == {new.name}
+    reply = jobs.prepared(new.name, asked[new.name], reachable=tuple(pod.name for pod in pods))
+    agents[new.name] = jobs.called(agents[new.name], asked[new.name], now, done_at=now, reply=reply)
+    seen = replace(seen, agents=agents)
+    made = plan(seen, now)
+    assert made.status.restarts == seen.job.status.restarts
+    assert jobs.sends(made, protocol.Prepare) == {}
+    now += constants.RETRY
+    asked = jobs.sends(plan(seen, now), protocol.Prepare)
+    assert {name: [c.replica for c in message.candidates] for name, message in asked.items()} == {
+        pod.name: [each.name for each in pods] for pod in (pods[0], pods[2])
+    }
+    for name, message in asked.items():
+        agents[name] = jobs.called(agents[name], message, now, done_at=now, reply=jobs.prepared(name, message))
+    made = plan(replace(seen, agents=agents), now)
+    assert [member.replica for member in made.status.world.members] == ["demo-0-0", new.name, "demo-2-0"]
 
 
 @pytest.mark.parametrize(("minimum", "nodes"), [(2, 6), (3, 3)], ids=["the others go on", "no node to spare"])
