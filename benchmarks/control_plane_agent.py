@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.round import lead, probes
+from concertina_agent.core.round import lead
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.shard_wire import ShardWire
@@ -167,10 +167,9 @@ class StandIn:
         self._soon(e.StoreBound(effect.round, effect.claim, addresses.join(self._settings.pod_ip, STORE_PORT)))
 
     def _look_for_peers(self, effect: e.PingPeers) -> None:
-        self._tasks.start("look for peers", self._reached(effect.prepare))
+        self._tasks.start("look for peers", self._reached(effect.prepare, effect.asked))
 
-    async def _reached(self, prepare: p.Prepare) -> None:
-        asked = probes.chosen(prepare.candidates, self._settings.replica)
+    async def _reached(self, prepare: p.Prepare, asked: tuple[p.Candidate, ...]) -> None:
         there = await asyncio.gather(*(_listens(candidate.address) for candidate in asked))
         reached = tuple(c.replica for c, listens in zip(asked, there, strict=True) if listens)
         self.emit(e.Reached(prepare, reached))
@@ -246,11 +245,11 @@ class StandInWorkers:
 
 
 async def _listens(address: str) -> bool:
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*addresses.split(address)), REACH_SECONDS)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+    host, port = addresses.split(address)
+    with socket.socket(addresses.family(host)) as made:
+        made.setblocking(False)
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(made, (host, port)), REACH_SECONDS)
+        except (OSError, TimeoutError):
+            return False
     return True

@@ -24,6 +24,7 @@ from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, Identi
 from concertina.agents.hearing import Hearing
 from concertina.agents.stall import TICK_SECONDS, StallDetector, begun, is_same_call, later
 from concertina.agents.streams import Lost, StreamEnd, follow, is_idle
+from concertina.api.pod_names import parse
 from concertina.plan.actions import Send
 from concertina.plan.facts import constants
 from concertina.plan.observed import AgentView, Call
@@ -328,10 +329,16 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _Job) -> list[list[tuple[Send, Call]]]:
-    """As many as each has entries; the first of each is one that is heard, where there are enough."""
+    """As many as each has entries, always with the same replicas: connections among them are kept. The first of each is
+    one that is heard, where there is one."""
     count = math.isqrt(len(batch) - 1) + 1
-    ordered = sorted(batch, key=lambda each: not job.connections[each[0].replica].view.connected)
-    return [ordered[first::count] for first in range(count)]
+    parts: list[list[tuple[Send, Call]]] = [[] for _ in range(count)]
+    for position, each in enumerate(batch):
+        name = parse(each[0].replica)
+        parts[(position if name is None or name.index is None else name.index) % count].append(each)
+    for part in parts:
+        part.sort(key=lambda each: not job.connections[each[0].replica].view.connected)
+    return [part for part in parts if part]
 
 
 def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLContext:

@@ -49,9 +49,6 @@ KOPF_SECONDS = 5.0
 """It has so long to end its own tasks."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 """Until a part that ended is begun again."""
-WAITING_GAP_SECONDS = 0.2
-"""Between two passes of a job that has begun no round: its pods come to life within a second or two, five events and a
-report each, and nothing can be decided before the last of them."""
 STEADY_SECONDS = 60.0
 """A part that has run for so long has not failed several times in a row."""
 
@@ -232,7 +229,7 @@ class Operator:
     # --- what the parts tell --------------------------------------------------------------------------------------
 
     def _job_changed(self, uid: str) -> None:
-        self._queue.add_after(uid, WAITING_GAP_SECONDS if self._cache.waits(uid) else 0.0)
+        self._queue.add_after(uid, self._cache.gap(uid))
 
     def _agent_changed(self, uid: str, at_once: bool) -> None:
         if at_once:

@@ -111,10 +111,12 @@ class Reconciler:
         return decision
 
     def _decide(self, job: CachedJob) -> _Decision | None:
+        begun = time.perf_counter()
         observed = self.cache.observe(job.view.uid)
         if observed is None:
             return None
         plan = self.plan(observed, time.time())
+        job.decided_in = time.perf_counter() - begun
         return _Decision(observed, plan, StatusChange.of(job, plan.status))
 
     def _say(self, job: CachedJob, plan: Plan) -> None:

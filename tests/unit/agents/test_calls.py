@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import os
 import resource
 import ssl
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from concertina.agents import connections as module
 from concertina.agents.authority import Authority
 from concertina.agents.calls import Identity
 from concertina.agents.connections import AgentConnection, AgentConnections
+from concertina.api.pod_names import pod_name
 from concertina.plan.actions import Send
 from concertina.plan.observed import AgentView, Call
 
@@ -52,6 +55,10 @@ def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_tw
             assert isinstance(call.reply, protocol.Prepared)
             assert not connections.send(UID, [Send("r0", address, PREPARE)])
             assert received == [PREPARE]
+            of_more = dataclasses.replace(PREPARE, candidates=(*PREPARE.candidates, protocol.Candidate("r1", address)))
+            assert connections.send(UID, [Send("r0", address, of_more)])
+            assert not connections.send(UID, [Send("r0", address, PREPARE)]), "that call is under way"
+            await until_async(lambda: received == [PREPARE, of_more], "the same about more", lambda: received)
             connections.close()
 
     asyncio.run(scenario())
@@ -222,16 +229,31 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
     asyncio.run(scenario())
 
 
+def parts(indexes: Iterable[int], heard: Collection[int] = ()) -> list[list[int]]:
+    """Indexes of the replicas in each part of what is passed on, who passes it on first."""
+    views = {pod_name("job", i, 0): AgentView(connected=i in heard) for i in indexes}
+    job = module._Job(
+        Identity(UID, ssl.create_default_context()), {name: AgentConnection(view) for name, view in views.items()}
+    )
+    made = module._parts([(Send(name, name, PREPARE), Call(1, "c1", sent_at=0.0)) for name in views], job)
+    return [[int(send.replica.split("-")[1]) for send, _ in part] for part in made]
+
+
 def test_what_is_said_to_many_is_said_to_some_of_them_first_to_those_that_are_heard() -> None:
     """4096 by 64 connections, of whom each has 63 others to tell."""
-    heard = {"r7", "r50", "r99"}
-    connections = {f"r{i}": AgentConnection(AgentView(connected=f"r{i}" in heard)) for i in range(100)}
-    job = module._Job(Identity(UID, ssl.create_default_context()), connections)
-    batch = [(Send(name, name, PREPARE), Call(1, "c1", sent_at=0.0)) for name in connections]
-    parts = module._parts(batch, job)
-    assert [len(part) for part in parts] == [10] * 10
-    assert {part[0][0].replica for part in parts[:3]} == heard
-    assert sorted(send.replica for part in parts for send, _ in part) == sorted(connections)
+    found = parts(range(100), heard=(7, 51, 99))
+    assert [len(part) for part in found] == [10] * 10
+    assert {7, 51, 99} <= {part[0] for part in found}
+    assert sorted(index for part in found for index in part) == list(range(100))
+
+
+def test_the_same_pass_it_on_to_the_same_when_some_are_gone() -> None:
+    """So that they find their connections open."""
+    before = {part[0]: set(part) for part in parts(range(1024), heard=range(1024))}
+    lost = {5, 40, 700}
+    after = {part[0]: set(part) for part in parts(set(range(1024)) - lost, heard=(0,))}
+    assert len(before.keys() & after.keys()) == 31, "one of those who passed it on is lost"
+    assert all(part <= before[first] for first, part in after.items() if first in before)
 
 
 def test_an_answer_that_is_passed_on_is_whole_however_long(tmp_path: Path) -> None:

@@ -240,9 +240,11 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """Ping those candidates that are to be asked (`probes`), with a short limit. Then Reached."""
+    """With a short limit. Then Reached."""
 
     prepare: p.Prepare
+    asked: tuple[p.Candidate, ...]
+    """Those of its candidates to ping, oneself included (`probes`)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Optional, Protocol
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.round import probes
 from concertina_agent.net import tls
 from concertina_agent.net.link import MemberStreams, follow_lead
 from concertina_agent.net.server import AgentServer, Answered
@@ -100,10 +99,9 @@ class NetworkDriver:
         self._link = self._tasks.start("follow lead", following)
 
     def ping_peers(self, effect: e.PingPeers) -> None:
-        self._tasks.start("ping peers", self._ping_all(effect.prepare))
+        self._tasks.start("ping peers", self._ping_all(effect.prepare, effect.asked))
 
-    async def _ping_all(self, prepare: p.Prepare) -> None:
-        asked = probes.chosen(prepare.candidates, self._settings.replica)
+    async def _ping_all(self, prepare: p.Prepare, asked: tuple[p.Candidate, ...]) -> None:
         some = asyncio.Semaphore(PINGS)
         timeout = PING_SECONDS + MORE_SECONDS * max(0, len(asked) - PINGS)
         ping = p.encode(p.Ping(prepare.uid))

@@ -23,6 +23,12 @@ WRITES_PER_SECOND = 20.0
 """Of progress, by all jobs together."""
 WORDS_PER_SECOND = 7.0
 """Writes that only say in other words why a job waits, by all jobs together."""
+WAITING_GAP_SECONDS = 0.2
+"""Between two passes of a job that has begun no round: its pods come to life within a second or two, five events and a
+report each, and nothing can be decided before the last of them."""
+DECIDING = 0.25
+"""Of the time, for the decisions of one job: those of a thousand replicas answer at once, and a pass after each answer
+would keep the next ones waiting (decision "A pass costs its job a pause")."""
 
 
 class ClusterCache:
@@ -56,10 +62,14 @@ class ClusterCache:
     def jobs(self) -> Iterator[CachedJob]:
         return iter(self._jobs.values())
 
-    def waits(self, uid: str) -> bool:
-        """Whether it is a job that has not begun a round."""
+    def gap(self, uid: str) -> float:
+        """Seconds from the beginning of one pass of the job to that of the next, at least."""
         job = self._jobs.get(uid)
-        return job is not None and not job.view.status.world.round and job.view.status.world.claim is None
+        if job is None:
+            return 0.0
+        world = job.view.status.world
+        waits = not world.round and world.claim is None
+        return max(WAITING_GAP_SECONDS if waits else 0.0, job.decided_in / DECIDING)
 
     @property
     def progress_every(self) -> float:

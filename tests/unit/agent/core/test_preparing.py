@@ -38,7 +38,7 @@ def test_other_candidates_under_the_same_claim_are_reached_out_to_and_nothing_is
     driver = Driver()
     driver.prepared(3)
     again = prepare(3, names=("a", "b"))
-    assert driver.ask(again) == [e.PingPeers(again)]
+    assert driver.ask(again) == [e.PingPeers(again, again.candidates)]
     (reply,) = driver.tell(e.Reached(again, ("a",)))
     assert reply.message.reachable == ("a",)
 

@@ -20,6 +20,8 @@ class Preparation:
     """What has to be true before Prepared may be said, and who waits for it."""
 
     prepare: p.Prepare
+    asked: tuple[p.Candidate, ...]
+    """Of its candidates, who is pinged (`probes`)."""
     waiting: list[int]
     left_out: bool = False
     """The round has its members, and this replica is none."""

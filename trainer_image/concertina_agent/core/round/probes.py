@@ -23,6 +23,7 @@ def chosen(candidates: Sequence[Candidate], replica: str) -> tuple[Candidate, ..
     if count <= ALL_PAIRS or me is None:
         return tuple(candidates)
     beside = {0, me, (me - 1) % count, (me + 1) % count}
-    others = (i for i in range(count) if i not in beside)
-    sample = heapq.nsmallest(SAMPLE, others, key=lambda i: zlib.crc32(f"{replica} {candidates[i].replica}".encode()))
+    seed = zlib.crc32(replica.encode())
+    ranked = ((zlib.crc32(each.replica.encode(), seed), i) for i, each in enumerate(candidates) if i not in beside)
+    sample = (i for _, i in heapq.nsmallest(SAMPLE, ranked))
     return tuple(candidates[i] for i in sorted({*beside, *sample}))

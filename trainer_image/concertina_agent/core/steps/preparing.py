@@ -24,19 +24,21 @@ def on_prepare(agent: AgentState, request: int, message: p.Prepare, t: e.Moment)
     if known.prepare == message:
         return []
     known.prepare, known.reachable, known.answer = message, None, None
-    return [e.PingPeers(message)]
+    known.asked = probes.chosen(message.candidates, agent.replica)
+    return [e.PingPeers(message, known.asked)]
 
 
 def _prepare_anew(agent: AgentState, request: int, message: p.Prepare) -> list[e.Effect]:
     abandoned = agent.preparation.waiting if agent.preparation else []
     agent.seen = (message.round, message.claim)
-    agent.preparation, agent.round = Preparation(message, [request]), None
+    asked = probes.chosen(message.candidates, agent.replica)
+    agent.preparation, agent.round = Preparation(message, asked, [request]), None
     effects: list[e.Effect] = [agent.refuse_older(waiting, 0) for waiting in abandoned]
     effects += [
         e.PersistSeen(message.round, message.claim),
         e.KillWorkers(message.round),
         e.BindStore(message.round, message.claim),
-        e.PingPeers(message),
+        e.PingPeers(message, asked),
         e.ReportChanged(),
     ]
     if agent.uploads.outdated(message.round):
@@ -70,9 +72,7 @@ def on_reached(agent: AgentState, event: e.Reached, t: e.Moment) -> list[e.Effec
 def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
     if not known.gone or known.store is None or known.reachable is None or known.answer is not None:
         return []
-    candidates = known.prepare.candidates
-    asked = probes.chosen(candidates, agent.replica)
-    absent = tuple(candidate.replica for candidate in asked if candidate.replica not in known.reachable)
+    absent = tuple(candidate.replica for candidate in known.asked if candidate.replica not in known.reachable)
     known.answer = p.Prepared(
         agent.replica,
         agent.instance,
@@ -82,7 +82,7 @@ def _answer_when_ready(agent: AgentState, known: Preparation) -> list[e.Effect]:
         known.reachable,
         agent.held,
         agent.uploads.storage,
-        unreachable=None if len(asked) == len(candidates) else absent,
+        unreachable=None if len(known.asked) == len(known.prepare.candidates) else absent,
     )
     effects: list[e.Effect] = [e.Reply(request, known.answer) for request in known.waiting]
     known.waiting.clear()
