@@ -19,7 +19,7 @@ from concertina.local import cluster
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
-from concertina.local.node.client import Client
+from concertina.local.node.client import NodeClient
 from concertina.local.state import lifetime
 from concertina.local.state.record import Options
 
@@ -30,7 +30,7 @@ async def pod_starts(running: LocalCluster, count: int, together: bool) -> list[
     """Seconds from creation to Running, for each of count pods; they are deleted afterwards."""
     tls = ssl.create_default_context(cafile=str(running.directory / "pki" / "ca.crt"))
     tls.load_cert_chain(running.directory / "pki" / "kubeconfig.crt", running.directory / "pki" / "kubeconfig.key")
-    client = Client(running.record.endpoints.server, tls)
+    client = NodeClient(running.record.endpoints.server, tls)
     seen: dict[str, asyncio.Future[float]] = {}
     watching = asyncio.create_task(_watch(client, seen))
     await asyncio.sleep(0.3)
@@ -44,7 +44,7 @@ async def pod_starts(running: LocalCluster, count: int, together: bool) -> list[
         await client.close()
 
 
-async def _start(client: Client, seen: dict[str, "asyncio.Future[float]"], name: str) -> float:
+async def _start(client: NodeClient, seen: dict[str, "asyncio.Future[float]"], name: str) -> float:
     seen[name] = asyncio.get_running_loop().create_future()
     container = {"name": "main", "image": "concertina/agent:bench", "command": ["sleep", "1000"]}
     begun = time.perf_counter()
@@ -52,7 +52,7 @@ async def _start(client: Client, seen: dict[str, "asyncio.Future[float]"], name:
     return await asyncio.wait_for(seen[name], 60) - begun
 
 
-async def _watch(client: Client, seen: dict[str, "asyncio.Future[float]"]) -> None:
+async def _watch(client: NodeClient, seen: dict[str, "asyncio.Future[float]"]) -> None:
     async for _, items in client.follow(PODS, "metadata.namespace=default"):
         for item in items:
             future = seen.get(item["metadata"]["name"])

@@ -22,7 +22,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Client:
+class NodeClient:
     """Requests and watches. Use inside a running event loop; close() at the end."""
 
     def __init__(self, server: str, tls: ssl.SSLContext) -> None:

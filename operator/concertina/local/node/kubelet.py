@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import aiohttp
 
 from concertina.local.node import server
-from concertina.local.node.client import STRATEGIC_MERGE, Client, Refused
+from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, Refused
 from concertina.local.node.node import Addresses, Node, NodeConfig
 from concertina.local.node.pods.pod import Pod
 from concertina.local.node.runtime.client import RuntimeClient
@@ -51,7 +51,7 @@ class Kubelet:
         tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         tls.load_cert_chain(pki / f"node-{config.name}.crt", pki / f"node-{config.name}.key")
         prefix = config.address.rpartition(".")[0]
-        self._node = Node(config, folder, Client(config.server, tls), runtime, Addresses(prefix))
+        self._node = Node(config, folder, NodeClient(config.server, tls), runtime, Addresses(prefix))
         self._pods: dict[str, Pod] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 

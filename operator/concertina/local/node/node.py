@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local.node import images
-from concertina.local.node.client import Client, Refused
+from concertina.local.node.client import NodeClient, Refused
 from concertina.local.node.runtime.client import RuntimeClient
 from concertina.local.node.status import now
 
@@ -69,7 +69,7 @@ class Node:
 
     config: NodeConfig
     folder: Path
-    client: Client
+    client: NodeClient
     runtime: RuntimeClient
     addresses: Addresses
     _background: set[asyncio.Task[None]] = field(default_factory=set)

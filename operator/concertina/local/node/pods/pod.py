@@ -13,7 +13,7 @@ from concertina.local.node import images
 from concertina.local.node.client import Refused
 from concertina.local.node.node import Node
 from concertina.local.node.pods import probes, restore
-from concertina.local.node.pods.status_writer import StatusWriter
+from concertina.local.node.pods.status_writer import PodStatusWriter
 from concertina.local.node.runtime import environment, mounts, volumes
 from concertina.local.node.runtime.container import Container, Setting
 from concertina.local.node.status import ContainerState, PodFacts, now
@@ -45,7 +45,7 @@ class Pod:
         self._deadline: asyncio.TimerHandle | None = None
         self._volumes = volumes.Volumes(node.client, pod, self.folder, node.config.resources)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writer = StatusWriter(node.client, pod, self._facts)
+        self._writer = PodStatusWriter(node.client, pod, self._facts)
         self._end: asyncio.Task[None] | None = None
         self._work = asyncio.create_task(self._finish_restored() if restored.over else self._run())
         self.update(pod)

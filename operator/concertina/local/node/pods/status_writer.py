@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from concertina.local.node.client import STRATEGIC_MERGE, Client, Refused
+from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, Refused
 from concertina.local.node.status import PodFacts, pod_status
 
 Object = dict[str, Any]
@@ -16,10 +16,10 @@ _log = logging.getLogger(__name__)
 _RETRY = 0.5  # seconds
 
 
-class StatusWriter:
+class PodStatusWriter:
     """One task per pod; `facts` is asked for the state of things at each write."""
 
-    def __init__(self, client: Client, pod: Object, facts: Callable[[], PodFacts]) -> None:
+    def __init__(self, client: NodeClient, pod: Object, facts: Callable[[], PodFacts]) -> None:
         metadata = pod["metadata"]
         self._client, self._facts = client, facts
         self._uid = metadata["uid"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local.host import namespaces
-from concertina.local.node.client import Client, Refused
+from concertina.local.node.client import NodeClient, Refused
 from concertina.local.node.runtime import environment, quantity
 
 Object = dict[str, Any]
@@ -33,7 +33,7 @@ class File:
 class Volumes:
     """The volumes of one pod; prepare() may be called again after it raised VolumeError."""
 
-    client: Client
+    client: NodeClient
     pod: Object
     folder: Path
     allocatable: dict[str, str]
@@ -178,7 +178,7 @@ def _is_data(volume: Object) -> bool:
     return any(kind in volume for kind in _DATA_KINDS)
 
 
-async def fetch(client: Client, namespace: str, kind: str, name: str) -> Object | None:
+async def fetch(client: NodeClient, namespace: str, kind: str, name: str) -> Object | None:
     """A ConfigMap or Secret (kind: configMap or secret), None when there is none of this name."""
     try:
         return await client.get(f"/api/v1/namespaces/{namespace}/{kind.lower()}s/{name}")
