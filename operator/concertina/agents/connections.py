@@ -175,18 +175,20 @@ class AgentConnections:
         kind = CALLS[type(message)]
         now = self._clock()
         before: Call | None = getattr(connection.view, kind)
-        durable = isinstance(message, protocol.Drain) and message.durable
-        request = message.request if isinstance(message, protocol.Save) else ""
-        candidates = message.candidates if isinstance(message, protocol.Prepare) else ()
-        same = (message.round, message.claim, request)
-        known = before is not None and (before.round, before.claim, before.request) == same
-        if before is not None and known and (before.durable or not durable):
-            if before.done_at is None or (not before.error and before.candidates == candidates):
+        under_way = Call(
+            message.round,
+            message.claim,
+            sent_at=now,
+            durable=isinstance(message, protocol.Drain) and message.durable,
+            request=message.request if isinstance(message, protocol.Save) else "",
+            candidates=message.candidates if isinstance(message, protocol.Prepare) else (),
+        )
+        if before is not None and before.covers(under_way):
+            if before.failed_at is None:
                 return None
-            if before.failed_at is not None and now < before.failed_at + RETRY_SECONDS:
+            if now < before.failed_at + RETRY_SECONDS:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return None
-        under_way = Call(message.round, message.claim, now, durable=durable, request=request, candidates=candidates)
         connection.view = _with_call(connection.view, kind, under_way)
         return under_way
 

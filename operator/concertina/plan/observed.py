@@ -189,6 +189,12 @@ class Call:
         """None where it did not fail, or not yet."""
         return self.done_at if self.error else None
 
+    def covers(self, new: Call) -> bool:
+        """Whether the new one of its kind would ask the same; once it was answered, of the same candidates."""
+        same = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
+        answered = self.done_at is not None and not self.error
+        return same and self.durable >= new.durable and (not answered or self.candidates == new.candidates)
+
 
 class ConnectionRefusal(enum.Enum):
     """What a host that is there makes of an attempt to open a stream."""

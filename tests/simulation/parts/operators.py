@@ -305,12 +305,15 @@ class OperatorProcess:
         message, contact = action.message, self.contacts.setdefault(action.replica, Contact())
         kind = type(message).__name__.lower()
         old: Call | None = getattr(contact.view, kind)
-        durable = isinstance(message, p.Drain) and message.durable
-        candidates = message.candidates if isinstance(message, p.Prepare) else ()
-        known = old and (old.round, old.claim) == (message.round, message.claim) and not old.error
-        if old and known and (old.durable or not durable) and (old.done_at is None or old.candidates == candidates):
+        call = Call(
+            message.round,
+            message.claim,
+            self.clock.now,
+            durable=isinstance(message, p.Drain) and message.durable,
+            candidates=message.candidates if isinstance(message, p.Prepare) else (),
+        )
+        if old and not old.error and old.covers(call):
             return
-        call = Call(message.round, message.claim, self.clock.now, durable=durable, candidates=candidates)
         contact.view = changed(contact.view, **{kind: call})
         network, pod = self.world.network, self.pods.get(action.replica)
         heard = (contact, kind, call)
