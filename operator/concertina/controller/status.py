@@ -159,20 +159,26 @@ def dropped(wanted: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
 
 
 def claim_tests(status: Raw) -> list[Raw]:
-    """The part of a JSON patch that holds only while `status.world.claim` and the number of failures are those in
-    `status`: between two claims a deposed operator's late write would take back what has been counted.
+    """The part of a JSON patch that holds only while `status.world.claim`, the number of failures and the samples left
+    out are those in `status`: between two claims a deposed operator's late write would take back what has been counted.
 
     Its texts are left out: the API server compares strings as they are escaped, and Go's way is not Python's (decision
     "One status write a pass")."""
-    counted = (status.get("restarts") or {}).get("total")
-    restarts = [] if counted is None else [{"op": "test", "path": "/status/restarts/total", "value": counted}]
-    world = status.get("world")
+    if not status:
+        return [_test("", None)]
+    world, counted = status.get("world"), (status.get("restarts") or {}).get("total")
+    remembered = [_test("/skipped", status.get("skipped"))]
+    if counted is not None:
+        remembered.append(_test("/restarts/total", counted))
     if world is None:
-        return [{"op": "test", "path": "/status/world" if status else "/status", "value": None}, *restarts]
-    path, claim = "/status/world/claim", world.get("claim")
-    if claim is None:
-        return [{"op": "test", "path": path, "value": None}, *restarts]
-    return [*({"op": "test", "path": f"{path}/{name}", "value": claim.get(name)} for name in CLAIM_FIELDS), *restarts]
+        return [_test("/world", None), *remembered]
+    if (claim := world.get("claim")) is None:
+        return [_test("/world/claim", None), *remembered]
+    return [*(_test(f"/world/claim/{name}", claim.get(name)) for name in CLAIM_FIELDS), *remembered]
+
+
+def _test(path: str, value: object) -> Raw:
+    return {"op": "test", "path": f"/status{path}", "value": value}
 
 
 def _log_changes(job: str, before: Raw, after: Raw) -> None:

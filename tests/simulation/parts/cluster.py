@@ -167,7 +167,7 @@ class Cluster:
             raise Conflict("the API server does not answer")
 
     def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> None:
-        """The JSON patch that tests the claim and the number of failures."""
+        """The JSON patch that tests the claim, the number of failures and the samples left out."""
         self._reachable(who)
         mine, theirs = observed.world.claim, self.status.world.claim
         if (mine and (mine.round, mine.claim_id, mine.committed)) != (
@@ -176,6 +176,8 @@ class Cluster:
             raise Conflict("the claim has changed")
         if observed.restarts.total != self.status.restarts.total:
             raise Conflict("failures have been counted")
+        if observed.skipped != self.status.skipped:
+            raise Conflict("samples have been left out")
         self.world.invariants.status_written(self.status, status)
         self.status = status
         self._changed("job")

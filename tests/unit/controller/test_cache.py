@@ -222,15 +222,21 @@ def test_a_write_tests_the_claim_as_it_was_observed() -> None:
         return {test["path"].removeprefix("/status"): test["value"] for test in tests}
 
     assert tested({}) == {"": None}
-    assert tested({"rounds": 1}) == {"/world": None}
-    assert tested({"world": {"round": 0}}) == {"/world/claim": None}
+    assert tested({"rounds": 1}) == {"/world": None, "/skipped": None}
+    assert tested({"world": {"round": 0}}) == {"/world/claim": None, "/skipped": None}
     claim = {"round": 2, "claimId": "c", "committed": False, "message": "<any> text"}
     assert tested({"world": {"claim": claim}}) == {
         "/world/claim/round": 2,
         "/world/claim/claimId": "c",
         "/world/claim/committed": False,
+        "/skipped": None,
     }
-    assert tested({"world": {}, "restarts": {"total": 3}}) == {"/world/claim": None, "/restarts/total": 3}
+    left_out = [{"begin": 76, "end": 80}]
+    assert tested({"world": {}, "restarts": {"total": 3}, "skipped": left_out}) == {
+        "/world/claim": None,
+        "/restarts/total": 3,
+        "/skipped": left_out,
+    }
 
 
 def unplaced(name: str, job_uid: str) -> OwnedPod:
