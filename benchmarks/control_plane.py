@@ -17,9 +17,10 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import control_plane_hosts as hosts
 import control_plane_kinds as kinds
@@ -242,7 +243,7 @@ def _begun(bench: Bench, before: Mapping[str, int]) -> int:
     return sum(now > before[name] for name, now in _rounds(bench).items())
 
 
-SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
+SCENARIOS: Mapping[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
     "run": run,
     "steady": steady,
     "kill-member": kill_member,
@@ -251,6 +252,16 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[None]]] = {
     "kill-nodes": kill_nodes,
     "delete-jobs": delete_jobs,
 }
+
+
+async def _beside(following: asyncio.Task[None], scenario: Coroutine[Any, Any, None]) -> None:
+    """The scenario, which would wait in vain once nothing follows the jobs any more: then that is raised."""
+    playing = asyncio.ensure_future(scenario)
+    try:
+        await asyncio.wait((playing, following), return_when=asyncio.FIRST_COMPLETED)
+        await (playing if playing.done() else following)
+    finally:
+        playing.cancel()
 
 
 async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[str, list[float]]]) -> None:
@@ -274,7 +285,7 @@ async def play(size: Size, options: argparse.Namespace, tables: dict[str, dict[s
                     for name, scenario in SCENARIOS.items():
                         if name in ("run", *options.only):
                             print(f"{size}: {name} ...", flush=True)
-                            await scenario(bench)
+                            await _beside(following, scenario(bench))
                 finally:
                     following.cancel()
                     operator.close()
