@@ -8,6 +8,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.status import claim_tests
 from concertina.kube.errors import NamespaceEnds, from_status
@@ -213,6 +215,19 @@ def test_the_more_jobs_the_rarer_are_writes_of_progress() -> None:
     for number in range(1, 1000):
         known.cache.on_job(job(str(number), 1))
     assert known.cache.observe("0").progress_every == 50.0  # type: ignore[union-attr]
+
+
+def test_the_longer_a_job_takes_to_decide_the_longer_is_it_left_alone() -> None:
+    known = Known()
+    assert known.cache.gap("a") == 0.0
+    known.cache.on_job(job("a", 1))
+    assert known.cache.gap("a") == 0.2, "it waits for its pods"
+    known.cache.on_job(job("a", 2, world={"round": 1}))
+    cached = known.cache.job("a")
+    assert cached is not None
+    for decided_in, gap in ((0.0, 0.0), (0.03, 0.12), (10.0, 1.0)):
+        cached.decided_in = decided_in
+        assert known.cache.gap("a") == pytest.approx(gap)
 
 
 def test_a_write_tests_the_claim_as_it_was_observed() -> None:

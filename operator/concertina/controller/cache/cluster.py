@@ -26,7 +26,7 @@ WORDS_PER_SECOND = 7.0
 WAITING_GAP_SECONDS = 0.2
 """Between two passes of a job that has begun no round: its pods come to life within a second or two, five events and a
 report each, and nothing can be decided before the last of them."""
-DECIDING = 0.25
+DECIDING, LONGEST_GAP_SECONDS = 0.25, 1.0
 """Of the time, for the decisions of one job: those of a thousand replicas answer at once, and a pass after each answer
 would keep the next ones waiting (decision "A pass costs its job a pause")."""
 
@@ -69,7 +69,7 @@ class ClusterCache:
             return 0.0
         world = job.view.status.world
         waits = not world.round and world.claim is None
-        return max(WAITING_GAP_SECONDS if waits else 0.0, job.decided_in / DECIDING)
+        return max(WAITING_GAP_SECONDS if waits else 0.0, min(job.decided_in / DECIDING, LONGEST_GAP_SECONDS))
 
     @property
     def progress_every(self) -> float:

@@ -34,7 +34,7 @@ class CachedJob:
     preconditions_failed: int = 0
     """Passes in a row that lost a precondition."""
     decided_in: float = 0.0
-    """Seconds that the last pass took to decide: of a job of thousands some tens of a millisecond."""
+    """Seconds of processor time that the last pass took to decide: of a job of a thousand replicas 0.03."""
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
 
