@@ -1,9 +1,9 @@
 """What one tenant's largest job costs everybody else: `python benchmarks/neighbours.py [--json FILE]`.
 
 On a local cluster, jobs of one replica run to their end one after the other: first alone, then while another namespace
-asks for as many replicas as the schema allows, none of which any node takes. Measured for each small
-job: from its creation to its first status, to its pod, and to Complete; and how far the status of a job that trains is
-behind its script, which reports a step every 0.1 s (progress is written every 1.5 s)."""
+asks for as many replicas as the schema allows, none of which any node takes. Measured for each small job: from its
+creation to its first status, to its pod, to its pod's node, and to Complete; and how far the status of a job that
+trains is behind its script, which reports a step every 0.1 s (progress is written every 1.5 s)."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -
     samples[f"first status, {kind}"].append(reached(lambda status: status.get("conditions")))
     until(f"{name}'s pod", LIMIT, lambda: stage.pods(name, "small"))
     samples[f"pod, {kind}"].append(time.time() - begun)
+    until(f"{name}'s node", LIMIT, lambda: stage.pods(name, "small")[0]["spec"].get("nodeName"))
+    samples[f"pod has a node, {kind}"].append(time.time() - begun)
 
     def complete(status: dict[str, Any]) -> bool:
         return any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions", ()))
