@@ -66,5 +66,7 @@ def crowd(replicas: int) -> float:
     return max(0, replicas - CROWD) * 0.02
 
 
+SILENT_CROWD = 12.0
+"""At most, for those who are silent in other jobs: no tenant's agents keep another's from being replaced for longer."""
 RELAYED = 4.0
 """For those to be asked from here whom a silent agent was to ask, of a crowd."""

@@ -124,7 +124,7 @@ class Health:
         if self.no_agent_reachable or self.observed.own_side_suspected or self.many_silent:
             return Verdict(Life.SILENT, evidence=Evidence.SILENCE, age=age)
         # Where hundreds of other jobs' are silent too, the network has much to do, or this operator.
-        if age < patience + constants.crowd(self.observed.silent_agents):
+        if age < patience + min(constants.crowd(self.observed.silent_agents), constants.SILENT_CROWD):
             return ALIVE
         return _dead(Evidence.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
 

@@ -199,5 +199,8 @@ def test_one_of_hundreds_that_are_silent_has_more_time_unless_its_host_says_that
     assert outside(silent, {}, True, silent_agents=64).dead
     assert not outside(silent, {}, True, silent_agents=300).dead
     assert outside({**silent, "lost_at": NOW - 10.0}, {}, True, silent_agents=300).dead
+    assert outside({**silent, "lost_at": NOW - 16.0}, {}, True, silent_agents=100_000).dead, (
+        "other jobs' may be a tenant's"
+    )
     assert outside({**silent, "refusal": ConnectionRefusal.NOT_LISTENING}, {}, True, silent_agents=300).dead
     assert outside(silent, {"ready": False}, True, silent_agents=300).dead
