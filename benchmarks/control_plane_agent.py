@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import concertina_protocol as p
+from concertina.agents.calls import dial
 from concertina_agent.agent import FAREWELL_SECONDS
 from concertina_agent.core import events as e
 from concertina_agent.core import machine
@@ -247,9 +248,8 @@ class StandInWorkers:
 async def _listens(address: str) -> bool:
     host, port = addresses.split(address)
     with socket.socket(addresses.family(host)) as made:
-        made.setblocking(False)
         try:
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(made, (host, port)), REACH_SECONDS)
+            await asyncio.wait_for(dial(made, host, port), REACH_SECONDS)
         except (OSError, TimeoutError):
             return False
     return True

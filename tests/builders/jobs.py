@@ -116,8 +116,7 @@ def sends(made: Plan, kind: type[Any]) -> dict[str, Any]:
 
 def called(view: AgentView, message: Any, at: float, **fields: Any) -> AgentView:
     """The agent's view after that message was sent to it."""
-    of_it = {name: getattr(message, name) for name in ("durable", "candidates") if hasattr(message, name)}
-    call = Call(message.round, message.claim, at, **of_it, **fields)
+    call = replace(Call.of(message, at), **fields)
     return replace(view, **{type(message).__name__.lower(): call})
 
 

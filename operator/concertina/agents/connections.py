@@ -175,14 +175,7 @@ class AgentConnections:
         kind = CALLS[type(message)]
         now = self._clock()
         before: Call | None = getattr(connection.view, kind)
-        under_way = Call(
-            message.round,
-            message.claim,
-            sent_at=now,
-            durable=isinstance(message, protocol.Drain) and message.durable,
-            request=message.request if isinstance(message, protocol.Save) else "",
-            candidates=message.candidates if isinstance(message, protocol.Prepare) else (),
-        )
+        under_way = Call.of(message, now)
         if before is not None and before.covers(under_way):
             if before.failed_at is None:
                 return None

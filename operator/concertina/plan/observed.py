@@ -180,6 +180,18 @@ class Call:
     candidates: tuple[protocol.Candidate, ...] = ()
     """Of a Prepare: who it named."""
 
+    @classmethod
+    def of(cls, message: protocol.Prepare | protocol.Assign | protocol.Drain | protocol.Save, sent_at: float) -> Call:
+        """Under way."""
+        return cls(
+            message.round,
+            message.claim,
+            sent_at,
+            durable=isinstance(message, protocol.Drain) and message.durable,
+            request=message.request if isinstance(message, protocol.Save) else "",
+            candidates=message.candidates if isinstance(message, protocol.Prepare) else (),
+        )
+
     def waited_for(self, now: float) -> float:
         """Seconds."""
         return 0.0 if self.sent_at is None else now - self.sent_at

@@ -305,13 +305,7 @@ class OperatorProcess:
         message, contact = action.message, self.contacts.setdefault(action.replica, Contact())
         kind = type(message).__name__.lower()
         old: Call | None = getattr(contact.view, kind)
-        call = Call(
-            message.round,
-            message.claim,
-            self.clock.now,
-            durable=isinstance(message, p.Drain) and message.durable,
-            candidates=message.candidates if isinstance(message, p.Prepare) else (),
-        )
+        call = Call.of(message, self.clock.now)
         if old and not old.error and old.covers(call):
             return
         contact.view = changed(contact.view, **{kind: call})

@@ -125,15 +125,16 @@ def highest_round(ctx: JobContext) -> int:
     return min(max(seen), own + LEAP)
 
 
-def _prepares(ctx: JobContext, made: Claim, names: tuple[str, ...]) -> tuple[Action, ...]:
-    """To those that were not asked yet, whose call failed a while ago, or who have to be asked about others."""
+def _prepares(
+    ctx: JobContext, made: Claim, names: tuple[str, ...], again: frozenset[str] = frozenset()
+) -> tuple[Action, ...]:
+    """To those that were not asked yet, whose call failed a while ago, or who are to be asked again."""
     message = protocol.Prepare(
         ctx.observed.job.uid,
         made.round,
         made.claim_id,
         tuple(protocol.Candidate(name, ctx.replicas.address(name)) for name in names),
     )
-    again = _asked_again(ctx)
     due = (name for name in names if name in again or _is_due(ctx, ctx.agent(name).prepare_of(made)))
     return tuple(Send(name, ctx.replicas.address(name), message) for name in due)
 
@@ -184,7 +185,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
         return Void("an agent has seen a higher round, or another claim of this one")
     if _forgotten(ctx, replies):
         return Void("an agent was restarted since it answered")
-    seconds_left = _patience(ctx, calls, replies)
+    seconds_left = _patience(ctx)
     chosen = quorum.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
     if not chosen:
         if _hopeless(ctx, made):
@@ -232,7 +233,7 @@ def _collect(ctx: JobContext, made: Claim, seconds_left: float | None) -> Decisi
         phase,
         made.reason or "Claimed",
         message,
-        actions=_prepares(ctx, made, names + departing(ctx)),
+        actions=_prepares(ctx, made, names + departing(ctx), _asked_again(ctx)),
         recheck=min(constants.RETRY, seconds_left or constants.RETRY),
         watch_all=late,
     )
@@ -268,9 +269,9 @@ def _hopeless(ctx: JobContext, made: Claim) -> bool:
     return ctx.now - last >= delay or (made.at is not None and ctx.elapsed(made.at) >= 2 * delay)
 
 
-def _patience(ctx: JobContext, calls: Mapping[str, Call], replies: Mapping[str, Prepared]) -> float | None:
+def _patience(ctx: JobContext) -> float | None:
     """Seconds to go on waiting for those who haven't answered; None: no longer."""
-    names = ctx.replicas.candidates
+    names, calls, replies = ctx.replicas.candidates, ctx.replicas.asked, ctx.replicas.answers
     done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
     pending = [name for name in names if name not in done]
     if not pending:
