@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 JSON, STRATEGIC_MERGE = "application/json", "application/strategic-merge-patch+json"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The API server's answer was an error: its HTTP status, reason and message."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -33,12 +33,12 @@ class NodeClient:
         await self._session.close()
 
     async def call(self, method: str, path: str, body: Object | None = None, content_type: str = JSON) -> Object:
-        """One request. Raises Refused, or aiohttp.ClientError and TimeoutError while the API server is away."""
+        """One request. Raises RequestRefused, or aiohttp.ClientError and TimeoutError while the API server is away."""
         data = None if body is None else json.dumps(body)
         async with self._session.request(method, path, data=data, headers={"Content-Type": content_type}) as response:
             text = await response.text()
             if response.status >= 300:
-                raise Refused(response.status, _message(text))
+                raise RequestRefused(response.status, _message(text))
             answer: Object = json.loads(text)
             return answer
 
@@ -56,7 +56,7 @@ class NodeClient:
                 yield "LIST", listed["items"]
                 async for kind, item in self._watch(path, selector, listed["metadata"]["resourceVersion"]):
                     yield kind, [item]
-            except (aiohttp.ClientError, TimeoutError, Refused, ConnectionError) as error:
+            except (aiohttp.ClientError, TimeoutError, RequestRefused, ConnectionError) as error:
                 _log.warning("watch of %s: %s; trying again", path, error or type(error).__name__)
                 await asyncio.sleep(0.25)
 
@@ -65,14 +65,14 @@ class NodeClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_read=90)  # bookmarks come every minute
         async with self._session.get(query, timeout=timeout) as response:
             if response.status >= 300:
-                raise Refused(response.status, _message(await response.text()))
+                raise RequestRefused(response.status, _message(await response.text()))
             rest = b""
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        raise Refused(event["object"].get("code", 500), event["object"].get("message", ""))
+                        raise RequestRefused(event["object"].get("code", 500), event["object"].get("message", ""))
                     if event["type"] != "BOOKMARK":
                         yield event["type"], event["object"]
 

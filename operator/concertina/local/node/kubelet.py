@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import aiohttp
 
 from concertina.local.node import server
-from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, Refused
+from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, RequestRefused
 from concertina.local.node.node import Addresses, Node, NodeConfig
 from concertina.local.node.pods.pod import Pod
 from concertina.local.node.runtime.client import RuntimeClient
@@ -132,7 +132,7 @@ class Kubelet:
             try:
                 await action()
                 return
-            except (Refused, aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (RequestRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
                 _log.warning("node %s: %s", self._node.config.name, error or type(error).__name__)
             await asyncio.sleep(_RETRY)
 
@@ -147,7 +147,7 @@ class Kubelet:
         status = _node_status(config)
         try:
             await client.call("POST", "/api/v1/nodes", {"metadata": metadata, "status": status})
-        except Refused as error:
+        except RequestRefused as error:
             if error.status != 409:
                 raise
             await client.call("PATCH", f"/api/v1/nodes/{config.name}/status", {"status": status}, STRATEGIC_MERGE)
@@ -160,7 +160,7 @@ class Kubelet:
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         try:
             await self._node.client.call("PATCH", f"{leases}/{name}", {"spec": spec}, STRATEGIC_MERGE)
-        except Refused as error:
+        except RequestRefused as error:
             if error.status != 404:
                 raise
             await self._node.client.call("POST", leases, {"metadata": {"name": name}, "spec": spec})

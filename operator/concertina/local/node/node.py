@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local.node import images
-from concertina.local.node.client import NodeClient, Refused
+from concertina.local.node.client import NodeClient, RequestRefused
 from concertina.local.node.runtime.client import RuntimeClient
 from concertina.local.node.status import now
 
@@ -103,5 +103,5 @@ class Node:
         }
         try:
             await self.client.call("POST", f"/api/v1/namespaces/{metadata['namespace']}/events", event)
-        except (Refused, OSError, TimeoutError) as error:
+        except (RequestRefused, OSError, TimeoutError) as error:
             _log.warning("event %s not written: %s", reason, error)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from concertina.local.node import images
-from concertina.local.node.client import Refused
+from concertina.local.node.client import RequestRefused
 from concertina.local.node.node import Node
 from concertina.local.node.pods import probes, restore
 from concertina.local.node.pods.status_writer import PodStatusWriter
@@ -20,7 +20,7 @@ from concertina.local.node.status import ContainerState, PodFacts, now
 
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
-_OUTAGES = (aiohttp.ClientError, TimeoutError, Refused, ConnectionError)
+_OUTAGES = (aiohttp.ClientError, TimeoutError, RequestRefused, ConnectionError)
 _QUIET_START = 0.25  # seconds: a pod that runs sooner is spared the status write that says it is being created
 _RETRY, _REFRESH, _SHOW_PULL_ERROR = 1.0, 60.0, 1.0  # seconds
 _DEADLINE = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
@@ -278,7 +278,7 @@ class Pod:
             try:
                 await self.node.client.call("DELETE", path, options)
                 return
-            except Refused as error:
+            except RequestRefused as error:
                 if error.status in (404, 409):
                     return
                 _log.warning("%s not deleted: %s", path, error)

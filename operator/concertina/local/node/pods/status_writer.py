@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, Refused
+from concertina.local.node.client import STRATEGIC_MERGE, NodeClient, RequestRefused
 from concertina.local.node.status import PodFacts, pod_status
 
 Object = dict[str, Any]
@@ -74,7 +74,7 @@ class PodStatusWriter:
                 await self._client.call("PATCH", self._path, body, STRATEGIC_MERGE)
                 self._written = status
                 return True
-            except Refused as error:
+            except RequestRefused as error:
                 if error.status in (404, 409):  # gone; or another pod of the same name: our uid is a precondition
                     return False
                 _log.warning("status of %s not written: %s", self._path, error)

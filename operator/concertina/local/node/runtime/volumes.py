@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.local.host import namespaces
-from concertina.local.node.client import NodeClient, Refused
+from concertina.local.node.client import NodeClient, RequestRefused
 from concertina.local.node.runtime import environment, quantity
 
 Object = dict[str, Any]
@@ -164,7 +164,7 @@ class Volumes:
         path = f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token"
         try:
             answer = await self.client.call("POST", path, {"spec": spec})
-        except Refused as error:
+        except RequestRefused as error:
             raise VolumeError(f'no token for service account "{account}": {error}') from error
         token = str(answer["status"]["token"])
         self._tokens[audience] = (time.monotonic() + 0.8 * seconds, token)
@@ -182,7 +182,7 @@ async def fetch(client: NodeClient, namespace: str, kind: str, name: str) -> Obj
     """A ConfigMap or Secret (kind: configMap or secret), None when there is none of this name."""
     try:
         return await client.get(f"/api/v1/namespaces/{namespace}/{kind.lower()}s/{name}")
-    except Refused as error:
+    except RequestRefused as error:
         if error.status == 404:
             return None
         raise
