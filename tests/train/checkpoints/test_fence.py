@@ -16,7 +16,8 @@ def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_pub
     uri = f"s3://train/{tmp_path.name}"
     environment = {
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 1_000_000}),
-        "CONCERTINA_CHECKPOINT": json.dumps({"uri": uri, "everySteps": 5}),
+        # Kept, all of them: at steps of a millisecond the zombie would delete what the heir is about to read.
+        "CONCERTINA_CHECKPOINT": json.dumps({"uri": uri, "everySteps": 5, "keep": 1000}),
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
         **s3.environment(),
     }
@@ -30,7 +31,7 @@ def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_pub
             assert latest().round == 1
 
             prepared = await job.prepare(2, heir)
-            restore = p.Restore("Storage", report.storage.latest.step, durable=latest())
+            restore = p.Restore("Storage", (durable := latest()).step, durable=durable)
             await job.assign(job.assignment(prepared, restore))
             await job.until(heir, lambda r: r.storage.latest and r.storage.latest.round == 2, "never published")
             passed = latest()
