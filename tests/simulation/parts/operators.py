@@ -67,7 +67,7 @@ class OperatorProcess:
         self.secret_made = False
         self.refused: Refused | None = None
         self.heard_at = self.clock.now
-        """When any agent's stream last carried something."""
+        """When an agent was last heard: its stream was opened, or carried something."""
         self._arrives = 0.0
         self._recheck = 0
         self.passes = 0
@@ -387,6 +387,7 @@ class OperatorProcess:
             contact.process, contact.silent_since = process, 0.0
             process.watchers[self] = self.clock.now
             contact.view = changed(contact.view, connected=True, lost_at=None, closed=False, refusal=None)
+            self.heard_at = self.clock.now
             process.tell_operator(self)
         else:
             if near:
@@ -406,6 +407,7 @@ class OperatorProcess:
             ready_at = None
         if ready_at is None and report.ready:
             ready_at = self.clock.now
+        self.heard_at = self.clock.now
         contact.view = changed(contact.view, report=report, ready_at=ready_at)
         self.trigger()
 
