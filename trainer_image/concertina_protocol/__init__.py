@@ -5,8 +5,9 @@ Standard library only and Python 3.9+. Without asyncio but for `connection` and 
 people's scripts import the rest.
 
 The wire: TLS with the job's own CA, one JSON object a line, at most MAX_LINE bytes (`connection`). A connection carries
-one request; the answer is one line, or for `Watch` and `Join` a line whenever something changes and at least every
-REPORT_SECONDS or BEAT_SECONDS.
+one request after another; the answer is one line, or for `Watch` and `Join` a line whenever something changes and at
+least every REPORT_SECONDS or BEAT_SECONDS. On a connection that carries a `Watch`, where the Report has `takes_calls`,
+Prepare, Assign, Drain and Save are answered in their order, between the lines of the stream.
 A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). One version more or less than one's own is
 understood, for agents run on while their operator is upgraded: unknown fields are ignored, new ones have defaults,
 and a state of which only a newer side knows is none of those known here (`typed_json.OpenEnum`).

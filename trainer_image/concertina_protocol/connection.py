@@ -59,6 +59,8 @@ class Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self._draining = asyncio.Lock()
+        """A stream and answers go out beside each other, and before Python 3.11 only one of them may wait."""
 
     async def receive(self, timeout: Optional[float] = None) -> Optional[Message]:
         """The next message; None at the end of the stream. Raises ProtocolError, asyncio.TimeoutError."""
@@ -95,7 +97,8 @@ class Connection:
 
     async def drain(self) -> None:
         try:
-            await self.writer.drain()
+            async with self._draining:
+                await self.writer.drain()
         except ssl.SSLError as error:
             raise ConnectionError(str(error)) from error
 

@@ -8,6 +8,7 @@ import errno
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -78,6 +79,47 @@ class KeptConnections:
             self.drop(address)
 
 
+class StreamCalls:
+    """Calls on the connection of a stream that is open: answered in their order, between its lines."""
+
+    def __init__(self, opened: Connection) -> None:
+        self._connection = opened
+        self._asked: deque[asyncio.Future[protocol.Message | None]] = deque()
+        """The oldest first, those for which nobody waits any more included: their answers still come."""
+
+    @property
+    def wait(self) -> bool:
+        """Whether an answer is to come."""
+        return bool(self._asked)
+
+    async def ask(self, request: Request) -> protocol.Message | None:
+        """The answer; None where the stream has ended before it came."""
+        future: asyncio.Future[protocol.Message | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        try:
+            await self._connection.send(request)
+        except ConnectionError:
+            return None
+        return await future
+
+    def answered(self, message: protocol.Message) -> bool:
+        """Whether it is an answer: all but reports, where one is to come."""
+        if not self._asked or isinstance(message, protocol.Report | protocol.ReportChange):
+            return False
+        self._answer(message)
+        return True
+
+    def end(self) -> None:
+        """No more answers come."""
+        while self._asked:
+            self._answer(None)
+
+    def _answer(self, message: protocol.Message | None) -> None:
+        future = self._asked.popleft()
+        if not future.done():
+            future.set_result(message)
+
+
 @dataclass(frozen=True)
 class Identity:
     """What makes a connection one between this operator and this job's agents."""
@@ -87,6 +129,8 @@ class Identity:
     handshakes: Turns = field(default_factory=lambda: Turns(HANDSHAKES))
     """Of all jobs together; turns of its own where nobody shares them."""
     kept: KeptConnections = field(default_factory=KeptConnections)
+    streams: dict[str, StreamCalls] = field(default_factory=dict)
+    """Those that are open and carry calls, by address."""
 
     @property
     def agent_name(self) -> str:
@@ -104,6 +148,18 @@ async def connection(
         yield opened
     finally:
         opened.close()
+
+
+@contextlib.asynccontextmanager
+async def calls_on(opened: Connection, identity: Identity, address: str) -> AsyncIterator[StreamCalls]:
+    """Of a stream: they are made on it once it stands in `identity.streams`, until it ends."""
+    calls = StreamCalls(opened)
+    try:
+        yield calls
+    finally:
+        if identity.streams.get(address) is calls:
+            del identity.streams[address]
+        calls.end()
 
 
 async def _opened(identity: Identity, address: str, waits: Waits) -> Connection:
@@ -183,8 +239,12 @@ def parsed(line: bytes, address: str) -> protocol.Message:
 async def call(identity: Identity, address: str, request: Request, waits: Waits = lambda _: None) -> Answer:
     """The agent's answer; raises CallError where it does not come within CALL_SECONDS of the request."""
     try:
-        kept = identity.kept.take(address)
-        answer = await _asked(identity, address, kept, request) if kept else None
+        answer: protocol.Message | None = None
+        if stream := identity.streams.get(address):
+            async with asyncio.timeout(CALL_SECONDS):
+                answer = await stream.ask(request)
+        elif kept := identity.kept.take(address):
+            answer = await _asked(identity, address, kept, request)
         if answer is None:
             answer = await _asked(identity, address, await _opened(identity, address, waits), request)
             if answer is None:

@@ -49,6 +49,9 @@ NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
 lead that dies, its steps since then are not known (decision "Numbers at a pace")."""
 RETRY_SECONDS = 0.5
 """A call that failed is not sent again earlier."""
+TOGETHER_SECONDS = 0.02
+"""While agents are called, what comes in is told together, and at once with the last answer (decision "Calls go over
+the stream that is open")."""
 
 
 class CallResult(enum.StrEnum):
@@ -92,6 +95,10 @@ class _Job:
     identity: Identity
     connections: dict[str, AgentConnection] = field(default_factory=dict)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
+    unanswered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Calls under way, by kind and claim."""
+    told_at: asyncio.TimerHandle | None = None
+    """When what has come in is told, where more is to come."""
 
 
 class AgentConnections:
@@ -130,14 +137,18 @@ class AgentConnections:
             self._jobs[uid] = _Job(Identity(uid, context, self._handshakes))
 
     def watch(self, uid: str, wanted: Mapping[str, str], waits: bool = False) -> None:
-        """Open the streams of `wanted` (replica to address) and close all others of the job. Nothing where the job was
-        forgotten while its pass was under way. `waits`: it has no round yet (decision "Who waits speaks rarely")."""
+        """Open the streams of `wanted` (replica to address) and close all others of the job, those that carry a call
+        once that has ended. Nothing where the job was forgotten while its pass was under way. `waits`: it has no round
+        yet (decision "Who waits speaks rarely")."""
         job = self._jobs.get(uid)
         if job is None:
             return
         for replica, connection in job.connections.items():
+            if connection.stream is None:
+                continue
             outdated = connection.waits and not waits and is_idle(connection.view.report)
-            if connection.stream is not None and (outdated or wanted.get(replica) != connection.address):
+            unwanted = wanted.get(replica) != connection.address
+            if outdated or (unwanted and not _is_called(connection.view)):
                 self._close(uid, replica, connection)
         for replica, address in wanted.items():
             connection = job.connections.setdefault(replica, AgentConnection())
@@ -183,6 +194,7 @@ class AgentConnections:
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed, uid, True)
                 return None
         connection.view = _with_call(connection.view, kind, under_way)
+        job.unanswered[kind, under_way.claim] += 1
         return under_way
 
     def keep(self, uid: str, replicas: set[str]) -> None:
@@ -200,6 +212,8 @@ class AgentConnections:
         job.identity.kept.close()
         for task in job.calls:
             task.cancel()
+        if job.told_at is not None:
+            job.told_at.cancel()
         for replica, connection in job.connections.items():
             self._close(uid, replica, connection)
 
@@ -251,8 +265,25 @@ class AgentConnections:
     def _end(self, job: _Job, send: Send, under_way: Call, **end: Any) -> None:
         kind = CALLS[type(send.message)]
         metrics.AGENT_CALLS.labels(kind, _result(end.get("reply"))).inc()
+        job.unanswered[kind, under_way.claim] -= 1
+        is_last = not job.unanswered[kind, under_way.claim]
+        if is_last:
+            del job.unanswered[kind, under_way.claim]
         if self._change(job, send, under_way, done_at=self._clock(), **end):
+            self._tell(job, at_once=is_last)
+
+    def _tell(self, job: _Job, at_once: bool) -> None:
+        """That something has changed which matters."""
+        if job.told_at is not None:
+            if not at_once:
+                return
+            job.told_at.cancel()
+            job.told_at = None
+        if at_once:
             self._changed(job.identity.uid, True)
+        else:
+            loop = asyncio.get_running_loop()
+            job.told_at = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _Job, send: Send, under_way: Call, **changes: Any) -> bool:
         """Of the call as the replica's view has it; whether it is still there: its pod may be gone, or a later call of
@@ -283,7 +314,10 @@ class AgentConnections:
             connection.view = _with_report(before, report, self._clock())
             if connection.view != before:
                 self.hearing.update(uid, replica, connection.view)
-                self._changed(uid, _matters(before, connection.view))
+                if _matters(before, connection.view):
+                    self._tell(job, at_once=not job.unanswered)
+                else:
+                    self._changed(uid, False)
 
         def on_lost(lost: Lost) -> None:
             before = connection.view
@@ -343,6 +377,11 @@ def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLConte
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
     changes: dict[str, Any] = {kind: call}
     return dataclasses.replace(view, **changes)
+
+
+def _is_called(view: AgentView) -> bool:
+    calls: Iterable[Call | None] = (getattr(view, kind) for kind in CALLS.values())
+    return any(call is not None and call.done_at is None for call in calls)
 
 
 def asked(waits: bool, uid: str = "", jobs: int = 1) -> protocol.Watch:

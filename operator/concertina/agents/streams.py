@@ -12,15 +12,25 @@ from types import TracebackType
 
 import concertina_protocol as protocol
 from concertina import backoff, metrics
-from concertina.agents.calls import CallError, ClosedError, Identity, Waits, connection, parsed, receive_line
+from concertina.agents.calls import (
+    CallError,
+    ClosedError,
+    Identity,
+    Waits,
+    calls_on,
+    connection,
+    parsed,
+    receive_line,
+)
 from concertina.plan.observed import ConnectionRefusal
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Until a stream is opened again."""
 GAP_SECONDS = 0.01
-"""Between two lines of a stream; an agent leaves twice that. TCP holds back one that floods: it keeps the operator from
-no other job."""
+"""From a line of a stream to the one after the next: an answer comes together with the report of what it has changed,
+and an agent leaves twice that between reports. TCP holds back one that floods: it keeps the operator from no other
+job."""
 AT_LAST_SECONDS = 0.25
 """For what has arrived to be read, before an agent is called silent: this event loop may have been late."""
 OnReport = Callable[[protocol.Report], None]
@@ -104,16 +114,23 @@ async def _stream(
     last: protocol.Report | None = None
     line = b""
     try:
-        async with connection(identity, address, watch, on_waits) as opened, _Silence() as quiet:
+        async with (
+            connection(identity, address, watch, on_waits) as opened,
+            calls_on(opened, identity, address) as calls,
+            _Silence() as quiet,
+        ):
             loop, at = asyncio.get_running_loop(), 0.0
             while True:
                 before, line = line, await receive_line(opened, address)
-                if (early := at + GAP_SECONDS - loop.time()) > 0:
+                at = max(at + GAP_SECONDS, loop.time() - GAP_SECONDS)
+                if (early := at - loop.time()) > 0:
                     await asyncio.sleep(early)
-                quiet.broken_at = at = loop.time()
-                if line == before:  # nothing is new, as nearly always: a thousand say so each second
+                quiet.broken_at = loop.time()
+                if line == before and not calls.wait:  # nothing is new, as nearly always: a thousand say so each second
                     continue
                 message = parsed(line, address)
+                if calls.answered(message):
+                    continue
                 if isinstance(message, protocol.Refused):
                     return Lost(f"{address} refused to be watched: {message.reason}", StreamEnd.REFUSED)
                 if isinstance(message, protocol.ReportChange):
@@ -123,6 +140,8 @@ async def _stream(
                     message = protocol.changed(last, message)
                 if isinstance(message, protocol.Report):
                     last = message
+                    if message.takes_calls:
+                        identity.streams[address] = calls
                     quiet.may_last(silence(watch, message))
                     on_report(message)
     except TimeoutError:

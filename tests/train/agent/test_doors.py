@@ -56,6 +56,31 @@ def test_agents_may_not_speak_as_the_operator_nor_the_operator_as_an_agent(folde
     run(body)
 
 
+def test_a_watch_is_answered_beside_its_stream_and_carries_calls_alone(folder):
+    async def body():
+        async with running(folder, 1, IDLE) as job:
+            wire = await Connector(job.identity.context, UID).connect(job[0].address)
+            with contextlib.closing(wire):
+                await wire.send(p.Watch(UID, changes=True))
+                first = await wire.receive(GIVE_UP)
+                assert isinstance(first, p.Report)
+                assert first.takes_calls
+                await wire.send(PREPARE)
+                await wire.send(PREPARE)
+                lines = [await wire.receive(GIVE_UP) for _ in range(5)]
+                answers = [line for line in lines if isinstance(line, p.Prepared)]
+                assert [answer.claim for answer in answers] == ["claim-1", "claim-1"]
+                assert any(isinstance(line, (p.Report, p.ReportChange)) for line in lines), "the stream goes on"
+                await wire.send(p.Watch(UID))
+                while not isinstance(last := await wire.receive(GIVE_UP), p.Refused):
+                    assert last is not None
+                assert "can't come on the connection of a Watch" in last.reason
+                with contextlib.suppress(OSError):
+                    assert await wire.receive(GIVE_UP) is None
+
+    run(body)
+
+
 def test_another_jobs_certificates_are_refused_on_both_sides(folder):
     async def body():
         async with running(folder, 1, IDLE) as job:

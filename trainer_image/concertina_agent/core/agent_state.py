@@ -135,6 +135,7 @@ class AgentState:
             storage=self.uploads.storage,
             startup_error=self.startup_error,
             notice=self.notice.grace if self.notice else None,
+            takes_calls=True,
         )
 
     @property

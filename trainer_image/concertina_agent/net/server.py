@@ -34,10 +34,14 @@ IDLE_SECONDS = 600.0
 """A connection that has been answered may carry the next request; after this long it is closed."""
 
 Answered = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Ping]
+Route = Callable[[Any, Connection], Awaitable[None]]
+CALLS = (p.Prepare, p.Assign, p.Drain, p.Save)
+"""What may come on the connection of a Watch."""
 
 
 class Handler(Protocol):
-    """What the server asks of the agent. Streams run until the connection or the task ends."""
+    """What the server asks of the agent. Streams run until the connection or the task ends; a watch goes on beside the
+    requests that are answered on its connection."""
 
     async def answer(self, message: Answered) -> p.Message: ...
 
@@ -60,12 +64,14 @@ class AgentServer:
         """With their addresses, the oldest first."""
         self._connections = Nursery()
         """Those of strangers included."""
+        self._streams = Nursery()
+        """What a Watch asked for, each beside its connection."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         operator, agent = (tls.OPERATOR,), (tls.AGENT,)
-        self._routes: Mapping[type, tuple[tuple[str, ...], Callable[[Any, Connection], Awaitable[None]]]] = {
+        self._routes: Mapping[type, tuple[tuple[str, ...], Route]] = {
             **dict.fromkeys((p.Prepare, p.Assign), (operator + agent, self._answer)),
             **dict.fromkeys((p.Drain, p.Save), (operator, self._answer)),
-            p.Watch: (operator + agent, handler.watch),
+            p.Watch: (operator + agent, self._watch),
             p.Relay: (operator, handler.relay),
             p.Ping: (agent, self._answer),
             p.Join: (agent, handler.join),
@@ -82,6 +88,7 @@ class AgentServer:
         self._accepting.cancel()
         self._listening.close()
         await self._connections.close()
+        await self._streams.close()
 
     async def _accept_all(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -139,19 +146,33 @@ class AgentServer:
         return await wire.send(p.Refused(self._forbidden(role, message), 0, ""))
 
     async def _serve(self, wire: Connection) -> None:
-        role, patience = tls.peer_role(wire.certificate, self._uid), FIRST_LINE_SECONDS
-        while True:
-            try:
-                message = await wire.receive(patience)
-                if message is None:
-                    return None
-                who, route = self._routes.get(type(message), ((), self._answer))
-                if role not in who or getattr(message, "uid", "") != self._uid:
-                    return await self._refuse(wire, self._forbidden(role, message))
-                await route(message, wire)
-            except ProtocolError as error:
-                return await self._refuse(wire, str(error))
-            patience = IDLE_SECONDS
+        patience = FIRST_LINE_SECONDS
+        try:
+            while (message := await wire.receive(patience)) is not None:
+                await self._route(message, wire)(message, wire)
+                patience = IDLE_SECONDS
+        except ProtocolError as error:
+            await self._refuse(wire, str(error))
+
+    def _route(self, message: p.Message, wire: Connection) -> Route:
+        """Raises ProtocolError where the other end may not send that."""
+        role = tls.peer_role(wire.certificate, self._uid)
+        who, route = self._routes.get(type(message), ((), self._answer))
+        if role not in who or getattr(message, "uid", "") != self._uid:
+            raise ProtocolError(self._forbidden(role, message))
+        return route
+
+    async def _watch(self, message: p.Watch, wire: Connection) -> None:
+        """The stream, and beside it what is called on its connection."""
+        stream = self._streams.start("watch", self._handler.watch(message, wire))
+        stream.add_done_callback(lambda ended: None if ended.cancelled() else wire.close())  # else somebody would wait
+        try:
+            while (call := await wire.receive()) is not None:
+                if not isinstance(call, CALLS):
+                    raise ProtocolError(f"a {type(call).__name__} can't come on the connection of a Watch")
+                await self._route(call, wire)(call, wire)
+        finally:
+            stream.cancel()
 
     def _forbidden(self, role: str, message: Optional[p.Message]) -> str:
         return f"{role or 'a stranger'} may not send {type(message).__name__} to an agent of job {self._uid}"

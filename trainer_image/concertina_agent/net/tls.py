@@ -11,7 +11,9 @@ OPERATOR, AGENT = "operator", "agent"
 
 
 def server_context(identity: Path) -> ssl.SSLContext:
-    return _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    context.num_tickets = 0  # nobody resumes a session, and two tickets are a third of a server's handshake
+    return context
 
 
 def client_context(identity: Path) -> ssl.SSLContext:
