@@ -309,6 +309,8 @@ class Observed:
     """A random id, for the case that the plan makes a claim."""
     seen_for: Mapping[str, float] = field(default_factory=dict)
     """For how many seconds this operator has known each pod, by uid, whatever clocks say meanwhile."""
+    started_again_for: Mapping[str, float] = field(default_factory=dict)
+    """And has known that its container was started again, where it was since."""
     secret_made: bool = True
     """False until this operator has seen the job's Secret created (a 409 counts)."""
     refused: Refused | None = None

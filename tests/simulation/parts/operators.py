@@ -64,6 +64,8 @@ class OperatorProcess:
         """Under way beside the passes."""
         self.told: set[str] = set()
         """Uids of pods that the watch has told of."""
+        self.started_again: dict[str, float] = {}
+        """Pods by uid, whose container was seen to have been started again; when."""
         self.secret_made = False
         self.refused: Refused | None = None
         self.heard_at = self.clock.now
@@ -117,7 +119,10 @@ class OperatorProcess:
             self.pods.pop(name, None)
             self._forget(name)
         else:
-            self.pods[name] = value  # type: ignore[assignment]
+            assert isinstance(value, PodView)
+            before, self.pods[name] = self.pods.get(name), value
+            if before is not None and before.uid == value.uid and value.restarts > before.restarts:
+                self.started_again[value.uid] = self.clock.now
             self.told.add(value.uid)  # type: ignore[attr-defined]
         self.trigger()
 
@@ -181,6 +186,7 @@ class OperatorProcess:
             agents={name: self._view(contact) for name, contact in self.contacts.items() if name in self.pods},
             fresh_claim=f"claim-{self.world.claims}",
             seen_for={pod.uid: self.clock.now - pod.created for pod in self.pods.values()},
+            started_again_for={uid: self.clock.now - at for uid, at in self.started_again.items()},
             secret_made=self.secret_made,
             refused=self.refused,
             competitors=competitors,

@@ -45,8 +45,9 @@ def job(uid: str, version: int, uri: str = "", created: int = 0, namespace: str 
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
-def pod(name: str, job_uid: str, node: str = "", index: int = 0, attempt: int = 0, phase: str = "Pending") -> OwnedPod:
-    view = PodView(name, f"uid-{name}", index, attempt, 0.0, PodPhase(phase), False, node=node)
+def pod(name: str, job_uid: str, node: str = "", index: int = 0, attempt: int = 0, phase: str = "Pending",
+        restarts: int = 0) -> OwnedPod:  # fmt: skip
+    view = PodView(name, f"uid-{name}", index, attempt, 0.0, PodPhase(phase), False, node=node, restarts=restarts)
     return OwnedPod(job_uid, "n", view)
 
 
@@ -204,8 +205,16 @@ def test_for_how_long_a_pod_is_known_no_clock_says() -> None:
     time.sleep(0.01)
     (later,) = known.cache.observe("a").seen_for.values()  # type: ignore[union-attr]
     assert 0 <= first < later < 60, "it was created long ago, by the API server's clock"
-    known.cache.on_pod(pod("a-0-0", "a"), None)
+    again = pod("a-0-0", "a", phase="Running", restarts=1)
+    assert known.cache.observe("a").started_again_for == {}  # type: ignore[union-attr]
+    known.cache.on_pod(pod("a-0-0", "a", phase="Running"), again)
+    (since,) = known.cache.observe("a").started_again_for.values()  # type: ignore[union-attr]
+    known.cache.on_pod(again, again)
+    (on,) = known.cache.observe("a").started_again_for.values()  # type: ignore[union-attr]
+    assert 0 <= since < on < 60
+    known.cache.on_pod(again, None)
     assert known.cache.observe("a").seen_for == {}  # type: ignore[union-attr]
+    assert known.cache.observe("a").started_again_for == {}  # type: ignore[union-attr]
 
 
 def test_the_more_jobs_the_rarer_are_writes_of_progress() -> None:

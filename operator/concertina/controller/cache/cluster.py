@@ -52,6 +52,8 @@ class ClusterCache:
         """Pods by namespace and the name of the job that they are named after: pod's name to uid of its job."""
         self._pods_since: dict[str, float] = {}
         """When each pod was first heard of, by uid, on the monotonic clock."""
+        self._started_again: dict[str, float] = {}
+        """And when that its container was started again."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
         self._capacity = CapacityQueue(self._jobs, self._nodes, changed)
@@ -111,8 +113,11 @@ class ClusterCache:
         self._index_name(old, new)
         if new is not None:
             self._pods_since.setdefault(new.view.uid, time.monotonic())
+            if old is not None and old.view.uid == new.view.uid and new.view.restarts > old.view.restarts:
+                self._started_again[new.view.uid] = time.monotonic()
         if old is not None and (new is None or new.view.uid != old.view.uid):
             self._pods_since.pop(old.view.uid, None)
+            self._started_again.pop(old.view.uid, None)
         for pod in (old, new):
             if pod is not None and pod.job_uid:
                 job = self._jobs.get(pod.job_uid)
@@ -211,6 +216,7 @@ class ClusterCache:
             agents=self._agents(uid),
             fresh_claim=secrets.token_hex(8),
             seen_for={pod: now - self._pods_since[pod] for pod in job.pods if pod in self._pods_since},
+            started_again_for={pod: now - self._started_again[pod] for pod in job.pods if pod in self._started_again},
             secret_made=job.secret_made_at is not None,
             refused=job.refused,
             taken=frozenset(job.taken).union(name for name, owner in names.items() if owner != uid),

@@ -111,11 +111,13 @@ class Health:
             return ALIVE
         if not self.observed.node(pod).ready:
             return _dead(Evidence.NODE, f"can't be reached and its node {pod.node} is not ready")
-        age = view.silent_for(self.now)
+        age, is_first = view.silent_for(self.now), view.lost_at is None
+        if age is not None and (again := self.observed.started_again_for.get(pod.uid, age)) < age:
+            age, is_first = again, True  # until then it was the container before that kept silent
         # For a first contact: members once answered; others may still be starting their agent.
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
-        patience = first if view.lost_at is None else lost
+        patience = first if is_first else lost
         patience += constants.crowd(len(self.observed.pods))
         if age is None or age < patience:
             return ALIVE

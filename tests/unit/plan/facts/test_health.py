@@ -103,8 +103,8 @@ def test_of_a_lead_that_is_not_heard_its_members_are_asked(
     assert alone.evidence is (Evidence.NODE if node else Evidence.SILENCE), "who is not heard says nothing"
 
 
-def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, silent_agents: int = 0) -> Verdict:
-    """Of a replica that is no member: the fourth, which has come late. `silent_agents`: of all jobs."""
+def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, **besides: Any) -> Verdict:
+    """Of a replica that is no member: the fourth, which has come late. `besides`: of what is observed."""
     before = seen(0, {}, {}, {}, others)
     if not others:
         before = replace(before, agents={name: replace(view, connected=False) for name, view in before.agents.items()})
@@ -112,7 +112,7 @@ def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, silent_ag
     view = replace(jobs.agent(late.name), **agent)
     nodes = {**before.nodes, "node-3": NodeView("node-3", **{"ready": True, **node})}
     found = replace(before, pods=(*before.pods, late), agents={**before.agents, late.name: view}, nodes=nodes)
-    found = replace(found, silent_agents=silent_agents)
+    found = replace(found, **besides)
     assert found.job.spec
     return JobContext(found, found.job.spec, NOW).health.by_contact(late)
 
@@ -204,3 +204,13 @@ def test_one_of_hundreds_that_are_silent_has_more_time_unless_its_host_says_that
     )
     assert outside({**silent, "refusal": ConnectionRefusal.NOT_LISTENING}, {}, True, silent_agents=300).dead
     assert outside(silent, {"ready": False}, True, silent_agents=300).dead
+
+
+def test_what_kept_silent_before_its_container_was_started_again_says_nothing_of_it() -> None:
+    refused = {"connected": False, "lost_at": NOW - 60.0, "refusal": ConnectionRefusal.NOT_LISTENING}
+    pod = jobs.pod(3)
+    assert outside(refused, {}, True).dead
+    assert not outside(refused, {}, True, started_again_for={pod.uid: 3.0}).dead
+    assert outside(refused, {}, True, started_again_for={"another's": 3.0}).dead
+    long_ago = {**refused, "lost_at": NOW - 3600.0}
+    assert outside(long_ago, {}, True, started_again_for={pod.uid: constants.AGENT_GIVE_UP}).dead
