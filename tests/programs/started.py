@@ -1,5 +1,5 @@
-"""Starts a command as an agent would: plainly, then warm from a parent that has imported nothing, then from one that
-has imported what the first run did. What it prints comes out here; each run ends with a line on both streams.
+"""Starts a command as an agent would: plainly, then warm from a parent that has imported nothing, then twice from one
+that has imported what the first run did. What it prints comes out here; each run ends with a line on both streams.
 
     python started.py FOLDER {"preload": [MODULE...]} COMMAND...
 """
@@ -42,15 +42,16 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
     if not isinstance(warm, WarmStart):
         return end("warm", warm)
     await warm.warm_up()
-    for way in ("warm", "learned"):
+    for way in ("warm", "learned", "again"):
         forked = await warm.start(worker, record=True, prefix="")
         if not isinstance(forked, Process):
             return end(way, forked)
         code = await forked.ended
         await forked.last_lines()
         end(way, code)
-        warm._renew()
-        await warm.settled()
+        if way == "warm":
+            warm._renew()
+            await warm.settled()
     warm.stop()
     return None
 

@@ -11,6 +11,7 @@ import pytest
 
 from builders.programs import SEARCH_PATH
 from builders.train.replicas import GIVE_UP, Job, Replica, running
+from concertina_agent import main
 
 SCRIPT = """
 import os, sys
@@ -173,6 +174,27 @@ def test_a_parent_that_was_killed_is_followed_by_another(folder):
             await job.until(job[0], lambda report: report.failures, "the worker of the first parent still runs")
             await job.begin(2, job[0])
             await seen(job[0], "UP 2 first heavy\n")
+
+    asyncio.run(body())
+
+
+def test_an_agent_in_one_file_as_pods_have_it_starts_warm(folder):
+    built = main.install(folder)
+    path = str(folder / "site-packages")
+    environment = {**prepared(folder), "PYTHONPATH": path}
+
+    async def body():
+        job = Job(folder, 1, python(folder), **environment)
+        job[0].program = [sys.executable, str(built)]
+        try:
+            job[0].start()
+            await job.ready()
+            await job.begin(1, job[0])
+            await learned(job[0])
+            await killed_and_begun(job, 2)
+            await seen(job[0], "UP 2 first heavy\n")
+        finally:
+            await job.stop()
 
     asyncio.run(body())
 
