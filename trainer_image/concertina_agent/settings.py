@@ -34,6 +34,10 @@ class Settings:
     environment: Mapping[str, str]
     command: tuple[str, ...] = ()
     """Empty: the bundled trainer."""
+    warm_start: bool = False
+    """Of a command of one's own; the bundled trainer always is."""
+    preload: tuple[str, ...] = ()
+    """Modules that a warm start imports before it knows of others."""
     package: str = "concertina_trainer"
     """Whose modules preload, worker, uploader and store are run, when bundled."""
 
@@ -46,6 +50,7 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
     """Raises SettingsError."""
     checkpoint = environment.get("CONCERTINA_CHECKPOINT") or "null"
     try:
+        warm = _object(environment.get("CONCERTINA_WARM_START") or "{}")
         return Settings(
             uid=environment["CONCERTINA_UID"],
             replica=environment["CONCERTINA_REPLICA"],
@@ -58,12 +63,26 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             checkpoints=not command and json.loads(checkpoint) is not None,
             environment=_with_script_api(_with_temporary_folder(environment), command),
             command=command,
+            warm_start=bool(command) and bool(warm.get("enabled")),
+            preload=_names(warm.get("preload")),
             package=package,
         )
     except KeyError as error:
         raise SettingsError(f"the environment variable {error.args[0]} is missing; the operator sets it") from error
     except ValueError as error:
         raise SettingsError(f"the agent's environment can't be read: {str(error)[:400]}") from error
+
+
+def _object(text: str) -> Mapping[str, object]:
+    """Raises ValueError."""
+    found = json.loads(text) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{text[:100]} is no object")
+    return found
+
+
+def _names(found: object) -> tuple[str, ...]:
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 SCRIPT_API = "python"

@@ -79,7 +79,7 @@ MOUNTS = ("/concertina/", "/etc/concertina/")
 VARIABLES = (
     "CONCERTINA_JOB", "CONCERTINA_UID", "CONCERTINA_PORT", "CONCERTINA_WORKERS", "CONCERTINA_GRACE_SECONDS",
     "CONCERTINA_IMAGE", "CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT", "CONCERTINA_REPLICA", "CONCERTINA_POD_IP",
-    "CONCERTINA_NODE",
+    "CONCERTINA_NODE", "CONCERTINA_WARM_START",
 )  # fmt: skip
 PREFIX = "concertina.dev/"
 """Of the labels and annotations that the operator puts into pods; the names above are of what else it puts there."""
@@ -187,6 +187,15 @@ RULES: tuple[Rule, ...] = (
         holds=lambda spec: not spec.bundled or spec.parallelism.block == 1,
     ),
     Rule(
+        at=".spec",
+        field=".warmStart.preload",
+        cel="!has(self.warmStart) || !has(self.warmStart.preload) || size(self.warmStart.preload) == 0 || "
+        "!has(self.trainer) && self.launcher != 'torchrun'",
+        message="warmStart.preload is for a command of your own that the agent starts: remove it, or spec.trainer and "
+        "launcher",
+        holds=lambda spec: not spec.warm_start.preload or (not spec.bundled and spec.launcher is not Launcher.TORCHRUN),
+    ),
+    Rule(
         at=".spec.checkpoint.uri",
         cel=f"self.matches('{STORED}')",
         message=WHERE_STORED,
@@ -285,6 +294,7 @@ RULES: tuple[Rule, ...] = (
     _while_suspended("checkpoint", optional=True),
     _while_suspended("workersPerReplica", optional=False),
     _while_suspended("launcher", optional=False),
+    _while_suspended("warmStart", optional=True),
     _while_suspended("parallelism", optional=False),
 )
 

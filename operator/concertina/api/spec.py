@@ -248,6 +248,28 @@ class CleanPodPolicy(enum.StrEnum):
     NONE = "None"
 
 
+ModuleName = Annotated[
+    str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$")
+]
+
+
+class WarmStart(Model):
+    """How a command of your own starts again without importing anew."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Whether a worker starts as a fork of a process that has imported already what the script needs. "
+        "It must be Python that runs a file, a module or code, alone or in bash -c; else it starts plainly, and an "
+        "event says why.",
+    )
+    preload: tuple[ModuleName, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Modules to import before the first start, such as torch. What the script itself imports is "
+        "learned from its first run in each pod.",
+    )
+
+
 class JobSpec(Model):
     """A training job that goes on when replicas are lost and grows back when they return."""
 
@@ -319,6 +341,11 @@ class JobSpec(Model):
         default=Launcher.AGENT,
         description="Who starts the workers: agent starts any command and recovers it in place; torchrun is for a "
         "command that is torchrun itself (docs/launchers.md).",
+    )
+    warm_start: WarmStart = Field(
+        default=WarmStart(),
+        description="How a command of your own, under launcher agent, starts again without importing anew. The bundled "
+        "trainer always does.",
     )
     parallelism: Parallelism = Field(
         default=Parallelism(),

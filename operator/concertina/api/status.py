@@ -549,6 +549,11 @@ class JobStatus(Observed):
         max_length=16,
         description="With trainer.data.balance speed: how much replicas compute, those with the least first.",
     )
+    starts_plainly: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Why the workers start plainly, though spec.warmStart asks for more. Absent: they start warm, or "
+        "nothing is known yet.",
+    )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
     goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's start went.")

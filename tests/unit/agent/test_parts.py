@@ -62,6 +62,12 @@ def test_settings_have_a_sentence_for_nonsense():
     assert settings.read(pod, ()).bundled
     assert not settings.read(pod, ()).checkpoints
     assert settings.read({**pod, "CONCERTINA_CHECKPOINT": '{"uri": "s3://b"}'}, ()).checkpoints
+    warm = {**pod, "CONCERTINA_WARM_START": '{"enabled": true, "preload": ["torch"]}'}
+    assert settings.read(warm, ("python", "a.py")).warm_start
+    assert settings.read(warm, ("python", "a.py")).preload == ("torch",)
+    assert not settings.read(warm, ()).warm_start
+    assert not settings.read(pod, ("python", "a.py")).warm_start, "an operator of the version before asks for none"
+    assert not settings.read({**pod, "CONCERTINA_WARM_START": "null"}, ("python", "a.py")).warm_start
     with pytest.raises(settings.SettingsError, match=r"can't be read: .*'four'"):
         settings.read({**pod, "CONCERTINA_WORKERS": "four"}, ())
 

@@ -92,6 +92,8 @@ CONTAINER = "template.spec.containers.0"
         ("trainer.epochs", 2, "spec.trainer.epochs is not a field that this version of concertina knows"),
         ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model dim must be an even multiple"),
         ("parallelism", {"tensor": 2}, "spec.parallelism: the bundled trainer only does data parallelism so far"),
+        ("warmStart", {"preload": ["torch"]}, "spec.warmStart.preload: warmStart.preload is for a command of your own"),
+        ("warmStart", {"preload": ["a b"]}, "spec.warmStart.preload[0] "),
         ("checkpoint.uri", "ftp://host/run", "spec.checkpoint.uri: must be s3://bucket/folder, gs://"),
         ("checkpoint.initFrom", "model.bin", "spec.checkpoint.initFrom: must be s3://bucket/folder, gs://"),
         ("checkpoint.keep", 0, "spec.checkpoint.keep must be at least 1, not 0"),

@@ -37,7 +37,7 @@ class AgentState:
         self.seen = seen
         """The highest round and claim ever seen."""
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage)
-        self.ready, self.startup_error = False, ""
+        self.ready, self.startup_error, self.starts_plainly = False, "", ""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
         """The round that runs here, or has ended here."""
@@ -134,6 +134,7 @@ class AgentState:
             stragglers=lead.watchdog.stragglers.found if lead else (),
             storage=self.uploads.storage,
             startup_error=self.startup_error,
+            starts_plainly=self.starts_plainly,
             notice=self.notice.grace if self.notice else None,
             takes_calls=True,
         )

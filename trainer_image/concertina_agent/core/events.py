@@ -180,6 +180,13 @@ class Warm:
 
 
 @dataclasses.dataclass(frozen=True)
+class StartsPlainly:
+    """Why a command of one's own is not started warm, though that is asked for; empty where it is, from now on."""
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
 class TerminationNotice:
     """SIGTERM: this pod is to go within `grace` seconds."""
 
@@ -207,7 +214,7 @@ class StacksCollected:
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
     MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm,
-    TerminationNotice, Tick, StacksCollected,
+    StartsPlainly, TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------

@@ -102,6 +102,11 @@ def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
     return [e.ReportChanged()]
 
 
+def on_starts_plainly(agent: AgentState, event: e.StartsPlainly, t: e.Moment) -> list[e.Effect]:
+    agent.starts_plainly = event.why
+    return [e.ReportChanged()]
+
+
 HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] = {
     e.RequestReceived: on_request_received,
     e.WorkersGone: preparing.on_workers_gone,
@@ -123,6 +128,7 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.StorageSeen: storage.on_storage_seen,
     e.TerminationNotice: drains.on_termination_notice,
     e.Warm: on_warm,
+    e.StartsPlainly: on_starts_plainly,
     e.Tick: on_tick,
 }
 REQUESTS: Mapping[type, Callable[[AgentState, int, Any, e.Moment], list[e.Effect]]] = {

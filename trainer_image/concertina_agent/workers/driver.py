@@ -14,6 +14,7 @@ from concertina_agent.settings import Settings
 from concertina_agent.workers import store
 from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.starters import BundledStarter, CommandStarter, Starter
 from concertina_agent.workers.workers import ForkParent
 from concertina_protocol import addresses
 from concertina_protocol.log import log_event
@@ -30,11 +31,18 @@ class WorkersDriver:
         self._reaper = Reaper()
         self.parent: Optional[ForkParent] = None
         """Of the bundled trainer's processes."""
-        if settings.bundled:
-            self.parent = ForkParent(f"{settings.package}.preload", settings.environment, self._reaper)
-        self.local = LocalWorkers(settings, self._reaper, self.parent, emit, Nursery(tasks.failed))
+        self._command: Optional[CommandStarter] = None
+        self.local = LocalWorkers(settings, self._reaper, self._starter(), emit, Nursery(tasks.failed))
         self._store: Optional[socket.socket] = None
         """Bound, and not given to a round yet."""
+
+    def _starter(self) -> Starter:
+        settings = self._settings
+        if settings.bundled:
+            self.parent = ForkParent(f"{settings.package}.preload", settings.environment, self._reaper)
+            return BundledStarter(settings, self.parent)
+        self._command = CommandStarter(settings, self._reaper, lambda why: self._emit(e.StartsPlainly(why)))
+        return self._command
 
     def start(self) -> None:
         self._reaper.start()
@@ -45,13 +53,19 @@ class WorkersDriver:
         await self.local.kill()
         if self.parent is not None:
             self.parent.stop()
+        if self._command is not None:
+            self._command.stop()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._emit(self.local.poll())
+            if self._command is not None:
+                self._command.look()
 
     async def _warm_up(self) -> None:
+        if self._command is not None:
+            await self._command.warm_up()
         if self.parent is None:
             return self._emit(e.Warm())
         self.parent.start()

@@ -13,6 +13,22 @@ from collections.abc import Mapping
 from concertina_protocol import Assign
 from concertina_protocol.addresses import split
 
+VARYING = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+    "SLURM_NODEID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "CONCERTINA_ROUND",
+    "CONCERTINA_SOCKET", "CONCERTINA_SNAPSHOTS", "CONCERTINA_PULSE",
+)  # fmt: skip
+"""What each worker has of its own: nobody else knows it before."""
+
+
+def worker_defaults(workers: int) -> dict[str, str]:
+    """Of a replica with so many workers, where the template says nothing else."""
+    # As torchrun has it; and what a worker has printed should not die with it.
+    return {"PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if workers > 1 else {})}
+
 
 def worker_environment(
     base: Mapping[str, str], assign: Assign, me: int, local_rank: int, agent_store: bool
@@ -52,6 +68,9 @@ def worker_environment(
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": assign.uid,
     }
-    # As torchrun has it; and what a worker has printed should not die with it.
-    defaults = {"PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if member.workers > 1 else {})}
-    return {**defaults, **base, **strings, **{name: str(value) for name, value in numbers.items()}}
+    return {
+        **worker_defaults(member.workers),
+        **base,
+        **strings,
+        **{name: str(value) for name, value in numbers.items()},
+    }

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import importlib
 import json
@@ -25,7 +26,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
 from concertina_agent.workers import stacks
@@ -67,7 +68,7 @@ def run_target(target: str, arguments: Sequence[Any]) -> int:
     return code
 
 
-def become_worker(parent: int, environment: Mapping[str, str], fds: Sequence[int]) -> None:
+def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]) -> None:
     """In a new child: a session, output and environment of its own, default signals, death with its parent."""
     os.setsid()
     die_with_parent(parent)
@@ -80,14 +81,33 @@ def become_worker(parent: int, environment: Mapping[str, str], fds: Sequence[int
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
+
+
+def become_worker(environment: Mapping[str, str]) -> None:
+    """Of the bundled trainer: what is printed is seen at once, and the stacks can be asked for."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     stacks.register(environment)
 
 
+@dataclasses.dataclass(frozen=True)
+class Forked:
+    """What a new child was asked for."""
+
+    request: Mapping[str, Any]
+    fds: Sequence[int]
+    """Beside those of stdout and stderr."""
+
+
+def _refused() -> Mapping[str, str]:
+    why = unfit()
+    return {"unfit": why} if why else {}
+
+
 class Forkserver:
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, refused: Callable[[], Mapping[str, str]] = _refused) -> None:
+        """`refused`: the answer to a request, where this process must not be forked; empty where it may."""
+        self._control, self._refused = control, refused
         self._wakeup, wake = socket.socketpair()
         for end in (self._wakeup, wake):
             end.setblocking(False)
@@ -95,8 +115,8 @@ class Forkserver:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno())
 
-    def serve(self) -> None:
-        """Until the agent closes its end."""
+    def serve(self) -> Optional[Forked]:
+        """Returns in each child; and, with None, here once the agent closes its end."""
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
@@ -105,42 +125,40 @@ class Forkserver:
                 if key.fileobj is self._wakeup:
                     with contextlib.suppress(BlockingIOError):
                         self._wakeup.recv(4096)
-                elif not self._take_request(selector):
-                    return
+                    continue
+                data, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET, MAX_FDS)
+                if not data:
+                    return None
+                request = json.loads(data)
+                if self._fork(request, fds):
+                    selector.close()
+                    return Forked(request, fds[2:])
+                for fd in fds:
+                    os.close(fd)
             self._reap()
 
     def send(self, message: Mapping[str, Any]) -> None:
         self._control.send(json.dumps(message).encode())
 
-    def _take_request(self, selector: selectors.BaseSelector) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET, MAX_FDS)
-        if not data:
+    def _fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> bool:
+        """Whether this is the child; the agent is answered."""
+        refused = self._refused()
+        if refused:
+            self.send(refused)
             return False
-        request = json.loads(data)
-        why = unfit()
-        if why:
-            self.send({"unfit": why})
-        else:
-            self.send({"pid": self._fork(request, fds, selector)})
-        for fd in fds:
-            os.close(fd)
-        return True
-
-    def _fork(self, request: Mapping[str, Any], fds: list[int], selector: selectors.BaseSelector) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid:
-            return pid
-        code = 1
+            self.send({"pid": pid})
+            return False
         try:
-            selector.close()
             for end in (self._control, self._wakeup, self._wake):
                 end.close()
-            become_worker(parent, request["environment"], fds)
-            arguments = [fds[2 + int(a[3:])] if a.startswith("fd:") else a for a in request["arguments"]]
-            code = run_target(request["run"], arguments)
-        finally:
-            os._exit(code)
+            leave_parent(parent, request["environment"], fds)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        return True
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -177,8 +195,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     gc.collect()
     gc.freeze()
     server.send({"warm": True})
-    server.serve()
-    return 0
+    forked = server.serve()
+    return 0 if forked is None else _work(forked)
+
+
+def _work(forked: Forked) -> NoReturn:
+    """In a child, to its end."""
+    code = 1
+    try:
+        request, fds = forked.request, forked.fds
+        become_worker(request["environment"])
+        arguments = [fds[int(a[3:])] if a.startswith("fd:") else a for a in request["arguments"]]
+        code = run_target(request["run"], arguments)
+    finally:
+        os._exit(code)
 
 
 def _leave(code: int) -> NoReturn:

@@ -21,7 +21,8 @@ from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
 from concertina_agent.workers.memory import oom_kills
 from concertina_agent.workers.processes import Reaper, kill_group
-from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
+from concertina_agent.workers.starters import Starter
+from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import Assign
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
@@ -56,13 +57,12 @@ class LocalWorkers:
         self,
         settings: Settings,
         reaper: Reaper,
-        parent: Optional[ForkParent],
+        starter: Starter,
         emit: Callable[[e.Event], None],
         tasks: Nursery,
     ) -> None:
-        """`parent`: for the bundled trainer; None for a command of one's own. `tasks`: of these workers alone; they end
-        with the workers, as what is half started could not be killed."""
-        self._settings, self._reaper, self._parent, self._emit = settings, reaper, parent, emit
+        """`tasks`: of these workers alone; they end with the workers, as what is half started could not be killed."""
+        self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}
         """By rank."""
         self._others: list[Process] = []
@@ -82,12 +82,14 @@ class LocalWorkers:
         self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]
     ) -> None:
         try:
-            if self._parent is not None and not await self._until_warm(self._parent):
+            if not await self._until_warm():
                 return
             if store is not None:
-                await self._serve_store(store)
+                self._others.append(await self._starter.serve_store(store))
             for local_rank in range(assign.members[me].workers):
-                await self._start_one(assign, me, local_rank, environment)
+                while not await self._start_one(assign, me, local_rank, environment):
+                    if not await self._until_warm():
+                        return
         except (StartError, OSError) as error:
             self._emit(e.StartFailed(assign.round, f"Workers could not be started: {error}"))
         finally:
@@ -95,37 +97,34 @@ class LocalWorkers:
             if store is not None:
                 store.close()
 
-    async def _until_warm(self, parent: ForkParent) -> bool:
+    async def _until_warm(self) -> bool:
         """False where the round was over first."""
         over = asyncio.ensure_future(self._over.wait())
-        either: set[asyncio.Future[Any]] = {parent.warm, over}
+        either: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), over}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
+        for each in either:
+            each.cancel()
         return not self._over.is_set()
 
-    async def _serve_store(self, listening: socket.socket) -> None:
-        assert self._parent is not None
-        target = ForkTarget(f"{self._settings.package}.store:serve", ("fd:0",), (listening.fileno(),))
-        self._others.append(await self._parent.run(target, self._settings.environment, "[store] "))
-
-    async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> None:
+    async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
+        """False where it has to be asked for again."""
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
         heartbeat = self._heartbeat(assign.round, rank)
         base[VARIABLE] = heartbeat.path
-        environment = worker_environment(base, assign, me, local_rank, self._parent is not None)
+        environment = worker_environment(base, assign, me, local_rank, self._settings.bundled)
         prefix = f"[rank {rank}] " if member.workers > 1 else ""
         killed = oom_kills()
-        if self._parent is not None:
-            process = await self._parent.run(ForkTarget(f"{self._settings.package}.worker:main"), environment, prefix)
-        else:
-            process = start_command(self._settings.command, environment, self._reaper, prefix)
+        process = await self._starter.start(environment, local_rank, prefix)
+        if process is None:
+            return False
         log_event("worker_started", round=assign.round, rank=rank, pid=process.pid)
         worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, heartbeat)
         self._tasks.start("watch worker", self._watch(worker, self._over))
-        if self._parent is None:
+        if not self._settings.bundled:
             self._emit(e.WorkerMessage(assign.round, rank, w.Hello(rank, process.pid)))
+        return True
 
     async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
         code = await worker.process.ended

@@ -12,8 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, Union
 
 from concertina_agent.workers import output
 from concertina_agent.workers.forkserver import MAX_PACKET
@@ -98,29 +98,44 @@ def start_command(
     return process
 
 
-class ForkParent:
-    """The warm parent as the agent sees it: started once, started again when it dies."""
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """Nothing was forked."""
 
-    def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
-        self._preload, self._environment, self._reaper = preload, environment, reaper
+    why: str
+    changed: str = ""
+    """What has changed since it was imported: another parent would do it."""
+
+
+class Parent:
+    """A process that forks others, as the agent sees it."""
+
+    def __init__(self, what: str, reaper: Reaper) -> None:
+        """`what`: it imports, in words."""
+        self._what, self._reaper = what, reaper
         self._children: dict[int, Process] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
         self._early: dict[int, int] = {}
         self.warm: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Its result is empty, or why workers can never be started."""
+        """Its result is empty, or why nothing can ever be forked."""
         self._control: Optional[socket.socket] = None
         self._process: Optional[Process] = None
         self._oom_kills = oom_kills()
+        self.ending = False
+        """Nobody wonders when it is gone."""
 
-    def start(self) -> None:
-        """Raises StartError."""
+    @property
+    def idle(self) -> bool:
+        """Nothing that it has forked runs."""
+        return not self._children and not self._answers
+
+    def begin(self, command: Callable[[int], tuple[Sequence[str], Mapping[str, str]]]) -> None:
+        """Start it. `command`: and environment, for a file descriptor of it. Raises StartError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        environment = {**self._environment, **PRELOAD_ENVIRONMENT, **_search_path(self._environment)}
-        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--parent", str(os.getpid())]
-        command += ["--control", str(theirs.fileno()), "--preload", self._preload]
+        line, environment = command(theirs.fileno())
         try:
-            self._process = start_command(command, environment, self._reaper, fds=(theirs.fileno(),))
+            self._process = start_command(line, environment, self._reaper, fds=(theirs.fileno(),))
         except StartError:
             ours.close()
             raise
@@ -129,31 +144,29 @@ class ForkParent:
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._read, ours)
 
-    async def run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str = "") -> Process:
-        """Fork (or, where the parent is unfit for it, spawn) a process. Raises StartError."""
-        error = await asyncio.shield(self.warm)
-        if error or self._control is None:
-            raise StartError(error or "The warm parent is gone.")
+    async def fork(
+        self, request: Mapping[str, Any], fds: tuple[int, ...] = (), prefix: str = ""
+    ) -> Union[Process, Refused]:
+        """What it forks for a request. Raises StartError."""
         with output.pipes() as (out, err, tail):
-            answer = await self._ask(target, environment, (out, err, *target.fds))
+            answer = await self._ask(request, (out, err, *fds))
             if "pid" in answer:
                 tail.start(prefix)
                 return self._adopt(Process(answer["pid"], tail))
-        log_event("fork_unfit", why=answer.get("unfit", ""))
-        arguments = [str(target.fds[int(a[3:])]) if a.startswith("fd:") else a for a in target.arguments]
-        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--run", target.run, "--", *arguments]
-        environment = {**environment, **_search_path(environment)}
-        return start_command(command, environment, self._reaper, prefix, target.fds)
+        changed = answer.get("stale", "")
+        return Refused(f"{changed} has changed" if changed else answer.get("unfit", ""), changed)
 
     def stop(self) -> None:
+        self.ending = True
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
 
-    async def _ask(self, target: ForkTarget, environment: Mapping[str, str], fds: Sequence[int]) -> Mapping[str, Any]:
-        request = {"run": target.run, "arguments": target.arguments, "environment": dict(environment)}
+    async def _ask(self, request: Mapping[str, Any], fds: Sequence[int]) -> Mapping[str, Any]:
         data = json.dumps(request).encode()
         control = self._control
-        if control is None or len(data) > MAX_PACKET:
+        if control is None:
+            raise StartError("The warm parent is gone.")
+        if len(data) > MAX_PACKET:
             raise StartError(f"The environment of a worker is too large ({len(data)} bytes).")
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
@@ -189,10 +202,17 @@ class ForkParent:
                 child.end(message["code"])
             else:
                 self._early[message["pid"]] = message["code"]
-        elif "pid" in message or "unfit" in message:
+        elif "pid" in message or "unfit" in message or "stale" in message:
             self._answers.popleft().set_result(message)
-        elif not self.warm.done():
+        else:
+            self._on_news(message)
+
+    def _on_news(self, message: Mapping[str, Any]) -> None:
+        if not self.warm.done():
             self.warm.set_result(message.get("error", ""))
+
+    def _on_loss(self) -> None:
+        """It is gone, and was warm."""
 
     def _lost(self, control: socket.socket) -> None:
         """It died: its children die with it (their parent-death signal), so they are told dead here."""
@@ -201,7 +221,8 @@ class ForkParent:
         if control is not self._control:
             return
         self._control = None
-        log_event("fork_parent_lost", children=sorted(self._children))
+        if not self.ending:
+            log_event("fork_parent_lost", children=sorted(self._children))
         for answer in self._answers:
             answer.set_exception(StartError("The warm parent died."))
         self._answers.clear()
@@ -211,10 +232,45 @@ class ForkParent:
         self._children.clear()
         if not self.warm.done():
             why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "its output says why"
-            self.warm.set_result(f"The process that imports {self._preload} died: {why}.")
+            self.warm.set_result(f"The process that imports {self._what} died: {why}.")
         elif not self.warm.result():
-            self.warm = asyncio.get_running_loop().create_future()
-            self.start()
+            self._on_loss()
+
+
+class ForkParent(Parent):
+    """Of the bundled trainer's processes: started once, started again when it dies."""
+
+    def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
+        super().__init__(preload, reaper)
+        self._preload, self._environment = preload, environment
+
+    def start(self) -> None:
+        """Raises StartError."""
+        self.begin(self._command)
+
+    def _command(self, control: int) -> tuple[Sequence[str], Mapping[str, str]]:
+        environment = {**self._environment, **PRELOAD_ENVIRONMENT, **_search_path(self._environment)}
+        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--parent", str(os.getpid())]
+        return [*command, "--control", str(control), "--preload", self._preload], environment
+
+    async def run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str = "") -> Process:
+        """Fork (or, where the parent is unfit for it, spawn) a process. Raises StartError."""
+        error = await asyncio.shield(self.warm)
+        if error:
+            raise StartError(error)
+        request = {"run": target.run, "arguments": target.arguments, "environment": dict(environment)}
+        forked = await self.fork(request, target.fds, prefix)
+        if isinstance(forked, Process):
+            return forked
+        log_event("fork_unfit", why=forked.why)
+        arguments = [str(target.fds[int(a[3:])]) if a.startswith("fd:") else a for a in target.arguments]
+        command = [sys.executable, "-m", "concertina_agent.workers.forkserver", "--run", target.run, "--", *arguments]
+        environment = {**environment, **_search_path(environment)}
+        return start_command(command, environment, self._reaper, prefix, target.fds)
+
+    def _on_loss(self) -> None:
+        self.warm = asyncio.get_running_loop().create_future()
+        self.start()
 
 
 def _search_path(environment: Mapping[str, str]) -> dict[str, str]:

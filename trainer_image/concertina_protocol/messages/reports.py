@@ -235,6 +235,8 @@ class Report:
     """Why this agent can never be ready, in a sentence."""
     notice: Annotated[Optional[float], Absent(0.0)] = None
     """Seconds of grace that it was given with a SIGTERM; None where it may stay."""
+    starts_plainly: str = ""
+    """Why this agent starts a command of one's own plainly, though a warm start is asked for."""
     takes_calls: bool = False
     """Whether Prepare, Assign, Drain and Save may come on the connection of this stream, to be answered between its
     lines."""

@@ -121,6 +121,7 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
         # Kubernetes would expand $(NAME) in them.
         "CONCERTINA_TRAINER": config.replace("$", "$$"),
         "CONCERTINA_CHECKPOINT": checkpoint.replace("$", "$$"),
+        "CONCERTINA_WARM_START": "null" if spec.bundled else spec.warm_start.model_dump_json(by_alias=True),
     }
 
 

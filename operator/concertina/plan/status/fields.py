@@ -15,7 +15,7 @@ from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, container_restarts, startup, stragglers
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import rollback
-from concertina.plan.status import conditions, progress
+from concertina.plan.status import conditions, progress, warm_start
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ PODS: Mapping[str, Row] = {
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
+    "starts_plainly": lambda p: warm_start.starts_plainly(p.ctx),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
 }
 RECOVERY: Mapping[str, Row] = {

@@ -53,6 +53,7 @@ def test_the_bundled_trainer_gets_its_configuration_and_memory() -> None:
         "a trainer's image that is older than the operator has not all of these"
     )
     assert json.loads(environment(pod)["CONCERTINA_CHECKPOINT"])["uri"] == "s3://bucket/run"
+    assert environment(pod)["CONCERTINA_WARM_START"] == "null"
     assert container(pod)["envFrom"] == [{"secretRef": {"name": "s3"}}]
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["concertina"]["emptyDir"] == {"medium": "Memory"}
@@ -68,6 +69,9 @@ def test_environment_of_the_agent() -> None:
     assert values["CONCERTINA_GRACE_SECONDS"] == "30"
     assert values["CONCERTINA_TRAINER"] == "{}"
     assert values["CONCERTINA_CHECKPOINT"] == "null"
+    assert json.loads(values["CONCERTINA_WARM_START"]) == {"enabled": True, "preload": []}
+    told = environment(made(job({**OWN, "warmStart": {"enabled": False, "preload": ["torch"]}})))
+    assert json.loads(told["CONCERTINA_WARM_START"]) == {"enabled": False, "preload": ["torch"]}
     fields = {name: value["fieldRef"]["fieldPath"] for name, value in values.items() if isinstance(value, dict)}
     assert fields == {
         "CONCERTINA_REPLICA": "metadata.name",

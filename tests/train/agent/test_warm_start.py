@@ -1,0 +1,232 @@
+"""Agents that start a command of one's own as a fork of a parent that has imported what it needs."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders.programs import SEARCH_PATH
+from builders.train.replicas import GIVE_UP, Job, Replica, running
+from concertina_agent import main
+
+SCRIPT = """
+import os, sys
+before = [name for name in ("heavy", "ranked", "threaded") if name in sys.modules]
+import heavy, {more}
+print("UP", os.environ["TORCHELASTIC_RESTART_COUNT"], heavy.VALUE, *before, flush=True)
+import time; time.sleep(600)
+"""
+PACKAGES = {
+    "heavy": "VALUE = 'first'",
+    "ranked": "import os; RANK = os.environ.get('RANK')",
+    "threaded": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+}
+
+
+def prepared(folder: Path, more: str = "json") -> dict[str, str]:
+    """The environment of a job whose script imports installed packages; the script lies in the folder."""
+    for name, text in PACKAGES.items():
+        (folder / "site-packages" / name).mkdir(parents=True)
+        (folder / "site-packages" / name / "__init__.py").write_text(text)
+    (folder / "script.py").write_text(SCRIPT.format(more=more))
+    path = os.pathsep.join([SEARCH_PATH, str(folder / "site-packages")])
+    return {"PYTHONPATH": path, "CONCERTINA_WARM_START": json.dumps({"enabled": True, "preload": []})}
+
+
+def python(folder: Path) -> list[str]:
+    return ["--", sys.executable, str(folder / "script.py")]
+
+
+async def seen(replica: Replica, what: str) -> None:
+    async with asyncio.timeout(GIVE_UP):
+        while what not in replica.log():
+            await asyncio.sleep(0.02)
+
+
+async def learned(replica: Replica, times: int = 1) -> None:
+    """So many parents have imported what the script did."""
+    async with asyncio.timeout(GIVE_UP):
+        while sum(e["event"] == "script_parent" and bool(e["learned"]) for e in replica.events()) < times:
+            await asyncio.sleep(0.05)
+
+
+def warm_parents(replica: Replica) -> list[int]:
+    agent = replica.process.pid
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "concertina-warm\n"]
+
+
+async def killed_and_begun(job: Job, round: int) -> None:
+    (pid,) = job[0].worker_pids().values()
+    os.kill(pid, signal.SIGKILL)
+    await job.until(job[0], lambda report: report.failures, "the failure is never told")
+    await job.begin(round, job[0])
+
+
+def test_a_killed_script_comes_back_with_its_modules_imported_and_a_new_agent_knows_them(folder):
+    async def body():
+        async with running(folder, 1, python(folder), **prepared(folder)) as job:
+            await job.begin(1, job[0])
+            await seen(job[0], "UP 1 first\n")
+            await learned(job[0])
+            await killed_and_begun(job, 2)
+            await seen(job[0], "UP 2 first heavy\n")
+            assert job[0].report.starts_plainly == ""
+
+            job[0].restart(python(folder))  # a container of the same pod
+            await job.ready()
+            await job.begin(3, job[0])
+            await seen(job[0], "UP 3 first heavy\n")
+
+    asyncio.run(body())
+
+
+def test_a_module_that_was_edited_is_imported_anew(folder):
+    async def body():
+        async with running(folder, 1, python(folder), **prepared(folder)) as job:
+            await job.begin(1, job[0])
+            await learned(job[0])
+            (folder / "site-packages" / "heavy" / "__init__.py").write_text("VALUE = 'edited'")
+            await killed_and_begun(job, 2)
+            await seen(job[0], "UP 2 edited heavy\n")
+            (why,) = [event["why"] for event in job[0].events() if event["event"] == "imported_again"]
+            assert why == f"{folder}/site-packages/heavy/__init__.py has changed"
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("package", "why"),
+    [("ranked", "it reads RANK when it is imported"), ("threaded", "it has 2 threads")],
+)
+def test_a_package_that_must_not_be_imported_before_the_fork_is_left_out(package, why, folder):
+    async def body():
+        async with running(folder, 1, python(folder), **prepared(folder, more=package)) as job:
+            await job.begin(1, job[0])
+            await learned(job[0])
+            await killed_and_begun(job, 2)
+            await seen(job[0], "UP 2 first heavy\n")
+            assert [e["left_out"] for e in job[0].events() if e["event"] == "script_parent"][-1] == {package: why}
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["bash", "-c", "cd / && exec python -c 'print(1)'"], "the shell's text has && exec python -c 'print(1)'"),
+        ([sys.executable, "-I", "-c", "print(1)"], "with -I Python is isolated"),
+        (["./python3", "-c", "print(1)"], "./python3 is older than Python 3.9, or does not import sitecustomize"),
+    ],
+)  # fmt: skip
+def test_where_it_can_not_be_warm_it_starts_plainly_and_says_why(command, why, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "python3").write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
+    (folder / "python3").chmod(0o755)
+
+    async def body():
+        async with running(folder, 1, ["--", *command], **prepared(folder)) as job:
+            await job.begin(1, job[0])
+            report = await job.until(job[0], lambda report: report.state == "succeeded", "it never ran")
+            assert report.starts_plainly == why
+
+    asyncio.run(body())
+
+
+def test_a_replica_is_ready_once_what_is_to_be_preloaded_is_imported(folder):
+    environment = prepared(folder)
+    (folder / "site-packages" / "heavy" / "__init__.py").write_text(
+        f"import os, time\nopen({str(folder / 'begun')!r}, 'w')\n"
+        f"while not os.path.exists({str(folder / 'go')!r}): time.sleep(0.02)\nVALUE = 'late'"
+    )
+    environment["CONCERTINA_WARM_START"] = json.dumps({"enabled": True, "preload": ["heavy"]})
+
+    async def body():
+        job = Job(folder, 1, python(folder), **environment)
+        try:
+            job[0].start()
+            await job.until(job[0], lambda report: True)
+            async with asyncio.timeout(GIVE_UP):
+                while not (folder / "begun").exists():
+                    await asyncio.sleep(0.02)
+            assert not job[0].report.ready
+            (folder / "go").touch()
+            await job.ready()
+            await job.begin(1, job[0])
+            await seen(job[0], "UP 1 late heavy\n")
+        finally:
+            await job.stop()
+
+    asyncio.run(body())
+
+
+def test_a_parent_that_was_killed_is_followed_by_another(folder):
+    async def body():
+        async with running(folder, 1, python(folder), **prepared(folder)) as job:
+            await job.begin(1, job[0])
+            await learned(job[0])
+            for pid in warm_parents(job[0]):
+                os.kill(pid, signal.SIGKILL)
+            await job.until(job[0], lambda report: report.failures, "the worker of the first parent still runs")
+            await job.begin(2, job[0])
+            await seen(job[0], "UP 2 first heavy\n")
+
+    asyncio.run(body())
+
+
+def test_an_agent_in_one_file_as_pods_have_it_starts_warm(folder):
+    built = main.install(folder)
+    path = str(folder / "site-packages")
+    environment = {**prepared(folder), "PYTHONPATH": path}
+
+    async def body():
+        job = Job(folder, 1, python(folder), **environment)
+        job[0].program = [sys.executable, str(built)]
+        try:
+            job[0].start()
+            await job.ready()
+            await job.begin(1, job[0])
+            await learned(job[0])
+            await killed_and_begun(job, 2)
+            await seen(job[0], "UP 2 first heavy\n")
+        finally:
+            await job.stop()
+
+    asyncio.run(body())
+
+
+TORCH = """
+import os, sys
+imported = "torch" in sys.modules
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.randn(16, 64)).square().mean().backward()
+    optimizer.step()
+    print("STEP of round", os.environ["TORCHELASTIC_RESTART_COUNT"], "imported", imported, time.time(), flush=True)
+    time.sleep(0.2)
+"""
+
+
+def test_a_torch_script_that_was_killed_trains_again_without_importing_torch(folder):
+    environment = prepared(folder)
+    (folder / "script.py").write_text(TORCH)
+
+    async def body():
+        async with running(folder, 2, python(folder), **environment) as job:
+            await job.begin(1, job[0], job[1])
+            await asyncio.gather(learned(job[0]), learned(job[1]))
+            os.kill(job[1].worker_pids()[1], signal.SIGKILL)
+            await job.until(job[0], lambda report: report.failures, "the failure is never told")
+            await job.begin(2, job[0], job[1])
+            await asyncio.gather(*(seen(replica, "STEP of round 2 imported True") for replica in (job[0], job[1])))
+            assert "STEP of round 1 imported False" in job[0].log()
+
+    asyncio.run(body())

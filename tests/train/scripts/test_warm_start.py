@@ -1,0 +1,236 @@
+"""Scripts that run plainly, and in forks of a parent that has imported what they need: nobody can tell them apart."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from builders.programs import PROGRAMS, SEARCH_PATH
+
+PRELUDE = "import os, sys\n"
+
+
+def started(folder: Path, *command: str, preload: tuple[str, ...] = (), **environment: str) -> dict[str, tuple]:
+    """What each way of starting it gave: stdout, stderr, and exit code, or why it was not started so."""
+    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), json.dumps({"preload": preload})]
+    (folder / "volume").mkdir(exist_ok=True)
+    known = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "PYTHONPATH": f"{SEARCH_PATH}:{folder / 'site-packages'}",
+        **environment,
+    }
+    ran = subprocess.run([*program, *command], cwd=folder, env=known, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr
+    ways: dict[str, tuple] = {}
+    for (way, code, out), (_, _, err) in zip(_runs(ran.stdout), _runs(ran.stderr), strict=True):
+        ways[way] = (out, err, code)
+    return ways
+
+
+def _runs(text: str) -> list[tuple[str, str, str]]:
+    """Without what differs from process to process, and our own log."""
+    found, lines = [], []
+    for line in text.splitlines():
+        if line.startswith("END "):
+            _, way, code = line.split(" ", 2)
+            found.append((way, code, "\n".join(lines)))
+            lines = []
+        elif not line.startswith('{"t"'):
+            lines.append(re.sub(r"0x[0-9a-f]+", "0x..", line))
+    return found
+
+
+def alike(ways: dict[str, tuple]) -> tuple:
+    assert list(ways) == ["plain", "warm", "learned", "again"], ways
+    for way in ("warm", "learned", "again"):
+        for plainly, warm in zip(ways["plain"], ways[way], strict=True):
+            assert warm.split("\n") == plainly.split("\n"), way
+    return ways["plain"]
+
+
+SCRIPTS = {
+    "what a script knows of itself": """
+        print(sys.argv, sys.path, sys.orig_argv[1:], __name__, __file__, __spec__, __package__, __doc__, __builtins__)
+        print(sorted(vars(sys.modules["__main__"])), sys.flags, sys.warnoptions, sys._xoptions, sys.executable)
+        print(os.getcwd(), sys.stdin.isatty(), os.path.realpath("/dev/fd/0"), sys.dont_write_bytecode)
+        print(sorted(os.listdir("/proc/self/fd")), open("/proc/self/cmdline").read(), open("/proc/self/comm").read())
+        print([name for name in sys.modules if "concertina" in name or name == "sitecustomize"])
+        print({name: value for name, value in sorted(os.environ.items()) if name != "_"})
+        print(os.getsid(0) == os.getpid() == os.getpgid(0), os.umask(0o22), os.nice(0))
+    """,
+    "its stack": """
+        import inspect, traceback
+        traceback.print_stack()
+        print(len(inspect.stack()), sys.getrecursionlimit())
+        def deeper(n):
+            try:
+                return deeper(n + 1)
+            except RecursionError:
+                return n
+        print(deeper(0))
+    """,
+    "signals": """
+        import signal
+        print({n.name: str(signal.getsignal(n)) for n in signal.valid_signals() if isinstance(n, signal.Signals)})
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1))
+        lines = open("/proc/self/status").read().splitlines()
+        print([line for line in lines if line.startswith(("Sig", "Shd", "Thr"))])
+    """,
+    "ended by SIGTERM": "import signal; print('before'); os.kill(os.getpid(), signal.SIGTERM); print('after')",
+    "ended by SIGINT": "import signal; print('before'); os.kill(os.getpid(), signal.SIGINT); print('after')",
+    "SIGINT is caught": """
+        import signal, time
+        try:
+            os.kill(os.getpid(), signal.SIGINT); time.sleep(9)
+        except KeyboardInterrupt as error:
+            print("caught", repr(error))
+    """,
+    "exit of a number": "sys.exit(7)",
+    "exit of a text": "sys.exit('a reason')",
+    "exit of nothing": "print('x'); sys.exit()",
+    "exit without an end": "print('lost?', end=''); os._exit(9)",
+    "an exception": "def f():\n    raise ValueError('bad row')\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    f()",
+    "a syntax error": "print('never')\nif True print()",
+    "an excepthook": "sys.excepthook = lambda *a: print('hook', a[0], len(a)); raise KeyError(1)",
+    "atexit, threads and the end of objects": """
+        import atexit, threading, time, weakref
+        class Thing:
+            def __del__(self):
+                print("thing ends")
+        thing = Thing()
+        atexit.register(print, "at exit")
+        weakref.finalize(thing, print, "finalized")
+        threading.Thread(target=lambda: (time.sleep(0.3), print("thread ends"))).start()
+        threading.Thread(target=lambda: time.sleep(99), daemon=True).start()
+        print(threading.current_thread().name, threading.main_thread().ident == threading.get_ident())
+        print(threading.active_count(), "main ends")
+    """,
+    "pickles of its own classes": """
+        import dataclasses, pickle
+        @dataclasses.dataclass
+        class Point:
+            x: int
+        data = pickle.dumps([Point(1), Point])
+        print(data, pickle.loads(data), Point.__module__, sys.modules["__main__"].Point is Point)
+    """,
+    "three ways of multiprocessing": """
+        import multiprocessing
+        def double(x):
+            return 2 * x, __name__
+        class Own:
+            pass
+        if __name__ == "__main__":
+            for method in ("fork", "spawn", "forkserver"):
+                with multiprocessing.get_context(method).Pool(2) as pool:
+                    print(method, pool.map(double, range(3)), multiprocessing.current_process())
+    """,
+    "a subprocess": """
+        import subprocess
+        print(subprocess.run([sys.executable, "-c", "import sys, os; print(sys.path, os.environ.get('PYTHONPATH'))"],
+              capture_output=True, text=True).stdout)
+        print(subprocess.run("echo $RANK; exit 3", shell=True).returncode)
+    """,
+    "faulthandler": """
+        import faulthandler
+        faulthandler.enable()
+        def crash():
+            faulthandler.dump_traceback()
+            faulthandler._sigsegv()
+        crash()
+    """,
+    "a module beside it": "import beside\nprint(beside.VALUE, beside.__file__)",
+    "what has been warned of": "import warnings; warnings.warn('old', DeprecationWarning); warnings.warn('once')",
+    "random numbers are not those of others": """
+        import random, numpy
+        drawn = [str(random.random()), str(numpy.random.rand())]
+        print([each in open("seen").read() for each in drawn])
+        open("seen", "a").write(" ".join(drawn))
+    """,
+    "threads of numpy": "import numpy; print(len(os.listdir('/proc/self/task')))",
+    "variables set before an import": """
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+        import numpy
+        print(len(os.listdir("/proc/self/task")), os.environ.get("READ_WHEN_IMPORTED"))
+        os.environ["READ_WHEN_IMPORTED"] = "yes"
+        import reads_variables
+        print(reads_variables.VALUE)
+    """,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("VALUE = 'beside'\n")
+    (tmp_path / "seen").write_text("")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "reads_variables.py").write_text(
+        "import os\nVALUE = os.environ.get('READ_WHEN_IMPORTED')\n"
+    )
+    return tmp_path
+
+
+def written(place: Path, text: str, name: str = "script.py") -> Path:
+    (place / name).parent.mkdir(exist_ok=True)
+    (place / name).write_text(PRELUDE + textwrap.dedent(text))
+    return place / name
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_run_as_if_started_plainly(name, place):
+    written(place, SCRIPTS[name])
+    alike(started(place, "python", "script.py", "--flag", "a b"))
+
+
+OTHERS = [Path.home() / f".pyenv/versions/{version}" for version in ("3.9*", "3.10*", "3.12*", "3.13*")]
+
+
+def other_pythons() -> list[str]:
+    """Of other versions than ours, where they are installed."""
+    found = [sorted(place.parent.glob(f"{place.name}/bin/python")) for place in OTHERS]
+    return [str(each[-1]) for each in found if each]
+
+
+@pytest.mark.skipif(not other_pythons(), reason="no other Python from 3.9 on is installed by pyenv")
+@pytest.mark.parametrize("name", ["what a script knows of itself", "an exception", "three ways of multiprocessing"])
+def test_the_users_python_may_be_another_than_the_agents(name, place):
+    written(place, SCRIPTS[name].replace(", sys.orig_argv[1:]", ""))  # which 3.9 does not know
+    for python in other_pythons():
+        alike(started(place, python, "script.py", "--flag"))
+
+
+WAYS = {
+    "options": ("python", "-u", "-X", "dev", "-W", "ignore", "-O", "script.py", "x"),
+    "a path": ("python", "folder/../script.py"),
+    "a package": ("python", "-m", "package", "--flag"),
+    "a module": ("python", "-m", "script", "-c"),
+    "code": ("python", "-c", "import sys; print(__name__, sys.argv, repr(sys.path[0]), 1/0)", "-m"),
+    "bash": ("bash", "-c", 'exec python script.py "$@"', "bash", "one", "two words"),
+    "bash and its settings": ("bash", "-ec", "set -euo pipefail\nexec python script.py \\\n  --lr '1 2'\n"),
+    "sh": ("sh", "-c", "exec python script.py one"),
+    "bash without exec": ("bash", "-c", "python script.py one"),
+    "env": ("env", "python", "script.py"),
+    "a file that is not there": ("python", "missing.py"),
+    "a module that is not there": ("python", "-m", "no_such_module"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_command_is_run_as_if_started_plainly(way, place):
+    (place / "folder").mkdir()
+    written(place, SCRIPTS["what a script knows of itself"])
+    written(place, "from . import other; print(__name__, __package__, __spec__.name, sys.argv)", "package/__main__.py")
+    written(place, "", "package/other.py")
+    alike(started(place, *WAYS[way]))
+
+
+@pytest.mark.parametrize("unbuffered", ["1", "no"])
+def test_what_is_printed_is_buffered_as_ever(unbuffered, place):
+    written(place, "print(sys.stdout.line_buffering, sys.stdout.write_through); print('kept'); os._exit(0)")
+    out, _, _ = alike(started(place, "python", "script.py", PYTHONUNBUFFERED=unbuffered))
+    assert ("kept" in out) == (unbuffered == "1")

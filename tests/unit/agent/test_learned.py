@@ -1,0 +1,78 @@
+"""What a script has imported, as the next parent reads it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from concertina_agent.workers import blas
+from concertina_agent.workers.learned import Imported, Recorder, read
+
+
+def test_modules_are_written_down_in_order_with_the_variables_that_were_changed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "modules")
+    monkeypatch.setenv("GIVEN", "1")
+    recorder = Recorder(path)
+    for name in ("one", "one.two", "three", "json"):
+        monkeypatch.setitem(sys.modules, name, sys)
+    recorder.find_spec("one")
+    monkeypatch.setenv("SET", "2")
+    recorder.find_spec("one.two")
+    monkeypatch.delenv("GIVEN")
+    recorder.find_spec("three")
+    recorder.find_spec("json")
+    recorder.find_spec("one")
+    expected = [Imported("one"), Imported("one.two"), Imported("three", {"SET": "2", "GIVEN": None})]
+    assert read(path) == expected
+    assert expected[1].package == "one"
+
+
+def test_what_was_only_asked_about_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "modules")
+    recorder = Recorder(path)
+    recorder.find_spec("not_imported")
+    assert read(path) == [Imported("not_imported")], "it may be the last one, and be imported"
+    monkeypatch.setitem(sys.modules, "imported", sys)
+    recorder.find_spec("imported")
+    assert read(path) == [Imported("imported")]
+    recorder.find_spec("not_imported")
+    monkeypatch.setitem(sys.modules, "not_imported", sys)
+    assert read(path) == [Imported("imported"), Imported("not_imported")]
+
+
+def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "modules"
+    Recorder(str(path), known={"one"}).find_spec("one")
+    assert not path.exists()
+
+
+def test_a_child_of_the_script_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(str(tmp_path / "modules"))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    recorder.find_spec("one")
+    assert read(str(tmp_path / "modules")) == []
+
+
+@pytest.mark.parametrize("strange", ["", "x", "[]", "[1]", "[[], {}]", '["a", 3]', '["a", {}', "\x00\xff", "null"])
+def test_lines_that_can_not_be_read_are_passed_over(strange: str, tmp_path: Path) -> None:
+    path = tmp_path / "modules"
+    path.write_text(f'["first", {{}}]\n{strange}\n["last", {{"A": "b"}}]\n')
+    found = read(str(path))
+    assert [found[0], found[-1]] == [Imported("first"), Imported("last", {"A": "b"})]
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "3,2"}, 3),
+        ({"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}, 2),
+        ({"OPENBLAS_NUM_THREADS": "many", "GOTO_NUM_THREADS": "5"}, 5),
+        ({}, len(os.sched_getaffinity(0))),
+    ],
+)
+def test_openblas_gets_as_many_threads_as_it_would_take(environment: dict[str, str], threads: int) -> None:
+    assert blas._threads(environment) == threads

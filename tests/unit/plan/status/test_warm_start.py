@@ -1,0 +1,31 @@
+"""Workers that start plainly, though they should start warm."""
+
+from dataclasses import replace
+
+from builders import jobs
+from concertina.plan.observed import Observed
+from concertina.plan.plan import plan
+
+NOW = jobs.T0 + 20
+WHY = "with -I Python is isolated"
+
+
+def says(seen: Observed, why: str) -> Observed:
+    lead = seen.agents["demo-0-0"]
+    assert lead.report is not None
+    said = replace(lead, report=replace(lead.report, starts_plainly=why))
+    return replace(seen, agents={**seen.agents, "demo-0-0": said})
+
+
+def test_why_workers_start_plainly_is_said_once_and_stands_in_the_status_while_it_is_so() -> None:
+    seen = jobs.running(jobs.spec())
+    assert plan(seen, NOW).status.starts_plainly is None
+    made = plan(says(seen, WHY), NOW)
+    assert made.status.starts_plainly == WHY
+    (event,) = [event for event in made.events if event.reason == "StartsPlainly"]
+    assert (event.type, event.message) == ("Normal", f"workers start plainly, not warm: {WHY}")
+
+    later = replace(says(seen, WHY), job=replace(seen.job, status=made.status))
+    assert not plan(later, NOW + 1).events
+    assert plan(says(later, "another"), NOW + 1).events[0].message.endswith("another")
+    assert plan(says(later, ""), NOW + 1).status.starts_plainly is None

@@ -1,0 +1,39 @@
+"""OpenBLAS starts threads when it is loaded, so a parent loads it with one; a fork gets as many as it would have."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Mapping
+
+SETTERS = tuple(
+    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64_")
+)
+"""Wheels name it after themselves."""
+
+
+def set_threads(environment: Mapping[str, str]) -> None:
+    for path in _libraries():
+        library = ctypes.CDLL(path)
+        setter = next((getattr(library, name) for name in SETTERS if hasattr(library, name)), None)
+        if setter is not None:
+            setter(ctypes.c_int(_threads(environment)))
+
+
+def _threads(environment: Mapping[str, str]) -> int:
+    """As OpenBLAS reads them."""
+    for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        with contextlib.suppress(ValueError):
+            number = int(environment.get(name, "").partition(",")[0])
+            if number > 0:
+                return number
+    return len(os.sched_getaffinity(0))
+
+
+def _libraries() -> set[str]:
+    """Those of its kind that are loaded here."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
+        paths = (line.rstrip("\n").split(maxsplit=5)[5:] for line in lines)
+        return {path[0] for path in paths if path and "openblas" in os.path.basename(path[0])}
+    return set()

@@ -1,0 +1,85 @@
+"""What a script has imported, written down as it does: a line for each module, in the file that the next parent reads.
+
+A line is JSON: the module's name and the variables that the script had changed by then, as packages read variables when
+they are imported (the parent sets them, too, before it imports); null where it was not imported after all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Optional
+
+MOST_MODULES, MOST_BYTES = 10_000, 4 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    name: str
+    changes: Mapping[str, Optional[str]] = dataclasses.field(default_factory=dict)
+    """Variables that the script had set, or removed (None), before."""
+
+    @property
+    def package(self) -> str:
+        return self.name.partition(".")[0]
+
+
+class Recorder:
+    """The first of the script's finders: it finds nothing, and so sees each module that is looked for. One that was
+    only asked about, and not imported, is taken back when the next one comes."""
+
+    def __init__(self, path: str, known: Iterable[str] = ()) -> None:
+        """`known`: modules that are written there."""
+        self._path, self._pid = path, os.getpid()
+        self._given = dict(os.environ)
+        self._last = ""
+        self._changes: dict[str, Optional[str]] = {}
+        self._seen = set(known)
+
+    def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: object = None) -> None:
+        if os.getpid() != self._pid or len(self._seen) >= MOST_MODULES:
+            return
+        if self._last and self._last not in sys.modules:
+            self._seen.discard(self._last)
+            self._write(self._last, None)
+        self._last = ""
+        package = name.partition(".")[0]
+        if name in self._seen or package in getattr(sys, "stdlib_module_names", ()):
+            return
+        if name == package:
+            self._changes = self._changed()
+        self._seen.add(name)
+        self._last = name
+        self._write(name, self._changes)
+
+    def _write(self, name: str, changes: Optional[Mapping[str, Optional[str]]]) -> None:
+        line = json.dumps([name, changes]).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
+
+    def _changed(self) -> dict[str, Optional[str]]:
+        now = dict(os.environ)
+        names = [*now, *(name for name in self._given if name not in now)]
+        return {name: now.get(name) for name in names if now.get(name) != self._given.get(name)}
+
+
+def read(path: str) -> list[Imported]:
+    """In the order in which they were imported; empty where nothing is written. A line that can't be read, such
+    as one that is half written, is passed over."""
+    found: dict[str, Imported] = {}
+    with contextlib.suppress(OSError), open(path, "rb") as lines:
+        for line in lines.read(MOST_BYTES).splitlines()[:MOST_MODULES]:
+            with contextlib.suppress(ValueError, TypeError):
+                name, changes = json.loads(line)
+                if changes is None:
+                    found.pop(str(name), None)
+                else:
+                    found.setdefault(str(name), Imported(str(name), dict(changes)))
+    return list(found.values())

@@ -1,0 +1,88 @@
+"""How a worker is started: the bundled trainer as a fork of its parent, a command of one's own warm or plainly."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Optional, Protocol
+
+from concertina_agent.settings import Settings
+from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.warm_start import Again, WarmStart, warm_start
+from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
+from concertina_protocol.log import log_event
+
+
+class Starter(Protocol):
+    async def until_warm(self) -> None:
+        """Until there is nothing to wait for any more."""
+
+    async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
+        """A worker; None where one should wait (`until_warm`) and ask again. Raises StartError."""
+
+    async def serve_store(self, listening: socket.socket) -> Process:
+        """A process that serves the round's store. Raises StartError."""
+
+
+class BundledStarter:
+    def __init__(self, settings: Settings, parent: ForkParent) -> None:
+        self._settings, self._parent = settings, parent
+
+    async def until_warm(self) -> None:
+        await asyncio.shield(self._parent.warm)
+
+    async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
+        return await self._parent.run(ForkTarget(f"{self._settings.package}.worker:main"), environment, prefix)
+
+    async def serve_store(self, listening: socket.socket) -> Process:
+        target = ForkTarget(f"{self._settings.package}.store:serve", ("fd:0",), (listening.fileno(),))
+        return await self._parent.run(target, self._settings.environment, "[store] ")
+
+
+class CommandStarter:
+    def __init__(self, settings: Settings, reaper: Reaper, say: Callable[[str], None]) -> None:
+        """`say`: why the command starts plainly, or that it does not (empty)."""
+        self._command: Sequence[str] = settings.command
+        self._reaper, self._say = reaper, say
+        self._said = ""
+        made = warm_start(settings, reaper) if settings.warm_start else ""
+        self._warm = made if isinstance(made, WarmStart) else None
+        self._unsuited = made if isinstance(made, str) else ""
+
+    async def warm_up(self) -> None:
+        if self._warm is not None:
+            await self._warm.warm_up()
+        self._remark(self._unsuited if self._warm is None else self._warm.why)
+
+    async def until_warm(self) -> None:
+        if self._warm is not None:
+            await self._warm.settled()
+
+    async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
+        if self._warm is not None:
+            # One of them writes down what is imported: they are the same script.
+            forked = await self._warm.start(environment, record=local_rank == 0, prefix=prefix)
+            if isinstance(forked, Again):
+                return None
+            self._remark("" if isinstance(forked, Process) else forked)
+            if isinstance(forked, Process):
+                return forked
+        return start_command(self._command, environment, self._reaper, prefix)
+
+    async def serve_store(self, listening: socket.socket) -> Process:
+        raise StartError("Of a command of one's own worker 0 serves the store.")
+
+    def look(self) -> None:
+        if self._warm is not None:
+            self._warm.look()
+
+    def stop(self) -> None:
+        if self._warm is not None:
+            self._warm.stop()
+
+    def _remark(self, why: str) -> None:
+        if why != self._said:
+            self._said = why
+            log_event("starts_plainly" if why else "starts_warm", why=why)
+            self._say(why)

@@ -1,0 +1,273 @@
+"""A command of one's own, started as a fork of a parent that has imported what it needs; plainly where that can't be.
+
+The parent is the command itself, held before its script begins (`hook`). At first it has imported what `preload` names;
+its children write down what they import, and once nothing new comes another parent, with all of that, takes its place
+(decision "What a script imports is learned from its first run")."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from concertina_agent.settings import Settings
+from concertina_agent.workers.environment import VARYING, worker_defaults
+from concertina_agent.workers.processes import Reaper
+from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
+from concertina_agent.workers.workers import SEARCH_PATH, Parent, Process, Refused, StartError
+from concertina_protocol.log import log_event
+
+HOOK = os.path.join(SEARCH_PATH, "concertina_agent", "workers", "hook")
+VARIABLE = "CONCERTINA_WARM_PARENT"
+"""As in `hook`, which is imported in the command's Python alone."""
+WARM_SECONDS = 120.0
+"""From the start of a parent, after which nobody waits for it any more."""
+QUIET_SECONDS = 5.0
+"""Without a new module, after which a script has imported what it needs."""
+MOST_PARENTS = 12
+"""Started by one agent: one that is lost, has to leave something out, or has learned more is followed by another."""
+BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_")
+"""Beginnings of variables that are read before a script could say anything else of them."""
+SHELL_STARTS = ("BASH_ENV", "ENV", "BASH_FUNC_")
+"""Of those by which a shell does more than it is told."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """Nothing was started yet: another parent is being warmed."""
+
+
+class ScriptParent(Parent):
+    """One parent of scripts."""
+
+    def __init__(self, reaper: Reaper, size: int) -> None:
+        """`size`: of what was learned when it began to import."""
+        super().__init__("what the script needs", reaper)
+        self.size = size
+        self.left_out: Optional[tuple[str, str]] = None
+        """A package that it must not import, and why; then it has ended."""
+        self.held = False
+        """It was a probe, and came by the hook."""
+        self.lost = self.stale = False
+        self.remark = ""
+
+    def _on_news(self, message: Mapping[str, Any]) -> None:
+        if "remark" in message:
+            self.remark = message["remark"]
+        elif "leave_out" in message:
+            self.left_out, self.ending = (message["leave_out"], message["why"]), True
+        elif "held" in message:
+            self.held = self.ending = True
+        else:
+            super()._on_news(message)
+
+    def _on_loss(self) -> None:
+        self.lost = True
+
+
+class WarmStart:
+    def __init__(self, command: PythonCommand, settings: Settings, reaper: Reaper) -> None:
+        self._command, self._preload, self._reaper = command, settings.preload, reaper
+        self._environment = {
+            **worker_defaults(settings.workers),
+            **settings.environment,
+            **_of_shell(command.shell),
+        }
+        self._learned = settings.volume / "warm" / "modules"
+        """What was learned, in the volume: it is there for the next container, too."""
+        self._script = os.path.realpath(command.target) if command.runs is Runs.FILE else ""
+        self._parent: Optional[ScriptParent] = None
+        self._next: Optional[asyncio.Task[None]] = None
+        """That brings another parent."""
+        self._retired: list[ScriptParent] = []
+        self._left_out: dict[str, str] = {}
+        self._started = 0
+        self._size, self._quiet_since = 0, 0.0
+        self.why = ""
+        """Why the command starts plainly, in a sentence; empty while it does not."""
+
+    # --- a parent -----------------------------------------------------------------------------------------------------
+
+    async def warm_up(self) -> None:
+        """Returns once forks can be had, or it is known that they can't."""
+        try:
+            self._learned.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.why = f"{self._learned.parent} can't be made: {error.strerror}"
+            return
+        self.why = _unlike_a_shell(self._command, self._environment) or await self._probe()
+        if not self.why:
+            self._renew()
+            await self.settled()
+
+    def look(self) -> None:
+        """A few times a second: whether there is more to import, and who is not needed any more."""
+        for parent in [parent for parent in self._retired if parent.idle]:
+            parent.stop()
+            self._retired.remove(parent)
+        size, now = _size(self._learned), asyncio.get_running_loop().time()
+        if size != self._size:
+            self._size, self._quiet_since = size, now
+        elif self._parent is not None and size > self._parent.size and now >= self._quiet_since + QUIET_SECONDS:
+            self._renew()
+
+    def stop(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        for parent in (self._parent, *self._retired):
+            if parent is not None:
+                parent.stop()
+
+    def _renew(self) -> None:
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._bring())
+
+    async def settled(self) -> None:
+        """Until no parent is being warmed."""
+        if self._next is not None:
+            await asyncio.wait({self._next})
+
+    async def _bring(self) -> None:
+        """A parent in the place of the one that there is, if any."""
+        try:
+            parent, why = await self._warm_parent()
+            log_event("script_parent", learned=parent.size if parent else None, left_out=self._left_out, why=why)
+            before = self._parent
+            if parent is None and before is not None and not (before.lost or before.stale):
+                before.size = self._size  # it lacks something, and is better than none
+                return
+            if before is not None:
+                self._retired.append(before)
+            self._parent, self.why = parent, why
+        finally:
+            self._next = None
+
+    async def _warm_parent(self) -> tuple[Optional[ScriptParent], str]:
+        while self._started < MOST_PARENTS:
+            self._started += 1
+            parent = ScriptParent(self._reaper, _size(self._learned))
+            try:
+                parent.begin(lambda control: self._line(control, self._command.line))
+                error = await asyncio.wait_for(asyncio.shield(parent.warm), WARM_SECONDS)
+            except StartError as failed:
+                return None, str(failed)
+            except asyncio.TimeoutError:
+                parent.stop()
+                return None, f"importing what the script needs took longer than {WARM_SECONDS:.0f} s"
+            if not error:
+                return parent, ""
+            if parent.left_out is None:
+                return None, error
+            package, why = parent.left_out
+            log_event("left_out", package=package, why=why)
+            self._left_out[package] = why
+        reasons = "; ".join(f"{package}: {why}" for package, why in self._left_out.items())
+        return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
+
+    async def _probe(self) -> str:
+        """Why this Python can't be held before its script; empty where it can."""
+        probe = ScriptParent(self._reaper, 0)
+        line = [*self._command.line[: self._command.options], "-c", "pass"]
+        try:
+            probe.begin(lambda control: self._line(control, line, probe=True))
+            await asyncio.wait_for(asyncio.shield(probe.warm), WARM_SECONDS)
+        except StartError as error:
+            return str(error)
+        except asyncio.TimeoutError:
+            probe.stop()
+            return f"{line[0]} does not start"
+        return "" if probe.held else f"{line[0]} is older than Python 3.9, or does not import sitecustomize"
+
+    def _line(self, control: int, line: Sequence[str], probe: bool = False) -> tuple[Sequence[str], Mapping[str, str]]:
+        path = self._environment.get("PYTHONPATH")
+        told = {
+            "agent": os.getpid(),
+            "control": control,
+            "python_path": path,
+            "probe": probe,
+            "folder": _folder(self._command),
+            "script": self._script,
+            "modules": str(self._learned),
+            "preload": self._preload,
+            "left_out": tuple(self._left_out),
+            "varying": VARYING,
+        }
+        environment = {
+            **self._environment,
+            **PARENT_ALONE,
+            "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else HOOK,
+            VARIABLE: json.dumps(told),
+        }
+        return line, environment
+
+    # --- a worker -----------------------------------------------------------------------------------------------------
+
+    async def start(self, environment: Mapping[str, str], record: bool, prefix: str) -> Union[Process, Again, str]:
+        """The process, or why there is none. `record`: it writes down what it imports."""
+        environment = {**environment, **_of_shell(self._command.shell)}
+        if unlike := _unlike(environment, self._environment):
+            return f"{unlike} differs from worker to worker, and is read before a script begins"
+        request = {"environment": environment, "record": record}
+        if self._parent is None:
+            return self.why
+        try:
+            forked = await self._parent.fork(request, (), prefix)
+        except StartError as error:
+            forked = Refused(str(error), changed="it" if self._parent.lost else "")
+        if isinstance(forked, Refused) and forked.changed and self._started < MOST_PARENTS:
+            log_event("imported_again", why=forked.why)
+            self._parent.stale = True
+            if forked.changed == self._script:
+                self._learned.unlink(
+                    missing_ok=True
+                )  # what it imports, and the variables that it sets before, may be others now
+            self._renew()
+            return Again()
+        return forked.why if isinstance(forked, Refused) else forked
+
+
+PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""With one thread it can be forked, and asking for GPUs must not open them."""
+
+
+def warm_start(settings: Settings, reaper: Reaper) -> Union[WarmStart, str]:
+    """Or why not."""
+    parsed = parse(settings.command)
+    return parsed.why if isinstance(parsed, Unsuited) else WarmStart(parsed, settings, reaper)
+
+
+def _folder(command: PythonCommand) -> str:
+    """What Python puts before its path."""
+    if command.runs is not Runs.FILE:
+        return os.getcwd()
+    return os.path.dirname(os.path.realpath(command.target))
+
+
+def _of_shell(shell: Optional[str]) -> dict[str, str]:
+    """What a shell that only runs a command sets."""
+    if shell is None:
+        return {}
+    return {"PWD": os.getcwd(), **({"SHLVL": "0"} if shell == "bash" else {})}
+
+
+def _unlike_a_shell(command: PythonCommand, environment: Mapping[str, str]) -> str:
+    if command.shell is None:
+        return ""
+    name = next((name for name in environment if name.startswith(SHELL_STARTS[2]) or name in SHELL_STARTS), None)
+    return f"the variable {name} makes the shell do more than its text says" if name else ""
+
+
+def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    names = [name for name in (*one, *other) if name.startswith(BEFORE_MAIN)]
+    return next((name for name in names if one.get(name) != other.get(name)), "")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
