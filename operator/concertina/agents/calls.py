@@ -94,10 +94,11 @@ class StreamCalls:
 
     async def ask(self, request: Request) -> protocol.Message | None:
         """The answer; None where the stream has ended before it came."""
+        line = protocol.encode(request)
         future: asyncio.Future[protocol.Message | None] = asyncio.get_running_loop().create_future()
         self._asked.append(future)
         try:
-            await self._connection.send(request)
+            await self._connection.send_line(line)
         except ConnectionError:
             return None
         return await future
