@@ -222,9 +222,8 @@ class WarmStart:
             log_event("imported_again", why=forked.why)
             self._parent.stale = True
             if forked.changed == self._script:
-                self._learned.unlink(
-                    missing_ok=True
-                )  # what it imports, and the variables that it sets before, may be others now
+                # What it imports, and the variables that it sets before, may be others now.
+                self._learned.unlink(missing_ok=True)
             self._renew()
             return Again()
         return forked.why if isinstance(forked, Refused) else forked
