@@ -33,23 +33,24 @@ from torch.distributed.device_mesh import init_device_mesh
 from concertina.local import s3
 from concertina_agent.files import shards
 from concertina_protocol import Durable, SnapshotId
-from concertina_trainer import uploader
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.config import CheckpointConfig, Precision, TrainerConfig
+from concertina_state import uploader
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.format.shardfile import ShardMetadata
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.saved import LocalShard
+from concertina_state.snapshots import Snapshots, Taken
+from concertina_state.tensors import ShardReader
+from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.format.shardfile import ShardMetadata
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.objects.prefix import ObjectPrefix
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.waits import Waits
-from concertina_trainer.state.restore import LocalShard
-from concertina_trainer.state.snapshot import Snapshots, Taken
-from concertina_trainer.state.train_state import ShardReader, TrainState
+from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.loop import forward_backward
 
 UID = "bench"
-CONFIG = CheckpointConfig(uri="bench", keep=2)
+CONFIG = uploader.Destination(uri="bench", keep=2)
 DEMO = {"layers": 4, "dim": 128}
 """The demo's model, the default: 0.8 million weights."""
 

@@ -36,12 +36,12 @@ import report
 from rich.console import Console
 
 from concertina.local import s3
+from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.objects.prefix import ObjectPrefix
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0

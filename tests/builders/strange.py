@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from concertina_protocol import RestoreSource, Undone, log_lines
 from concertina_protocol.log_lines import RoundStarted
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.manifest import VALIDATION

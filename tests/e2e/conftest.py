@@ -10,7 +10,7 @@ import pytest
 
 from builders.cluster import drills, e2e
 from builders.cluster.e2e import Cluster
-from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_state.objects.prefix import ObjectPrefix
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def cut(node: str, own: str, others: list[str]) -> Iterator[float]:
 
 def latest() -> Object:
     """What `LATEST` in storage names."""
-    from concertina_trainer.objects.prefix import ObjectPrefix
+    from concertina_state.objects.prefix import ObjectPrefix
 
     value = ObjectPrefix(e2e.job()["spec"]["checkpoint"]["uri"]).get("LATEST")
     assert value is not None

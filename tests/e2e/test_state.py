@@ -15,7 +15,7 @@ import yaml
 from builders.cluster import e2e
 from builders.cluster.e2e import Cluster, Object
 from builders.strange import check_went_back, rolling_back, strange
-from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_state.objects.prefix import ObjectPrefix
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 SMALL: Object = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from concertina_protocol import SnapshotId
-from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
-from concertina_trainer.state.snapshot import Snapshots
+from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.snapshots import Snapshots
 
 
 class State:

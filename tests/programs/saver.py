@@ -14,10 +14,9 @@ import torch
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
-from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
-from concertina_trainer.state.snapshot import Snapshots
-from concertina_trainer.uploader import answer
+from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.snapshots import Snapshots
+from concertina_state.uploader import Destination, answer
 
 RANKS, ELEMENTS, UID = 2, 50_000, "crashing"
 
@@ -31,7 +30,7 @@ class State:
 
 
 def main():
-    config = CheckpointConfig.model_validate_json(os.environ["CONCERTINA_CHECKPOINT"])
+    config = Destination.of(os.environ["CONCERTINA_CHECKPOINT"])
     round, first = int(os.environ["CONCERTINA_ROUND"]), int(os.environ["FIRST_STEP"])
     states = [State(rank) for rank in range(RANKS)]
     memory = [Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{r}"), states[r]) for r in range(RANKS)]

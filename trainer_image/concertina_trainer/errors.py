@@ -1,14 +1,6 @@
+"""What makes a world go back."""
+
 from concertina_protocol import FailureReason
-
-"""What stops a worker, as a sentence for a person."""
-
-
-class BadInput(Exception):
-    """Trying again can't help: the message says what is wrong and what to do."""
-
-
-class RestoreFailed(Exception):
-    """The state could not be read; another source, or another try, may help."""
 
 
 class RollBack(Exception):

@@ -1,191 +1,22 @@
-"""The uploader: a process of the agent that lives across rounds and writes checkpoints to durable storage.
-
-<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
-<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it is not there
-<uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is there
-<uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of who reads it (see `retention`)
-<uri>/LATEST                                                  names one manifest; moved last (see `latest`)
-"""
+"""The bundled trainer's uploader: it says in manifests what was trained, and keeps what a rollback may go back to."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import mmap
 import os
-import time
-import zlib
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NoReturn
 
-from concertina_protocol import Durable, SnapshotId, Storage, StorageHealth
-from concertina_protocol.codec.typed_json import parse_json
-from concertina_protocol.sidecar import Damaged
-from concertina_protocol.worker_channel import (
-    ChannelClosed,
-    Message,
-    Probe,
-    Publish,
-    Published,
-    Ship,
-    Shipped,
-    StorageState,
-    Undo,
-    UploaderHello,
-    WorkerEnd,
-)
-from concertina_trainer.checkpoints import retention, rollback
-from concertina_trainer.checkpoints.latest import (
-    Fenced,
-    check_fence,
-    check_round,
-    move_latest,
-    read_all_of_latest,
-    read_latest,
-)
-from concertina_trainer.checkpoints.manifest import (
-    NAME,
-    VERSION,
-    Manifest,
-    ShardFile,
-    StoredSidecar,
-    about_this_process,
-    here,
-    part_name,
-    running_crc32,
-    to_json,
-)
-from concertina_trainer.config import CheckpointConfig, of_any_version
-from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
+from concertina_state import uploader
+from concertina_trainer.config import of_any_version
 
 
 def main() -> NoReturn:
     """Answers the agent's requests one by one until the agent is gone."""
-    channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
-    channel.send(UploaderHello(os.getpid()))
-    config = CheckpointConfig.model_validate(json.loads(os.environ["CONCERTINA_CHECKPOINT"]))
-    uid = os.environ["CONCERTINA_UID"]
-    try:
-        while True:
-            channel.send(answer(channel.receive(object), config, uid))
-    except ChannelClosed:
-        os._exit(0)
+    uploader.main(run(os.environ))
 
 
-def answer(request: object, config: CheckpointConfig, uid: str) -> Message:
-    """Every error is in the answer, as a sentence."""
-    if isinstance(request, Ship):
-        return _ship(request, config, uid)
-    if isinstance(request, Publish):
-        return _publish(request, config, uid)
-    assert isinstance(request, (Probe, Undo)), request
-    try:
-        folder = ObjectPrefix(config.uri, IMPATIENCE, create=True)
-        latest = rollback.undo(folder, uid, request.undone) if isinstance(request, Undo) else read_latest(folder)
-    except StorageError as error:
-        return StorageState(Storage(StorageHealth.ERROR, None, str(error)))
-    return StorageState(Storage(StorageHealth.READY, latest))
-
-
-def _ship(request: Ship, config: CheckpointConfig, uid: str) -> Shipped:
-    path = Path(request.path)
-    try:
-        ship(ObjectPrefix(config.uri, create=True), uid, request.id, request.shard, path)
-    except (StorageError, Damaged) as error:
-        return Shipped(request.id, request.shard, str(error))
-    except FileNotFoundError:
-        return Shipped(request.id, request.shard, f"{path} is gone: its snapshot was given up.")
-    path.unlink(missing_ok=True)
-    return Shipped(request.id, request.shard)
-
-
-def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
-    """Put one shard file into storage, to stay. Raises StorageError or Damaged."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        begin = header_length(content[:8])
-        header = content[:begin]
-        metadata = parse_header(header[8:]).metadata
-        if (metadata.id, metadata.shard) != (id, shard):
-            raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
-        name, blocks = part_name(id, shard), running_crc32(content)
-        shipped = ShardFile(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
-    keys = [f"{here(uid, id)}/{key}" for key in (shipped.key, f"{name}.json")]
-    folder.put(keys[0], path)
-    folder.put(keys[1], to_json(StoredSidecar(shipped, metadata, blocks)))
-    folder.settle(keys)
-
-
-def _publish(request: Publish, config: CheckpointConfig, uid: str) -> Published:
-    try:
-        durable = publish(ObjectPrefix(config.uri, create=True), config, uid, request.id, request.complete)
-    except Fenced as error:
-        return Published(request.id, None, str(error), refused=True)
-    except StorageError as error:
-        return Published(request.id, None, str(error))
-    return Published(request.id, durable)
-
-
-def publish(folder: ObjectPrefix, config: CheckpointConfig, uid: str, id: SnapshotId, complete: bool) -> Durable:
-    """Write the manifest of a wholly shipped snapshot, move LATEST, delete what is not kept. Raises StorageError, or
-    Fenced."""
-    text = os.environ.get("CONCERTINA_TRAINER", "")
-    trainer = of_any_version(json.loads(text)) if text else None
-    job, code = about_this_process()
-    place, now = here(uid, id), time.time()
-    durable = Durable(uid, id.round, id.step, f"{folder.uri}/{place}", complete, now)
-    found = read_all_of_latest(folder)
-    check_round(durable, found)  # first: a later round may have collected the shards
-    sidecars = _shipped(folder, place, id)
-    metadata = sidecars[0].facts
-    check_fence(durable, metadata.continued, found)
-    undone = found.undid(uid) if found else ()
-    manifest = to_json(
-        Manifest(
-            version=VERSION,
-            uid=uid,
-            job=job,
-            id=id,
-            position=metadata.position,
-            config=metadata.config,
-            data=metadata.data,
-            complete=complete,
-            at=now,
-            parts=tuple(each.part for each in sidecars),
-            parallelism={"data": id.shards},
-            trainer=trainer.model_dump(mode="json", by_alias=True, exclude_none=True) if trainer else {},
-            code=code,
-            continued=metadata.continued,
-            skipped=metadata.skipped,
-            undone=undone,
-        )
-    )
-    folder.put(f"{place}/{NAME}", manifest)
-    folder.settle([f"{place}/{NAME}"])
-    try:
-        durable = move_latest(folder, durable, f"{place}/{NAME}", zlib.crc32(manifest), metadata.continued)
-    except Fenced:
-        with contextlib.suppress(StorageError):  # it will never be named: a leftover without a manifest
-            folder.delete([f"{place}/{NAME}"])
-        raise
-    before = metadata.continued.uid if metadata.continued and metadata.continued.uid != uid else ""
-    back = trainer.anomalies.reaches if trainer else ()
-    retention.sweep(folder, durable, before, undone, retention.Keeping(config.keep, config.keep_every_steps, back))
-    return durable
-
-
-def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSidecar]:
-    present = folder.list(place)
-    names = [f"{place}/{part_name(id, shard)}" for shard in range(id.shards)]
-    missing = next((shard for shard, name in enumerate(names) if f"{name}.json" not in present), None)
-    if missing is not None:
-        raise StorageError(f"Part {missing} of step {id.step} is not in storage yet.")
-    texts = folder.get_many([f"{name}.json" for name in names])
-    try:
-        sidecars = [parse_json(StoredSidecar, text or b"null") for text in texts]
-    except ValueError as error:
-        raise StorageError(f"What lies beside the parts in {folder.uri}/{place} can't be read: {error}.") from error
-    for name, each in zip(names, sidecars, strict=True):
-        if present.get(f"{name}.safetensors") != each.part.size:
-            raise StorageError(f"{folder.uri}/{name}.safetensors is not the {each.part.size} bytes that were written.")
-    return sidecars
+def run(environment: Mapping[str, str]) -> uploader.Run:
+    config = of_any_version(json.loads(environment["CONCERTINA_TRAINER"]))
+    trainer = config.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return uploader.Run(trainer, config.anomalies.reaches)

@@ -19,19 +19,20 @@ from concertina_protocol import FailureReason, Restore, RestoreSource, Rollback,
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
+from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.format.shardfile import ShardMetadata
+from concertina_state.objects.prefix import StorageError
+from concertina_state.snapshots import Snapshots
 from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.errors import BadInput, RestoreFailed, RollBack
-from concertina_trainer.format.shardfile import ShardMetadata
+from concertina_trainer.errors import RollBack
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.objects.prefix import StorageError
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.state.restore import restore
-from concertina_trainer.state.snapshot import Snapshots
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance

@@ -19,7 +19,7 @@ from rich.text import Text
 from concertina.terminal.console import plain
 
 if TYPE_CHECKING:
-    from concertina_trainer.checkpoints.manifest import Manifest
+    from concertina_state.checkpoints.manifest import Manifest
 
 app = typer.Typer(no_args_is_help=True, help="See, check, export, copy and prune checkpoints in durable storage.")
 console = plain()
@@ -33,8 +33,8 @@ Run = Annotated[str, typer.Argument(help="A run's folder, as spec.checkpoint.uri
 def _sentences() -> Iterator[None]:
     """What went wrong as a sentence, and exit status 1."""
     try:
-        from concertina_trainer.errors import BadInput
-        from concertina_trainer.objects.prefix import StorageError
+        from concertina_state.errors import BadInput
+        from concertina_state.objects.prefix import StorageError
     except ImportError as error:
         typer.echo(f"{error}: install concertina[trainer], or use the image concertina/trainer.", err=True)
         raise typer.Exit(1) from error
@@ -59,8 +59,8 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 def list_(uri: Run) -> None:
     """List the finished checkpoints of a run, and which one LATEST names."""
     with _sentences():
-        from concertina_trainer.checkpoints import catalogue
-        from concertina_trainer.objects.prefix import ObjectPrefix
+        from concertina_state.checkpoints import catalogue
+        from concertina_state.objects.prefix import ObjectPrefix
 
         folder = ObjectPrefix(uri)
         manifests, problems = catalogue.finished(folder)
@@ -84,8 +84,8 @@ def list_(uri: Run) -> None:
 def show(uri: Uri, output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "") -> None:
     """Show what a checkpoint's manifest says."""
     with _sentences():
-        from concertina_trainer.checkpoints import catalogue
-        from concertina_trainer.checkpoints.manifest import to_json
+        from concertina_state.checkpoints import catalogue
+        from concertina_state.checkpoints.manifest import to_json
 
         checkpoint = catalogue.opened(uri)
     if output == "json":
@@ -125,7 +125,7 @@ def _print(uri: str, manifest: Manifest) -> None:
 def verify(uri: Uri) -> None:
     """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad."""
     with _sentences():
-        from concertina_trainer.checkpoints import catalogue
+        from concertina_state.checkpoints import catalogue
 
         checkpoint = catalogue.opened(uri)
         with _bar("verifying", checkpoint.manifest.size) as advance:
@@ -149,9 +149,9 @@ def export(
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
     with _sentences():
-        from concertina_trainer.checkpoints import catalogue
+        from concertina_state.checkpoints import catalogue
+        from concertina_state.objects.prefix import ObjectPrefix
         from concertina_trainer.export import export as exporting
-        from concertina_trainer.objects.prefix import ObjectPrefix
 
         checkpoint = catalogue.opened(uri)
         target = ObjectPrefix(_target(out), create=True)
@@ -169,8 +169,8 @@ def copy_(
 ) -> None:
     """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
     with _sentences():
-        from concertina_trainer.checkpoints import catalogue
-        from concertina_trainer.objects.prefix import ObjectPrefix
+        from concertina_state.checkpoints import catalogue
+        from concertina_state.objects.prefix import ObjectPrefix
 
         checkpoint = catalogue.opened(uri)
         with _bar("copying", 2 * checkpoint.manifest.size) as advance:
@@ -187,8 +187,8 @@ def prune(
 ) -> None:
     """Delete old checkpoints, and leftovers of unfinished ones. What LATEST names and what is being read stays."""
     with _sentences():
-        from concertina_trainer.checkpoints import catalogue
-        from concertina_trainer.objects.prefix import ObjectPrefix
+        from concertina_state.checkpoints import catalogue
+        from concertina_state.objects.prefix import ObjectPrefix
 
         folder = ObjectPrefix(uri)
         places = catalogue.to_prune(folder, keep, keep_every_steps)

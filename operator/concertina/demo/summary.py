@@ -17,7 +17,7 @@ RECOVERY_PROMISE = 30.0
 
 def manifests(stage: Stage) -> list[str]:
     """Keys of all checkpoints in the bucket."""
-    from concertina_trainer.objects.prefix import ObjectPrefix
+    from concertina_state.objects.prefix import ObjectPrefix
 
     os.environ.update(stage.storage.environment())
     keys = ObjectPrefix(f"s3://{BUCKET}").list("checkpoints/")

@@ -23,7 +23,7 @@ from concertina_protocol import Durable, Progress, Restore, SnapshotId
 from concertina_protocol import worker_channel as channel
 from concertina_protocol.sidecar import COPY_SLOTS, read_sidecar, remove_sidecar, sidecar_path
 from concertina_protocol.worker_channel.agent_end import AgentEnd
-from concertina_trainer.format.shardfile import header_length
+from concertina_state.format.shardfile import header_length
 
 GIVE_UP = 120
 FRESH = Restore("Fresh")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Published, Ship
-from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.format.shardfile import Chunk, Continued, Layout, ShardMetadata
-from concertina_trainer.uploader import answer
+from concertina_state.format.shardfile import Chunk, Continued, Layout, ShardMetadata
+from concertina_state.uploader import UNKNOWN, Destination, Run, answer
+from concertina_trainer import uploader
 
 
 def shard_file(folder: Path, id: SnapshotId, shard: int, continued: Continued | None = None) -> Path:
@@ -24,8 +25,13 @@ def publish(
     uri: str, tmp_path: Path, round: int, step: int, uid: str = "u1", continued: Continued | None = None
 ) -> Published:
     id = SnapshotId(round, step, "layout", 2)
-    config = CheckpointConfig(uri=uri, keep=2)
+    config = Destination(uri=uri, keep=2)
     for shard in range(2):
         shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued))), config, uid)
         assert shipped.error == ""
-    return answer(Publish(id), config, uid)
+    return answer(Publish(id), config, uid, run_of_environment())
+
+
+def run_of_environment() -> Run:
+    """The bundled trainer's, where a test names one."""
+    return uploader.run(os.environ) if "CONCERTINA_TRAINER" in os.environ else UNKNOWN

@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.state.train_state import DTYPES
+from concertina_state.format.shardfile import header_length, parse_header
+from concertina_state.tensors import DTYPES
 
 
 def shards(job):

@@ -43,7 +43,7 @@ def compute_forever(_, tokens, *others):
 
 
 def memory_is_lost(*_):
-    from concertina_trainer.errors import RestoreFailed
+    from concertina_state.errors import RestoreFailed
 
     if _fault("memory_is_lost") is not None:
         raise RestoreFailed("node memory is lost, as a test wants it")

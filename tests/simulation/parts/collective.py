@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_protocol import worker_channel as w
-from concertina_trainer.errors import BadInput, RollBack
+from concertina_state.errors import BadInput
+from concertina_trainer.errors import RollBack
 from simulation.parts.clock import Violation, changed
 from simulation.parts.judging import USUAL, Judge
 from simulation.parts.lineage import FRESH, Lineage, check_lineage, steps_of

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from concertina_protocol import Undone
 from concertina_protocol.messages.ranges import Ranges, united
+from concertina_state.format.shardfile import Trend
 from concertina_trainer.data.read.skips import positions
-from concertina_trainer.format.shardfile import Trend
 from simulation.parts.clock import Violation
 
 BATCH = 4

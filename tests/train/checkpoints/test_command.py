@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from builders.train import node
 from concertina.cli.checkpoint import app
-from concertina_trainer.checkpoints import catalogue
-from concertina_trainer.checkpoints.latest import read_latest
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints import catalogue
+from concertina_state.checkpoints.latest import read_latest
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.objects.prefix import ObjectPrefix
 
 
 def command(*arguments: str, code: int = 0) -> str:

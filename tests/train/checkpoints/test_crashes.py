@@ -12,11 +12,11 @@ import time
 import torch
 
 from builders.until import until
-from concertina_trainer.checkpoints.latest import read_latest
-from concertina_trainer.checkpoints.manifest import CheckpointKey
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.checkpoints.retention import found
-from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_state.checkpoints.latest import read_latest
+from concertina_state.checkpoints.manifest import CheckpointKey
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints.retention import found
+from concertina_state.objects.prefix import ObjectPrefix
 from programs.saver import ELEMENTS, RANKS, UID
 
 CRASHES = int(os.environ.get("CONCERTINA_CRASHES", "16"))

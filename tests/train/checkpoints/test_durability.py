@@ -9,10 +9,9 @@ import pytest
 from builders.train.published import publish, shard_file
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Ship
-from concertina_trainer.checkpoints import catalogue
-from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.objects.prefix import ObjectPrefix
-from concertina_trainer.uploader import answer
+from concertina_state.checkpoints import catalogue
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.uploader import Destination, answer
 
 CACHESTAT = 451
 """Number of the system call of Linux 6.5 that tells how much of a file is not on the disk yet; on all architectures."""
@@ -59,7 +58,7 @@ def test_whatever_latest_names_was_on_the_disk_before(run, tmp_path, monkeypatch
 
 def test_a_part_that_was_said_to_be_shipped_is_on_the_disk(run, tmp_path):
     id = SnapshotId(1, 5, "layout", 2)
-    shipped = answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), CheckpointConfig(uri=f"file://{run}"), "u1")
+    shipped = answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), Destination(uri=f"file://{run}"), "u1")
     assert shipped.error == ""
     assert len([path for path in run.rglob("*") if path.is_file()]) == 2
     assert in_memory_only(run) == []

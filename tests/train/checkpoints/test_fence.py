@@ -6,8 +6,8 @@ import os
 
 import concertina_protocol as p
 from builders.train.replicas import running, trained
-from concertina_trainer.checkpoints.latest import read_latest
-from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_state.checkpoints.latest import read_latest
+from concertina_state.objects.prefix import ObjectPrefix
 
 
 def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_published(folder, trainer, s3, tmp_path):

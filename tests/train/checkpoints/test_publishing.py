@@ -16,13 +16,12 @@ from builders.train import node
 from builders.train.published import publish, shard_file
 from concertina_protocol import Durable, Restore, SnapshotId
 from concertina_protocol.worker_channel import Probe, Publish, Ship
-from concertina_trainer.checkpoints.latest import read_latest
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.checkpoints.retention import found, lease
-from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.format.shardfile import Continued, header_length
-from concertina_trainer.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
-from concertina_trainer.uploader import answer
+from concertina_state.checkpoints.latest import read_latest
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints.retention import found, lease
+from concertina_state.format.shardfile import Continued, header_length
+from concertina_state.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
+from concertina_state.uploader import Destination, answer
 
 
 def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer, storage_uri):
@@ -113,12 +112,12 @@ def test_latest_moves_forward_only(storage_uri, tmp_path):
     late = publish(storage_uri, tmp_path, 2, 12)
     assert late.refused
     assert "LATEST is already at round 3, step 8" in late.error
-    state = answer(Probe(), CheckpointConfig(uri=storage_uri), "u1").storage
+    state = answer(Probe(), Destination(uri=storage_uri), "u1").storage
     assert (state.state, state.latest.round, state.latest.step) == ("Ready", 3, 8)
 
 
 def test_a_late_publication_whose_parts_have_been_collected_is_refused_not_tried_for_ever(storage_uri, tmp_path):
-    id, config = SnapshotId(1, 4, "layout", 2), CheckpointConfig(uri=storage_uri)
+    id, config = SnapshotId(1, 4, "layout", 2), Destination(uri=storage_uri)
     for shard in range(2):
         assert answer(Ship(id, shard, str(shard_file(tmp_path, id, shard))), config, "u1").error == ""
     publish(storage_uri, tmp_path, 2, 3)
@@ -131,7 +130,7 @@ def test_the_newest_are_kept_and_unfinished_ones_swept(storage_uri, tmp_path):
     for step in (1, 2, 3):
         publish(storage_uri, tmp_path, 1, step)
     unfinished = SnapshotId(1, 4, "layout", 2)
-    answer(Ship(unfinished, 0, str(shard_file(tmp_path, unfinished, 0))), CheckpointConfig(uri=storage_uri), "u1")
+    answer(Ship(unfinished, 0, str(shard_file(tmp_path, unfinished, 0))), Destination(uri=storage_uri), "u1")
 
     def steps() -> set[str]:
         return {key.split("/")[2] for key in ObjectPrefix(storage_uri).list("u1")}
@@ -180,7 +179,7 @@ def test_a_large_object_goes_in_pieces_and_comes_back(storage_uri, tmp_path):
 
 def test_a_missing_part_is_not_published(storage_uri, tmp_path):
     id = SnapshotId(1, 5, "layout", 2)
-    config = CheckpointConfig(uri=storage_uri)
+    config = Destination(uri=storage_uri)
     answer(Ship(id, 0, str(shard_file(tmp_path, id, 0))), config, "u1")
     assert "Part 1 of step 5 is not in storage yet" in answer(Publish(id), config, "u1").error
     assert read_latest(ObjectPrefix(storage_uri)) is None
@@ -189,7 +188,7 @@ def test_a_missing_part_is_not_published(storage_uri, tmp_path):
 def test_a_torn_shard_is_not_shipped(storage_uri, tmp_path):
     """A file that holds another snapshot than the one asked for (a slot that was used again)."""
     asked, held = SnapshotId(1, 5, "layout", 2), SnapshotId(1, 8, "layout", 2)
-    shipped = answer(Ship(asked, 0, str(shard_file(tmp_path, held, 0))), CheckpointConfig(uri=storage_uri), "u1")
+    shipped = answer(Ship(asked, 0, str(shard_file(tmp_path, held, 0))), Destination(uri=storage_uri), "u1")
     assert "holds shard 0 of step 8" in shipped.error
 
 
@@ -211,7 +210,7 @@ def test_an_older_checkpoint_that_is_continued_is_named_in_the_manifest(storage_
 def test_a_probe_says_what_is_wrong_and_what_to_do(s3, monkeypatch, uri, change, sentence):
     for name, value in change.items():
         monkeypatch.setenv(name, value)
-    state = answer(Probe(), CheckpointConfig(uri=uri), "u1").storage
+    state = answer(Probe(), Destination(uri=uri), "u1").storage
     assert state.state == "Error"
     assert sentence in state.message
 
@@ -222,7 +221,7 @@ def test_s3_restarted_during_a_checkpoint_is_waited_for(s3, tmp_path):
     s3.kill()
     id = SnapshotId(1, 6, "layout", 1)
     path = shard_file(tmp_path, id, 0)
-    config = CheckpointConfig(uri=uri)
+    config = Destination(uri=uri)
     with pytest.raises(StorageError, match="can't be reached"):
         ObjectPrefix(uri, timedelta(seconds=1)).get("LATEST")
     s3.start()
@@ -232,7 +231,7 @@ def test_s3_restarted_during_a_checkpoint_is_waited_for(s3, tmp_path):
 
 def test_the_manifest_of_a_damaged_latest_is_told(storage_uri):
     ObjectPrefix(storage_uri, create=True).put("LATEST", b"nonsense")
-    state = answer(Probe(), CheckpointConfig(uri=storage_uri), "u1").storage
+    state = answer(Probe(), Destination(uri=storage_uri), "u1").storage
     assert "LATEST is damaged" in state.message
 
 

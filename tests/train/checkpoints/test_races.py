@@ -7,11 +7,11 @@ import shutil
 import threading
 
 from builders.train.published import publish
-from concertina_trainer.checkpoints.latest import read_latest
-from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.checkpoints.retention import lease, remove
-from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
+from concertina_state.checkpoints.latest import read_latest
+from concertina_state.checkpoints.manifest import NAME, CheckpointKey
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints.retention import lease, remove
+from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
 GIVE_UP = 60.0
 REQUESTS = ("get", "put", "delete", "entries", "read_range")

@@ -5,22 +5,21 @@ import pytest
 from builders.train.published import publish
 from concertina_protocol import Undone
 from concertina_protocol.worker_channel import Probe, Undo
-from concertina_trainer.checkpoints import catalogue, rollback
-from concertina_trainer.checkpoints.latest import read_all_of_latest
-from concertina_trainer.checkpoints.reader import StoredCheckpoint, resolve
-from concertina_trainer.checkpoints.retention import found, lease
-from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import ObjectPrefix
-from concertina_trainer.uploader import answer
+from concertina_state.checkpoints import catalogue, rollback
+from concertina_state.checkpoints.latest import read_all_of_latest
+from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+from concertina_state.checkpoints.retention import found, lease
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.uploader import Destination, answer
 
 
 def undo(uri, round, step, uid="u1"):
-    return answer(Undo(Undone(round, step)), CheckpointConfig(uri=uri), uid).storage.latest
+    return answer(Undo(Undone(round, step)), Destination(uri=uri), uid).storage.latest
 
 
 def named(uri):
-    latest = answer(Probe(), CheckpointConfig(uri=uri), "new").storage.latest
+    latest = answer(Probe(), Destination(uri=uri), "new").storage.latest
     return latest and (latest.round, latest.step)
 
 

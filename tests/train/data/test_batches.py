@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from concertina_state.errors import BadInput
 from concertina_trainer import cli
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import AHEAD, Batches, microbatches
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.errors import BadInput
 from concertina_trainer.model.attention import _blocks, document_mask
 
 LENGTH = 24

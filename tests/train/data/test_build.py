@@ -13,13 +13,13 @@ import pyarrow.parquet as parquet
 import pytest
 
 from builders.train.built import documents
+from concertina_state.errors import BadInput
 from concertina_trainer import cli
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.sources import find
 from concertina_trainer.data.build.write import Recipe
 from concertina_trainer.data.manifest import parse
-from concertina_trainer.errors import BadInput
 
 TEXTS = [f"Document {i}: " + "naïve words — again and again. " * (i % 7) for i in range(300)]
 
@@ -85,7 +85,7 @@ def test_every_document_of_every_format_is_there_once_and_in_order(tmp_path, for
 
 
 def test_sources_in_a_store(s3, tmp_path):
-    from concertina_trainer.objects.prefix import ObjectPrefix
+    from concertina_state.objects.prefix import ObjectPrefix
 
     as_parquet(tmp_path)
     json_lines(tmp_path / "b.jsonl", ["one", "two"])
@@ -109,7 +109,7 @@ def test_names_are_taken_as_they_stand(s3, tmp_path):
         assert cli.main(["data", "build", "--processes", "1", "--out", out, str(source)]) == 0
         assert cli.main(["data", "verify", out]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {source.name, name, f"{name}-uri"}
-    from concertina_trainer.objects.prefix import ObjectPrefix
+    from concertina_state.objects.prefix import ObjectPrefix
 
     assert {key.split("/")[0] for key in ObjectPrefix(f"s3://train/{tmp_path.name}").list("")} == {name}
 

@@ -7,10 +7,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 from builders.train.built import documents
+from concertina_state.errors import BadInput
 from concertina_trainer import cli
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.sources import find
-from concertina_trainer.errors import BadInput
 
 TEXTS = [f"Document {i}: naïve words" for i in range(40)]
 ROWS = [*TEXTS[:5], None, "", *TEXTS[5:]]
@@ -89,7 +89,7 @@ def test_what_datasets_writes_is_read_and_what_is_not_to_train_on_is_left_out(tm
 
 
 def test_splits_in_a_store_and_a_choice_of_them(s3, tmp_path):
-    from concertina_trainer.objects.prefix import ObjectPrefix
+    from concertina_state.objects.prefix import ObjectPrefix
 
     saved_splits(tmp_path / "in", train=table(), validation=table(["kept aside"]))
     uri = f"s3://train/{tmp_path.name}"

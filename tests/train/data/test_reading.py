@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read import batches, cache
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 

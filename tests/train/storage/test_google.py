@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from builders.stores import gcs_testbench
 from builders.train.published import publish
 from concertina.cli.checkpoint import app
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
 from concertina_trainer import cli
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
 
 CONTENT = random.Random(1).randbytes(PIECE + 12345)
 

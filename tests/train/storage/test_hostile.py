@@ -10,13 +10,12 @@ from builders.stores import hostile
 from concertina.local.control_plane import certificates
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
-from concertina_trainer.checkpoints import reader as stored_checkpoints
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.config import CheckpointConfig
-from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
-from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.uploader import answer
+from concertina_state.checkpoints import reader as stored_checkpoints
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.objects.prefix import ObjectPrefix, StorageError
+from concertina_state.uploader import Destination, answer
 
 ROWS = 2_500_000
 """Of three float32: a part of 30 MB, which has several blocks and goes up in two pieces."""
@@ -41,7 +40,7 @@ def ship(tmp_path, uri: str) -> tuple[SnapshotId, str]:
     path = tmp_path / "shard"
     path.write_bytes(layout.header(ShardMetadata(id, 0, 35, "config", "data")) + os.urandom(12 * ROWS))
     os.link(path, tmp_path / "kept")
-    return id, answer(Ship(id, 0, str(path)), CheckpointConfig(uri=uri), "u1").error
+    return id, answer(Ship(id, 0, str(path)), Destination(uri=uri), "u1").error
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def stored(line, tmp_path):
     uri = f"s3://train/{tmp_path.name}"
     id, error = ship(tmp_path, uri)
     assert error == ""
-    return answer(Publish(id), CheckpointConfig(uri=uri), "u1").durable.uri
+    return answer(Publish(id), Destination(uri=uri), "u1").durable.uri
 
 
 @pytest.mark.parametrize("fault", ["cut", "truncate", "flip", "503"])
@@ -118,9 +117,9 @@ def test_what_is_spoilt_on_the_way_up_never_counts_as_stored(line, tmp_path, fau
     id, error = ship(tmp_path, uri)
     if error:
         assert "safetensors" in error
-        assert answer(Ship(id, 0, str(tmp_path / "shard")), CheckpointConfig(uri=uri), "u1").error == ""
+        assert answer(Ship(id, 0, str(tmp_path / "shard")), Destination(uri=uri), "u1").error == ""
     assert line.done == [fault]
-    durable = answer(Publish(id), CheckpointConfig(uri=uri), "u1").durable
+    durable = answer(Publish(id), Destination(uri=uri), "u1").durable
     part = StoredCheckpoint(durable.uri).shards[0]
     assert b"".join(part.blocks()) == (tmp_path / "kept").read_bytes()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from builders.stores import identity
-from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
+from concertina_state.objects.prefix import ObjectPrefix, StorageError
 
 SHORT = timedelta(seconds=2)
 

@@ -14,12 +14,11 @@ from builders.train.replicas import running
 from concertina.cli.checkpoint import app
 from concertina_protocol import Restore, Undone
 from concertina_protocol.worker_channel import Undo
-from concertina_trainer.checkpoints.latest import read_all_of_latest, read_latest
-from concertina_trainer.config import CheckpointConfig
+from concertina_state.checkpoints.latest import read_all_of_latest, read_latest
+from concertina_state.format.shardfile import header_length, parse_header
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.uploader import Destination, answer
 from concertina_trainer.data.read.skips import positions
-from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.objects.prefix import ObjectPrefix
-from concertina_trainer.uploader import answer
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,7 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     latest = first.durable[-1]
     assert latest.step > fault.step, "the newest checkpoint is of after what has to be undone"
     undone = Undone(1, fault.step)
-    answer(Undo(undone), CheckpointConfig.model_validate(job.checkpoint), job.uid)
+    answer(Undo(undone), Destination.of(json.dumps(job.checkpoint)), job.uid)
     good = max(each.step for each in first.durable if each.step <= fault.step)
     assert read_latest(ObjectPrefix(job.checkpoint["uri"])).step == good
     second = job.run(2, Restore("Storage", fault.step, durable=latest, skipped=fault.skipped, undone=undone))

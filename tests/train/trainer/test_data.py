@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from builders.train import node
+from concertina_state.errors import BadInput
 from concertina_trainer import cli
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 

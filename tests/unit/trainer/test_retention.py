@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_protocol import Undone
-from concertina_trainer.checkpoints.manifest import CheckpointKey
-from concertina_trainer.checkpoints.retention import Keeping, doomed
+from concertina_state.checkpoints.manifest import CheckpointKey
+from concertina_state.checkpoints.retention import Keeping, doomed
 
 ANY = st.builds(CheckpointKey, st.sampled_from(["ours", "before"]), st.integers(1, 3), st.integers(1, 30))
 PLACES = st.sets(ANY, min_size=1)

@@ -3,8 +3,8 @@
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
-from concertina_trainer.objects import messages
-from concertina_trainer.objects.stores import KINDS
+from concertina_state.objects import messages
+from concertina_state.objects.stores import KINDS
 
 STATUS = "Error performing GET http://s3/b/k in 2ms - Server returned non-2xx status code: "
 AWAY = "Error performing GET http://s3/b/k in 3s, after 9 retries - HTTP error: error sending request"

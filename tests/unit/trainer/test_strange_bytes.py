@@ -18,20 +18,20 @@ from builders.mutated import Reader, all_of, plays
 from builders.train.published import publish
 from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.sidecar import Damaged
-from concertina_trainer.checkpoints import catalogue, latest, manifest, reader, rollback
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints import catalogue, latest, manifest, reader, rollback
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import BadInput
+from concertina_state.format.read_plan import reads
+from concertina_state.format.shardfile import Chunk, Header, Layout, ShardMetadata, header_length, parse_header
+from concertina_state.objects import retry
+from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config import ModelConfig, TrainerConfig, of_any_version
 from concertina_trainer.data import manifest as data_manifest
 from concertina_trainer.data import packing
 from concertina_trainer.data.build import sources
 from concertina_trainer.data.build.sources import Source
-from concertina_trainer.errors import BadInput
 from concertina_trainer.format import hf_config
 from concertina_trainer.format.hf_names import config_json
-from concertina_trainer.format.read_plan import reads
-from concertina_trainer.format.shardfile import Chunk, Header, Layout, ShardMetadata, header_length, parse_header
-from concertina_trainer.objects import retry
-from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.state.weights import SafetensorsFiles
 
 HERE = "tests/unit/trainer/test_strange_bytes.py"

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 
 from concertina_protocol.codec.typed_json import from_json
+from concertina_state.errors import BadInput
 from concertina_trainer.config import DocumentMode
-from concertina_trainer.errors import BadInput
 
 NAME = "manifest.json"
 FORMAT = 2

@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import ObjectPrefix
 
 CHUNK = 4 * 2**20
 """Bytes asked of a store at once, at least."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from concertina_state.errors import BadInput
 from concertina_trainer.data.manifest import short_digest
 from concertina_trainer.data.rangefile import read_whole, split
-from concertina_trainer.errors import BadInput
 
 BYTES = "bytes"
 TYPES = {1: "<u1", 2: "<u2", 4: "<u4"}

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
-from concertina_trainer.checkpoints.retention import lease
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints.retention import lease
+from concertina_state.errors import BadInput
+from concertina_state.format.read_plan import Box, ReadPlan, reads
+from concertina_state.format.shardfile import ITEM_SIZES, Chunk
+from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import TrainerConfig, of_any_version
-from concertina_trainer.errors import BadInput
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import hf_names
-from concertina_trainer.format.read_plan import Box, ReadPlan, reads
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk
-from concertina_trainer.objects.prefix import ObjectPrefix
 
 FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most (but for a tensor that is larger)."""

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from concertina_state.errors import BadInput
 from concertina_trainer.config import ModelConfig
-from concertina_trainer.errors import BadInput
 from concertina_trainer.format.hf_names import config_json
 
 NAME = "config.json"

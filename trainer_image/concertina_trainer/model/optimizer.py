@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from concertina_state.errors import BadInput
 from concertina_trainer.config import OptimizerConfig
-from concertina_trainer.errors import BadInput
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:

@@ -4,52 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
 from concertina_protocol import Restore, RestoreSource, SnapshotId
-from concertina_protocol.sidecar import Damaged
-from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
-from concertina_trainer.checkpoints.reader import StoredCheckpoint, resolve
-from concertina_trainer.checkpoints.retention import lease
-from concertina_trainer.checkpoints.rollback import go_back
+from concertina_protocol.worker_channel import WorkerEnd
+from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+from concertina_state.checkpoints.retention import lease
+from concertina_state.checkpoints.rollback import go_back
+from concertina_state.errors import BadInput
+from concertina_state.format.read_plan import ReadPlan
+from concertina_state.format.shardfile import Continued, Header, ShardMetadata
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.objects.retry import final
+from concertina_state.saved import InMemory, SavedState, find
+from concertina_state.tensors import ShardReader
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
-from concertina_trainer.errors import BadInput, RestoreFailed
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import Continued, Header, ShardMetadata, header_length, parse_header
-from concertina_trainer.objects.prefix import ObjectPrefix
-from concertina_trainer.objects.retry import final
 from concertina_trainer.parallel.parallel import DistContext
-from concertina_trainer.state.train_state import ShardReader, TrainState
+from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
-
-
-class LocalShard:
-    """A shard file on this machine, in memory as a rule. Raises RestoreFailed."""
-
-    batch_bytes = 16 << 20
-
-    def __init__(self, path: Path, expected: SnapshotId) -> None:
-        try:
-            self._path, self._file = path, path.open("rb", buffering=0)
-            self.header = parse_header(self._file.read(header_length(self._file.read(8)) - 8))
-        except (OSError, ValueError) as error:
-            raise RestoreFailed(f"the snapshot in {path} can't be used: {error}") from error
-        if self.header.metadata.id != expected:
-            raise RestoreFailed(f"{path} holds {self.header.metadata.id} where {expected} was expected")
-
-    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Cheaper than to copy out of a mapping, whose pages would have to be faulted in; and this needs no GIL."""
-        for begin, target in parts:
-            while target:
-                count = os.preadv(self._file.fileno(), [target], begin)
-                if not count:
-                    raise RestoreFailed(f"the snapshot in {self._path} ends {len(target)} bytes early")
-                target, begin = target[count:], begin + count
 
 
 def restore(
@@ -96,64 +72,23 @@ def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
     return dataclasses.replace(start, source=RestoreSource.STORAGE if found else RestoreSource.FRESH, durable=found)
 
 
-class SavedState(Protocol):
-    """A state wherever it lies: what a shard holds is known before it is brought here."""
-
-    @property
-    def id(self) -> SnapshotId: ...
-
-    def header(self, shard: int) -> Header: ...
-
-    def open(self, shard: int) -> ShardReader: ...
-
-
-class InMemory:
-    """What agents hold; ours brings a shard here from another one if need be. Raises RestoreFailed."""
-
-    def __init__(self, id: SnapshotId, channel: WorkerEnd) -> None:
-        self.id, self._channel = id, channel
-
-    def header(self, shard: int) -> Header:
-        answer = self._channel.request(FetchHeader(self.id, shard), FetchedHeader)
-        try:
-            if not answer.error:
-                return parse_header(answer.header.encode())
-        except Damaged as error:
-            raise RestoreFailed(f"shard {shard} of the snapshot of step {self.id.step} is damaged: {error}") from error
-        raise RestoreFailed(f"shard {shard} of the snapshot of step {self.id.step}: {answer.error}")
-
-    def open(self, shard: int) -> LocalShard:
-        answer = self._channel.request(Fetch(self.id, shard), Fetched)
-        if answer.error:
-            raise RestoreFailed(f"shard {shard} of the snapshot of step {self.id.step}: {answer.error}")
-        return LocalShard(Path(answer.path), self.id)
-
-
 def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -> ShardMetadata:
-    """Where nothing was resized, each rank needs the shard of its own number alone. Else all headers are compared with
-    what this rank wants, and the shards that have some of it are brought here."""
-    shards: dict[int, ShardReader] = {}
-    if (saved.id.layout, saved.id.shards) == (state.digest, world.size):
-        shards[world.rank] = saved.open(world.rank)
-        held = {world.rank: shards[world.rank].header}
-    else:
-        held = {shard: saved.header(shard) for shard in range(saved.id.shards)}
-    metadata = next(iter(held.values())).metadata
-    if metadata.data != data:
-        raise BadInput(
-            f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and data.uri "
-            f"now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, or start a "
-            "new run under another checkpoint.uri."
-        )
-    plan = state.plan(held)
-    for shard in plan.shards:
-        shards[shard] = shards.get(shard) or saved.open(shard)
-        if shards[shard].header != held[shard]:
-            raise RestoreFailed(
-                f"shard {shard} of step {metadata.id.step} is not what its header said: one is damaged."
+    """Where nothing was resized, each rank needs the shard of its own number alone."""
+
+    def plan(held: Mapping[int, Header]) -> ReadPlan:
+        metadata = next(iter(held.values())).metadata
+        if metadata.data != data:
+            raise BadInput(
+                f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and "
+                f"data.uri now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, "
+                "or start a new run under another checkpoint.uri."
             )
-    state.load(plan, shards, metadata.id.step)
-    return dataclasses.replace(shards[plan.shards[0]].header.metadata, shard=world.rank)
+        return state.plan(held)
+
+    alone = world.rank if (saved.id.layout, saved.id.shards) == (state.digest, world.size) else None
+    found = find(saved, alone, plan)
+    state.load(found.plan, found.shards, saved.id.step)
+    return dataclasses.replace(found.headers[found.plan.shards[0]].metadata, shard=world.rank)
 
 
 def _resume(uri: str, state: TrainState, data: str, world: DistContext) -> ShardMetadata:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 
+from concertina_state.errors import BadInput
+from concertina_state.format.read_plan import ReadPlan, reads
+from concertina_state.format.shardfile import Chunk, Header, Layout, layout_digest
+from concertina_state.tensors import NAMES, ShardReader, execute
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.errors import BadInput
 from concertina_trainer.format.hf_names import MODEL
-from concertina_trainer.format.read_plan import Box, ReadItem, ReadPlan, reads
-from concertina_trainer.format.shardfile import Chunk, Header, Layout, layout_digest
 from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.model.optimizer import ShardedAdamW, local
 from concertina_trainer.parallel.parallel import DistContext
-
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "BF16": torch.bfloat16, "F16": torch.float16}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-THREADS = 4
-"""That read: one alone does not fill a memory bus."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,22 +25,6 @@ class LocalChunk:
     chunk: Chunk
     tensor: Tensor
     """The live local tensor."""
-
-
-class ShardReader(Protocol):
-    """Something that holds one shard's file."""
-
-    @property
-    def header(self) -> Header: ...
-
-    @property
-    def batch_bytes(self) -> int:
-        """So many are best asked for at once."""
-        ...
-
-    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each with the file's bytes from that offset on. From several threads at a time."""
-        ...
 
 
 class TrainState:
@@ -138,32 +115,6 @@ class TrainState:
         plan = reads(held, weights)
         plan.require(whence)
         execute(plan, dict(enumerate(shards)), self._by_name)
-
-
-def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], tensors: Mapping[str, Tensor]) -> None:
-    """Read what was planned into the wanted chunks' tensors. What is held meanwhile is a batch for each thread."""
-    batches = [
-        (shards[number], batch) for number in plan.shards for batch in plan.batches(number, shards[number].batch_bytes)
-    ]
-    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))), "restore") as pool:
-        for _ in pool.map(lambda each: _read(each[0], each[1], tensors), batches):
-            pass
-
-
-def _read(shard: ShardReader, batch: Sequence[ReadItem], tensors: Mapping[str, Tensor]) -> None:
-    parts: list[tuple[int, memoryview]] = []
-    copies: list[tuple[Tensor, Tensor]] = []
-    for item in batch:
-        dtype, target = DTYPES[item.dtype], tensors[item.target.name][item.box.within(Box.of(item.target))]
-        source = target
-        if item.rows != item.box or target.dtype != dtype or not target.is_cpu or not target.is_contiguous():
-            source = torch.empty(item.rows.shape, dtype=dtype)
-            copies.append((target, source[item.box.within(item.rows)]))
-        memory = source.view(-1).view(torch.uint8).numpy()
-        parts.append((item.begin, memoryview(memory)))  # type: ignore[arg-type]  # 3.12 on
-    shard.read_into(parts)
-    for target, part in copies:
-        target.copy_(part)
 
 
 def _box(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

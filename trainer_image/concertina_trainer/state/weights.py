@@ -10,13 +10,11 @@ from typing import Any
 from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import MOST
 from concertina_protocol.sidecar import Damaged
-from concertina_trainer.checkpoints.latest import LATEST
-from concertina_trainer.checkpoints.manifest import NAME
-from concertina_trainer.checkpoints.reader import StoredShard, copy_ranges
-from concertina_trainer.config import ModelConfig
-from concertina_trainer.errors import BadInput
-from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.shardfile import (
+from concertina_state.checkpoints.latest import LATEST
+from concertina_state.checkpoints.manifest import NAME
+from concertina_state.checkpoints.reader import StoredShard, copy_ranges
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import (
     ITEM_SIZES,
     Chunk,
     Header,
@@ -26,7 +24,9 @@ from concertina_trainer.format.shardfile import (
     data_begin,
     header_length,
 )
-from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.config import ModelConfig
+from concertina_trainer.format import hf_config, hf_names
 
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"

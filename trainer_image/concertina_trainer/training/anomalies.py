@@ -12,10 +12,11 @@ from typing import Protocol
 
 from concertina_protocol import FailureReason
 from concertina_protocol.messages.ranges import MOST_RANGES, Ranges, united, words
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import Trend
 from concertina_trainer.config import AnomalyResponse, TrainerConfig
 from concertina_trainer.data.read.skips import positions
-from concertina_trainer.errors import BadInput, RollBack
-from concertina_trainer.format.shardfile import Trend
+from concertina_trainer.errors import RollBack
 
 SMOOTHING = 1 / 16
 """Weight of a new loss in mean and variance."""

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import Evaluated
+from concertina_state.errors import BadInput
 from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
 from concertina_trainer.data.manifest import VALIDATION
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import Microbatch, microbatches
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.errors import BadInput
 from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums

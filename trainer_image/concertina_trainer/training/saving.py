@@ -16,8 +16,8 @@ from concertina_protocol.worker_channel import (
     WantDurable,
     WorkerEnd,
 )
-from concertina_trainer.format.shardfile import ShardMetadata, Trend
-from concertina_trainer.state.snapshot import Snapshots, Taken
+from concertina_state.format.shardfile import ShardMetadata, Trend
+from concertina_state.snapshots import Snapshots, Taken
 from concertina_trainer.training.agreement import StepFlags
 from concertina_trainer.training.interval import Interval
 

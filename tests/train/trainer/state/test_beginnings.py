@@ -17,12 +17,12 @@ from transformers import (
 )
 
 from builders.train import node, states
-from concertina_trainer.checkpoints.reader import StoredCheckpoint
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import Continued
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.errors import BadInput
 from concertina_trainer.format.hf_names import config_json
-from concertina_trainer.format.shardfile import Continued
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.state.weights import SafetensorsFiles
 

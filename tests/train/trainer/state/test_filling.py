@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_protocol import SnapshotId
-from concertina_trainer.errors import RestoreFailed
-from concertina_trainer.format.read_plan import reads
-from concertina_trainer.format.shardfile import Chunk, Layout, ShardMetadata
-from concertina_trainer.state.restore import LocalShard
-from concertina_trainer.state.train_state import LocalChunk, execute
+from concertina_state.errors import RestoreFailed
+from concertina_state.format.read_plan import reads
+from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.saved import LocalShard
+from concertina_state.tensors import execute
+from concertina_trainer.state.train_state import LocalChunk
 
 SHAPE = (7, 5)
 

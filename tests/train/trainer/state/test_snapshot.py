@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.train import node
-from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.format.shardfile import header_length, parse_header
-from concertina_trainer.state.snapshot import MappedShard, Snapshots
+from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.format.shardfile import header_length, parse_header
+from concertina_state.snapshots import MappedShard, Snapshots
 from programs.endless import State
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_protocol import SnapshotId
-from concertina_trainer.errors import BadInput
-from concertina_trainer.format.read_plan import Box, reads
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Layout, ShardMetadata, header_length, parse_header
+from concertina_state.errors import BadInput
+from concertina_state.format.read_plan import Box, reads
+from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Layout, ShardMetadata, header_length, parse_header
 
 
 @st.composite

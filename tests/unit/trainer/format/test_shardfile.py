@@ -8,7 +8,7 @@ import safetensors.numpy
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
-from concertina_trainer.format.shardfile import Chunk, Continued, Layout, ShardMetadata, header_length, parse_header
+from concertina_state.format.shardfile import Chunk, Continued, Layout, ShardMetadata, header_length, parse_header
 
 CHUNKS = [
     Chunk("b", "F32", (4, 0), (2, 3), (6, 3)),

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_protocol.messages.ranges import MOST_RANGES, united
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import Trend
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.skips import positions
-from concertina_trainer.errors import BadInput, RollBack
-from concertina_trainer.format.shardfile import Trend
+from concertina_trainer.errors import RollBack
 from concertina_trainer.training.agreement import StepFlags, StepResult
 from concertina_trainer.training.anomalies import IN_A_ROW, SEASONED, Anomalies
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from concertina_state.errors import BadInput
 from concertina_trainer.data.build.sources import cut, find, read_documents
 from concertina_trainer.data.build.write import Overlap, Recipe
 from concertina_trainer.data.order import mix
-from concertina_trainer.errors import BadInput
 
 _Hashes = NDArray[np.uint64]
 _BASE = np.uint64(0x9E3779B97F4A7C15 | 1)

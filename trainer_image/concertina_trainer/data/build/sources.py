@@ -13,10 +13,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import Entry, ObjectPrefix
 from concertina_trainer.data.build.splits import TRAINING, split_of
 from concertina_trainer.data.rangefile import open_range, split
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import Entry, ObjectPrefix
 
 SUFFIXES = {
     ".jsonl": "jsonl",

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.data.manifest import DataManifest, TokenShard
 from concertina_trainer.data.tokenizer import TYPES
-from concertina_trainer.objects.prefix import ObjectPrefix, StorageError
 
 
 def verify(folder: ObjectPrefix, manifest: DataManifest, threads: int) -> Iterator[tuple[TokenShard, str]]:

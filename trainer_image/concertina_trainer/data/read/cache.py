@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
+from concertina_state.objects.retry import GRACE
 from concertina_trainer.data.manifest import TokenShard
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
-from concertina_trainer.objects.retry import GRACE
 
 OnWait = Callable[[str, float], None]
 """Why something is waited for, in a sentence, and for how many seconds now."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import parts_of
 from concertina_trainer.config import DocumentMode
 from concertina_trainer.data import packing
 from concertina_trainer.data.manifest import NAME, DataManifest, parse
@@ -17,8 +19,6 @@ from concertina_trainer.data.order import WINDOW, Order
 from concertina_trainer.data.read.cache import Cache, OnWait, documents_file, tokens_file
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
 from concertina_trainer.data.tokenizer import TYPES
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import parts_of
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from concertina_state.errors import BadInput
 from concertina_trainer.config import DataConfig, DocumentMode
 from concertina_trainer.data.manifest import digest_of
 from concertina_trainer.data.order import Skipped
@@ -17,7 +18,6 @@ from concertina_trainer.data.read.cache import Cache, OnWait, folder_on_node
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
 from concertina_trainer.data.sequence_plan import SequencePlan
-from concertina_trainer.errors import BadInput
 
 _Numbers = NDArray[np.int64]
 _BLOCK = 4096

@@ -7,18 +7,16 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-import numpy as np
-
 from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.sidecar import Damaged
-from concertina_trainer.checkpoints import manifest as manifests
-from concertina_trainer.checkpoints.latest import read_latest
-from concertina_trainer.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
-from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import Header, parse_header
-from concertina_trainer.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError
-from concertina_trainer.objects.retry import GRACE, tries
+from concertina_state.checkpoints import manifest as manifests
+from concertina_state.checkpoints.latest import read_latest
+from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import Header, parse_header
+from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError
+from concertina_state.objects.retry import GRACE, tries
 
 Span = tuple[int, int]
 """The bytes [begin, end) of a file."""
@@ -134,7 +132,7 @@ def copy_ranges(read: Callable[[Sequence[Span]], list[memoryview]], parts: Seque
     """Fill each part with what `read` has from that offset on."""
     found = read([(begin, begin + len(target)) for begin, target in parts])
     for (_, target), data in zip(parts, found, strict=True):
-        np.frombuffer(target, np.uint8)[:] = np.frombuffer(data, np.uint8)  # which lets other threads go on
+        target[:] = data
 
 
 def _gone(uri: str) -> StorageError:

@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from concertina_protocol import Durable
-from concertina_trainer.checkpoints import manifest as manifests
-from concertina_trainer.checkpoints.latest import LATEST, Latest, read_all_of_latest, read_latest
-from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
-from concertina_trainer.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
-from concertina_trainer.checkpoints.retention import Keeping, doomed, found, lease, remove
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
+from concertina_state.checkpoints import manifest as manifests
+from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_latest, read_latest
+from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
+from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
+from concertina_state.checkpoints.retention import Keeping, doomed, found, lease, remove
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
 Advance = Callable[[int], None]
 THREADS = 4

@@ -12,8 +12,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import ITEM_SIZES, Chunk, Header, StoredChunk
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Header, StoredChunk
 
 
 @dataclasses.dataclass(frozen=True)

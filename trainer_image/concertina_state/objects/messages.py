@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-from concertina_trainer.objects.stores import Kind
+from concertina_state.objects.stores import Kind
 
 NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 """What stores say of a bucket or container that is not there."""

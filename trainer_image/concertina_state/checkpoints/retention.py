@@ -16,8 +16,8 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from concertina_protocol import Durable, Undone
-from concertina_trainer.checkpoints.manifest import NAME, CheckpointKey
-from concertina_trainer.objects.prefix import Entry, ObjectPrefix, StorageError
+from concertina_state.checkpoints.manifest import NAME, CheckpointKey
+from concertina_state.objects.prefix import Entry, ObjectPrefix, StorageError
 
 LEASE = datetime.timedelta(hours=6)
 READERS = "readers"

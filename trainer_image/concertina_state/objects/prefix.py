@@ -24,8 +24,8 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore
 
-from concertina_trainer.objects import messages
-from concertina_trainer.objects.stores import KINDS, CloudStore, open_store
+from concertina_state.objects import messages
+from concertina_state.objects.stores import KINDS, CloudStore, open_store
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion

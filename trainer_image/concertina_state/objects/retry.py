@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import StoreRefused
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import StoreRefused
 
 GRACE = (0.5, 2.0)
 """Seconds from one try to the next; what is still refused after the last one is refused for good."""

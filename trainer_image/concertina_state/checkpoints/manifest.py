@@ -19,8 +19,8 @@ from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.codec import typed_json
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
-from concertina_trainer.errors import BadInput
-from concertina_trainer.format.shardfile import Continued, ShardMetadata
+from concertina_state.errors import BadInput
+from concertina_state.format.shardfile import Continued, ShardMetadata
 
 VERSION = 1
 BLOCK = 4 << 20

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Optional
 
 from concertina_protocol import Durable, Undone
 from concertina_protocol.codec.typed_json import parse_json
-from concertina_trainer.checkpoints.manifest import to_json
-from concertina_trainer.format.shardfile import Continued
-from concertina_trainer.objects.prefix import Changed, ObjectPrefix, StorageError
+from concertina_state.checkpoints.manifest import to_json
+from concertina_state.format.shardfile import Continued
+from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
-from concertina_trainer.errors import BadInput, RestoreFailed
-from concertina_trainer.format.shardfile import ShardMetadata
-from concertina_trainer.state.train_state import DTYPES, TrainState
+from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.format.shardfile import ShardMetadata
+from concertina_state.tensors import DTYPES, Tensors
 
 ROOM_SECONDS = 10.0
 _MADV_POPULATE_WRITE = 23
@@ -35,7 +35,7 @@ _MADV_POPULATE_WRITE = 23
 class MappedShard:
     """A shard file, mapped and with its pages in place, and a view of each tensor in it."""
 
-    def __init__(self, path: Path, state: TrainState) -> None:
+    def __init__(self, path: Path, state: Tensors) -> None:
         self.path = path
         self._state = state
         self._map = _map_new(path, state.layout.size)
@@ -79,7 +79,7 @@ class Taken:
 class Snapshots:
     """One rank's snapshots of one round. All ranks take the same ones, so ordinals agree between them."""
 
-    def __init__(self, folder: Path, state: TrainState) -> None:
+    def __init__(self, folder: Path, state: Tensors) -> None:
         self._folder, self._state = folder, state
         self._slots: list[MappedShard | None] = [None] * SNAPSHOT_SLOTS
         self._holds = [-1] * SNAPSHOT_SLOTS

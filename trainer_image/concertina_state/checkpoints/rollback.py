@@ -9,11 +9,11 @@ from functools import reduce
 
 from concertina_protocol import Durable, Undone
 from concertina_protocol.messages.undone import joined
-from concertina_trainer.checkpoints.latest import Latest, change_latest, read_all_of_latest
-from concertina_trainer.checkpoints.manifest import NAME, parse
-from concertina_trainer.checkpoints.retention import found
-from concertina_trainer.errors import BadInput
-from concertina_trainer.objects.prefix import ObjectPrefix
+from concertina_state.checkpoints.latest import Latest, change_latest, read_all_of_latest
+from concertina_state.checkpoints.manifest import NAME, parse
+from concertina_state.checkpoints.retention import found
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import ObjectPrefix
 
 
 def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
