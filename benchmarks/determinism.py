@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
+from concertina_state.saving import StepFlags
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
@@ -24,7 +25,7 @@ from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import parallel, summing
 from concertina_trainer.parallel.waits import Waits
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.training.agreement import StepFlags, agree
+from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.loop import forward_backward
 
 CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})

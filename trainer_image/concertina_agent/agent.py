@@ -50,7 +50,8 @@ class Agent:
             secrets.token_hex(8),
             settings.workers,
             bundled=settings.bundled,
-            storage=p.Storage(p.StorageHealth.UNKNOWN) if settings.checkpoints else None,
+            storage=p.Storage(p.StorageHealth.UNKNOWN) if settings.checkpoints and settings.bundled else None,
+            storage_named=settings.checkpoints,
             seen=files.seen,
             held=files.snapshots.scan(),
         )
@@ -81,6 +82,7 @@ class Agent:
             e.Ship: (uploads.ship,),
             e.Publish: (uploads.publish,),
             e.Undo: (uploads.undo,),
+            e.UseStorage: (self._use_storage,),
             e.ProbeStorage: (uploads.probe,),
             e.Exit: (self._leave,),
             e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
@@ -98,9 +100,8 @@ class Agent:
         address = addresses.join(settings.pod_ip, settings.port)
         known = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
         log_event("agent_started", replica=settings.replica, **known)
-        if settings.checkpoints and self._workers.parent is not None:
-            keep = self._uploads.keep_running(self._workers.parent, settings, self._channel.path)
-            self._tasks.start("uploader", keep)
+        if settings.checkpoints and settings.bundled:
+            self._use_storage(e.UseStorage())
         try:
             code = await self._exit
             await asyncio.sleep(FAREWELL_SECONDS)
@@ -134,6 +135,10 @@ class Agent:
         for effect in effects:
             for carry_out in self._carry_out[type(effect)]:
                 carry_out(effect)
+
+    def _use_storage(self, effect: e.UseStorage) -> None:
+        start = self._workers.start_uploader
+        self._tasks.start("uploader", self._uploads.keep_running(start, self._workers.until_warm))
 
     def _leave(self, effect: e.Exit) -> None:
         if not self._exit.done():

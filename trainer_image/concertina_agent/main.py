@@ -32,7 +32,7 @@ from concertina_protocol.connection import small_tls_buffers
 from concertina_protocol.log import log_event
 
 PYZ = "agent.pyz"
-SCRIPT_PACKAGES = ("concertina_protocol", "trainingjob")
+SCRIPT_PACKAGES = ("concertina_protocol", "concertina_state", "trainingjob")
 ENTRY = "zipapp_main.py"
 """Is the zipapp's __main__ too."""
 REPORT_SECONDS = 10.0

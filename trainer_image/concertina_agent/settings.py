@@ -30,7 +30,7 @@ class Settings:
     grace: float
     """Seconds from SIGTERM to SIGKILL, less a margin."""
     checkpoints: bool
-    """There is durable storage to write to."""
+    """The job names durable storage."""
     environment: Mapping[str, str]
     command: tuple[str, ...] = ()
     """Empty: the bundled trainer."""
@@ -60,7 +60,7 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             volume=_volume(environment),
             identity=Path(environment.get("CONCERTINA_IDENTITY") or "/etc/concertina"),
             grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
-            checkpoints=not command and json.loads(checkpoint) is not None,
+            checkpoints=json.loads(checkpoint) is not None,
             environment=_with_script_api(_with_temporary_folder(environment), command),
             command=command,
             warm_start=bool(command) and bool(warm.get("enabled")),

@@ -6,15 +6,17 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
-from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, WorkerEnd
+from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, Message
 from concertina_state.errors import RestoreFailed
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Header, header_length, parse_header
 from concertina_state.tensors import ShardReader
+
+T = TypeVar("T")
 
 
 class SavedState(Protocol):
@@ -24,6 +26,12 @@ class SavedState(Protocol):
     def header(self, shard: int) -> Header: ...
 
     def open(self, shard: int) -> ShardReader: ...
+
+
+class Requests(Protocol):
+    """To the agent, which answers."""
+
+    def request(self, message: Message, kind: type[T]) -> T: ...
 
 
 class LocalShard:
@@ -53,7 +61,7 @@ class LocalShard:
 class InMemory:
     """What agents hold; ours brings a shard here from another one if need be. Raises RestoreFailed."""
 
-    def __init__(self, id: SnapshotId, channel: WorkerEnd) -> None:
+    def __init__(self, id: SnapshotId, channel: Requests) -> None:
         self.id, self._channel = id, channel
 
     def header(self, shard: int) -> Header:

@@ -90,6 +90,11 @@ class Snapshots:
         self._committing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
+    def of_tensors(self, state: Tensors) -> None:
+        """Other ones are saved from now on, in files of their own size."""
+        self.finish()
+        self._state, self._slots = state, [None] * SNAPSHOT_SLOTS
+
     @property
     def count(self) -> int:
         return len(self._steps)

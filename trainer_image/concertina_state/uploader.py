@@ -220,3 +220,7 @@ def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSid
         if present.get(f"{name}.safetensors") != each.part.size:
             raise StorageError(f"{folder.uri}/{name}.safetensors is not the {each.part.size} bytes that were written.")
     return sidecars
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,9 @@ from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
 from concertina_state.errors import BadInput, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
+from concertina_state.interval import Interval
 from concertina_state.objects.prefix import StorageError
+from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
 from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
 from concertina_trainer.data.read.batch import plan_batch
@@ -38,10 +40,8 @@ from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
-from concertina_trainer.training.interval import Interval
 from concertina_trainer.training.loop import Run, train
 from concertina_trainer.training.report import Reporter, RoundInfo
-from concertina_trainer.training.saving import SavePolicy, Saving
 
 AFTER_THE_CULPRIT = 0.5
 """Seconds by which who has nothing to do with a corruption lets the one that has speak first."""

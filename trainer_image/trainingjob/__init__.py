@@ -21,14 +21,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from trainingjob._channel import Channel
+    from trainingjob._state import State
 
-__all__ = ["World", "checkpoint_dir", "report", "should_checkpoint", "world"]
+__all__ = ["State", "World", "checkpoint_dir", "report", "should_checkpoint", "world"]
+
+
+def __getattr__(name: str) -> object:
+    """`State`, which imports torch."""
+    if name != "State":
+        raise AttributeError(f"module 'trainingjob' has no attribute {name!r}")
+    if sys.version_info < (3, 10):
+        raise ImportError("trainingjob.State needs Python 3.10 or newer")
+    from trainingjob._state import State
+
+    return State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +113,8 @@ def report(
 
     From rank 0 it becomes status.progress, from the others a sign of life; call it on every rank, after every step. It
     never waits. `samples`: consumed since the run began. `phase`: training, checkpointing or evaluating."""
-    if connection := _connection():
-        connection.report(step, steps, loss, tokens_per_second, samples, phase)
+    if channel := connection():
+        channel.report(step, steps, loss, tokens_per_second, samples, phase)
 
 
 def should_checkpoint() -> bool:
@@ -112,11 +125,11 @@ def should_checkpoint() -> bool:
     and none is lost. Once saved, the script may exit; if it goes on, its next call of should_checkpoint() ends the
     process (SystemExit), as the save is known to be finished then. It talks to no other rank, so it may stand anywhere
     in the loop; only when the world is about to end does it wait, for about a round trip in the network."""
-    connection = _connection()
-    return connection is not None and connection.should_checkpoint()
+    channel = connection()
+    return channel is not None and channel.should_checkpoint()
 
 
-def _connection() -> Optional[Channel]:
+def connection() -> Optional[Channel]:
     """To the agent; None outside of a job."""
     path, rank = os.environ.get("CONCERTINA_SOCKET"), os.environ.get("RANK")
     if not path or rank is None:

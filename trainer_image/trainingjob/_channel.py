@@ -7,10 +7,13 @@ import os
 import sys
 import threading
 import time
-from typing import Optional, Tuple
+from pathlib import Path
+from typing import Any, List, Optional, Tuple, Type, TypeVar
 
-from concertina_protocol import Progress, ProtocolError
+from concertina_protocol import Durable, JobHistory, Progress, ProtocolError
 from concertina_protocol import worker_channel as w
+
+T = TypeVar("T")
 
 
 class Channel:
@@ -27,6 +30,11 @@ class Channel:
         self._step_seconds = 0.0
         self._first_step_at: Optional[float] = None
         self._restored_step: Optional[int] = None
+        self._restored_from = ""
+        self._received: List[Any] = []
+        """For `State`."""
+        self._snapshots: Tuple[Optional[int], float] = (None, 0.0)
+        """Step of the newest one that is complete on peers, and seconds that all have taken."""
         self._send(w.Hello(rank, self._pid))
         threading.Thread(target=self._listen, name="trainingjob", daemon=True).start()
 
@@ -48,14 +56,36 @@ class Channel:
             self._passed += 1
             return self._open and self._passed == self._stop_at
 
+    def passes(self) -> bool:
+        """Whether this world ends with this commit; a call of should_checkpoint() that nobody has to heed."""
+        if self._stop_at and self._passed >= self._stop_at:
+            return True
+        return self.should_checkpoint()
+
+    def restored(self, step: int, source: str) -> None:
+        self._restored_step, self._restored_from = step, source
+
+    def finished(self, step: int, snapshot_step: Optional[int], seconds: float) -> None:
+        """A step of a script with `State`; its own report of that step, if it makes one, says more."""
+        self._snapshots = snapshot_step, seconds
+        if self._last is None or step > self._last[0]:
+            self._tell(step, 0, None, 0.0, 0, "training")
+
     def report(
         self, step: int, steps: int, loss: Optional[float], tokens_per_second: float, samples: int, phase: str
     ) -> None:
         if self._stop_at and self._passed >= self._stop_at:
             return None  # a step beyond the checkpoint will be trained again
+        return self._tell(step, steps, loss, tokens_per_second, samples, phase)
+
+    def _tell(
+        self, step: int, steps: int, loss: Optional[float], tokens_per_second: float, samples: int, phase: str
+    ) -> None:
         now, step = time.time(), int(step)  # numbers may be numpy's or torch's, which JSON does not know
         if self._last is None:
-            self._first_step_at, self._restored_step = now, max(0, step - 1)
+            self._first_step_at = now
+            if self._restored_step is None:
+                self._restored_step = max(0, step - 1)
         elif step > self._last[0]:
             self._step_seconds = (time.monotonic() - self._last[1]) / (step - self._last[0])
         self._last = step, time.monotonic()
@@ -73,8 +103,59 @@ class Channel:
                 at=now,
                 first_step_at=self._first_step_at,
                 restored_step=self._restored_step,
+                restored_from=self._restored_from,
+                snapshot_step=self._snapshots[0],
+                checkpoint_seconds=self._snapshots[1],
             )
         )
+
+    # --- what its state asks ----------------------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        return int(os.environ["CONCERTINA_ROUND"])
+
+    @property
+    def snapshots(self) -> Path:
+        return Path(os.environ["CONCERTINA_SNAPSHOTS"])
+
+    @property
+    def history(self) -> JobHistory:
+        return self.start().history
+
+    @property
+    def durable(self) -> Optional[Durable]:
+        return self.start().durable
+
+    def start(self) -> w.Start:
+        """Where this round goes on from. Raises ChannelClosed where the agent is gone."""
+        return self._wait_for(w.Start, keep=True)
+
+    def request(self, message: w.Message, kind: Type[T]) -> T:
+        self._send(message)
+        return self._wait_for(kind)
+
+    def poll(self) -> List[object]:
+        with self._changed:
+            found: List[object] = [m for m in self._received if isinstance(m, (w.CopiedUpTo, w.SaveNow))]
+            self._received = [message for message in self._received if message not in found]
+            return found
+
+    def send(self, message: w.Message) -> None:
+        self._send(message)
+
+    def _wait_for(self, kind: Type[T], keep: bool = False) -> T:
+        def first() -> Optional[T]:
+            return next((message for message in self._received if isinstance(message, kind)), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open or first() is not None)
+            found = first()
+            if found is None:
+                raise w.ChannelClosed("the agent is gone")
+            if not keep:
+                self._received.remove(found)
+            return found
 
     # --- the wire ---------------------------------------------------------------------------------------------------
 
@@ -100,6 +181,8 @@ class Channel:
                 self._asked = False
             elif isinstance(message, w.StopAtCall):
                 self._asked, self._stop_at = False, message.call
+            else:
+                self._received.append(message)
             self._changed.notify_all()
 
 

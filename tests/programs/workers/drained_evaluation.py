@@ -3,9 +3,9 @@
 import os
 import time
 
+from concertina_state.saving import Saving
 from concertina_trainer import worker
 from concertina_trainer.training.evaluation import Evaluation
-from concertina_trainer.training.saving import Saving
 
 
 def main():

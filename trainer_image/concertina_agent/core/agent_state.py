@@ -28,15 +28,17 @@ class AgentState:
         *,
         bundled: bool,
         storage: Optional[p.Storage] = None,
+        storage_named: bool = False,
         seen: tuple[int, str] = (0, ""),
         held: Iterable[p.HeldSnapshot] = (),
     ) -> None:
-        """`instance`: random, per start of the agent. `storage`: None without durable storage (or not `bundled`)."""
+        """`instance`: random, per start of the agent. `storage`: None without durable storage; `storage_named`: until a
+        command of one's own uses it."""
         self.replica, self.uid, self.instance = replica, uid, instance
         self.workers_here, self.bundled = workers, bundled
         self.seen = seen
         """The highest round and claim ever seen."""
-        self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage)
+        self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage, is_named=storage_named)
         self.ready, self.startup_error, self.starts_plainly = False, "", ""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
@@ -83,7 +85,11 @@ class AgentState:
         durable_drain = r.drain is not None and r.drain.order.durable
         if own is OwnState.DRAINED and (not durable_drain or lead.gone_unshipped(r.workers.step)):
             return True
-        return self.uploads.has(self.uid, r.workers.step, complete=own is OwnState.SUCCEEDED)
+        if self.bundled:
+            return self.uploads.has(self.uid, r.workers.step, complete=own is OwnState.SUCCEEDED)
+        # Which of a script's steps is its last one, only its end says: what it saved last is to be there.
+        saved = [last.id.step for last in r.last.values()]
+        return not saved or self.uploads.has(self.uid, max(saved), complete=False)
 
     # --- what it says -----------------------------------------------------------------------------------------------
 
@@ -137,6 +143,7 @@ class AgentState:
             starts_plainly=self.starts_plainly,
             notice=self.notice.grace if self.notice else None,
             takes_calls=True,
+            keeps_state=r is not None and r.workers.keep_state,
         )
 
     @property
@@ -160,10 +167,10 @@ class AgentState:
         if r is None:
             prepared = self.preparation
             return prepared is None or prepared.left_out or not self.held
-        if self.bundled and r.failure is None and self._is_last_holder(r):
+        if r.workers.keep_state and r.failure is None and self._is_last_holder(r):
             return False
         copied = r.failure is not None or r.peer_has_all(self.snapshots)
-        led = r.lead is None or not self.bundled or self.reported in OVER
+        led = r.lead is None or not r.workers.keep_state or self.reported in OVER
         return r.workers.all_over() and self.uploads.all_shipped and copied and led
 
     def leaving(self) -> tuple[str, ...]:

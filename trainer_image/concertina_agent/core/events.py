@@ -352,6 +352,11 @@ class ReportChanged:
 
 
 @dataclasses.dataclass(frozen=True)
+class UseStorage:
+    """A script's state goes to durable storage as well: look into it (StorageSeen), and be ready to write."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ProbeStorage:
     """What is known of LATEST may be out of date; StorageSeen follows."""
 
@@ -371,6 +376,6 @@ class IllegalTransition:
 
 Effect = Union[
     PersistSeen, KillWorkers, BindStore, PingPeers, Reply, StartRound, CopyFrom, DropSnapshots, SendToWorker,
-    SignalWorkers, Broadcast, Ship, Publish, Undo, ProbeStorage, CollectStacks, ReportChanged, Exit,
+    SignalWorkers, Broadcast, Ship, Publish, Undo, UseStorage, ProbeStorage, CollectStacks, ReportChanged, Exit,
     IllegalTransition,
 ]  # fmt: skip

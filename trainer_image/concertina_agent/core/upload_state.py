@@ -10,9 +10,9 @@ from concertina_protocol.worker_channel import WantDurable
 
 
 class UploadState:
-    def __init__(self, storage: Optional[Storage]) -> None:
-        """`storage`: None for a job without durable storage."""
-        self.storage = storage
+    def __init__(self, storage: Optional[Storage], *, is_named: bool = False) -> None:
+        """`storage`: None for a job without durable storage; `is_named`: or with one that it has not used so far."""
+        self.storage, self._is_named = storage, is_named
         self.parts: tuple[Part, ...] = ()
         """Of this round, in storage, not under LATEST."""
         self.undone: tuple[Undone, ...] = ()
@@ -21,6 +21,13 @@ class UploadState:
         self._complete: set[SnapshotId] = set()
         self._wanted: set[tuple[SnapshotId, int]] = set()
         """Of this round, whether shipped or not."""
+
+    def use(self) -> bool:
+        """Storage that the job names is used from now on; false where it is already, or there is none."""
+        if self.storage is not None or not self._is_named:
+            return False
+        self.storage = Storage(StorageHealth.UNKNOWN)
+        return True
 
     @property
     def latest(self) -> Optional[Durable]:

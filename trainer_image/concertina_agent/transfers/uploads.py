@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Optional, TypeVar
 
@@ -15,8 +15,7 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.runtime.notifier import Notifier
-from concertina_agent.settings import Settings
-from concertina_agent.workers.workers import ForkParent, ForkTarget, StartError
+from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import worker_channel as w
 from concertina_protocol.log import log_event
 from concertina_protocol.worker_channel.agent_end import AgentEnd
@@ -73,16 +72,14 @@ class UploadDriver:
 
     # --- the process ------------------------------------------------------------------------------------------------
 
-    async def keep_running(self, parent: ForkParent, settings: Settings, channel: str) -> None:
+    async def keep_running(self, start: Callable[[], Awaitable[Process]], ready: Callable[[], Awaitable[str]]) -> None:
         """Start the uploader once processes can be started, and again when it dies."""
-        if await asyncio.shield(parent.warm):
+        if await ready():
             return  # an error: none will ever start
-        environment = {**settings.environment, "CONCERTINA_SOCKET": channel}
         deaths = 0
         while True:
             try:
-                process = await parent.run(ForkTarget(f"{settings.package}.uploader:main"), environment, "[uploader] ")
-                log_event("uploader_ended", code=await process.ended)
+                log_event("uploader_ended", code=await (await start()).ended)
             except StartError as error:
                 log_event("uploader_not_started", error=str(error))
             self._well = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
 from typing import Optional
 
@@ -15,7 +16,7 @@ from concertina_agent.workers import store
 from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import BundledStarter, CommandStarter, Starter
-from concertina_agent.workers.workers import ForkParent
+from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, start_command
 from concertina_protocol import addresses
 from concertina_protocol.log import log_event
 
@@ -72,6 +73,19 @@ class WorkersDriver:
         error = await asyncio.shield(self.parent.warm)
         log_event("warm", error=error)
         return self._emit(e.Warm(error))
+
+    async def until_warm(self) -> str:
+        """Why no process can ever be started; empty where one can."""
+        return await asyncio.shield(self.parent.warm) if self.parent is not None else ""
+
+    async def start_uploader(self) -> Process:
+        """Raises StartError."""
+        settings = self._settings
+        environment = {**settings.environment, "CONCERTINA_SOCKET": self._channel}
+        if self.parent is not None:
+            return await self.parent.run(ForkTarget(f"{settings.package}.uploader:main"), environment, "[uploader] ")
+        line = [sys.executable, "-m", "concertina_state.uploader"]
+        return start_command(line, environment, self._reaper, "[uploader] ")
 
     # --- effects ----------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,14 @@ class Register:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeepsState:
+    """From a command of one's own: it saves snapshots as the bundled trainer does (`trainingjob.State`), so peers are
+    to copy them, and the agent is to look after durable storage."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
 class CallCount:
     """Answer to QueryCalls: so many calls of should_checkpoint() are over; the next one waits for StopAtCall."""
 
@@ -192,12 +200,13 @@ class StopAtCall:
 
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
-    Register, CallCount, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo,
+    Register, KeepsState, CallCount, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo,
     Registered, QueryCalls, StopAtCall,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {
     "Hello": Hello, "Progress": Progress, "Beat": Beat, "Committed": Committed, "WantDurable": WantDurable,
     "FetchHeader": FetchHeader, "Fetch": Fetch, "Done": Done, "Fault": Fault, "Attends": Register,
+    "KeepsState": KeepsState,
     "Passed": CallCount, "Start": Start, "FetchedHeader": FetchedHeader, "Fetched": Fetched,
     "DrainRequest": DrainRequest, "SaveNow": SaveNow, "CopiedUpTo": CopiedUpTo, "Attended": Registered,
     "AskPassed": QueryCalls, "StopAt": StopAtCall,

@@ -15,25 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from concertina_state.saving import StepFlags
 from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
-
-
-@dataclasses.dataclass(frozen=True)
-class StepFlags:
-    """One rank's flags; as the result of the all-reduce, how many ranks raised them."""
-
-    drain: int = 0
-    """Rank 0: stop after this step."""
-    drain_durable: int = 0
-    checkpoint_due: int = 0
-    """Rank 0: checkpoint.everySeconds have passed."""
-    copied_last: int = 0
-    """This rank's last snapshot is complete on its peer."""
-    copied_before: int = 0
-    """The one before it is."""
-    shipping: int = 0
-    """A shard of this rank is still on its way to storage."""
 
 
 @dataclasses.dataclass(frozen=True)

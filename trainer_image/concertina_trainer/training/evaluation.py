@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import Evaluated
 from concertina_state.errors import BadInput
+from concertina_state.saving import Saving
 from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
 from concertina_trainer.data.manifest import VALIDATION
 from concertina_trainer.data.read.batch import BatchPlan
@@ -28,7 +29,6 @@ from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.report import Reporter
-from concertina_trainer.training.saving import Saving
 
 SEED = 0
 """The same sequences whatever the run's seed, so that runs can be compared."""

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.worker_channel import Done, Outcome
+from concertina_state.saving import Saving, StepFlags
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
 from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
-from concertina_trainer.training.agreement import StepFlags, agree
+from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.evaluation import Evaluation
 from concertina_trainer.training.report import Reporter, StepInfo
-from concertina_trainer.training.saving import Saving
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_protocol import JobHistory
-from concertina_trainer.training.interval import SHORTEST, Interval, best
+from concertina_state.interval import SHORTEST, Interval, best
 
 
 def lost(interval, cost, between):

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_protocol.worker_channel import Outcome
-from concertina_trainer.training.agreement import StepFlags
-from concertina_trainer.training.saving import SavePolicy
+from concertina_state.saving import SavePolicy, StepFlags
 
 FLAGS = st.builds(StepFlags, *[st.integers(0, 3)] * 6)
 POLICIES = st.builds(SavePolicy, st.integers(1, 20), st.integers(1, 5), st.booleans(), st.none() | st.integers(1, 5))

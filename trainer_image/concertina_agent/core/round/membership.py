@@ -83,6 +83,8 @@ class Membership:
     leaving: tuple[str, ...] = ()
     """Members that have to go, as the lead says."""
     lead_gone: bool = False
+    copying: bool = False
+    """Its neighbour's snapshots are copied here."""
     restored: bool = False
     """Whether all ranks have what the round goes on from."""
     last: dict[int, Committed] = dataclasses.field(default_factory=dict)

@@ -35,6 +35,8 @@ class Workers:
         self.step: Optional[int] = None
         """The highest that one of them has told."""
         self._bundled = bundled
+        self.keep_state = bundled
+        """They save snapshots."""
         self._workers = {rank: Worker() for rank in ranks}
 
     @property
@@ -48,6 +50,8 @@ class Workers:
             self.step = message.step if self.step is None else max(self.step, message.step)
         if isinstance(message, Progress):
             self.progress = message
+        elif isinstance(message, w.KeepsState):
+            self.keep_state = True
         elif isinstance(message, w.Done):
             worker.done = message
         elif isinstance(message, w.Fault):
@@ -70,6 +74,9 @@ class Workers:
 
     def alive(self, rank: int) -> bool:
         return rank in self._workers and self._workers[rank].outcome is None
+
+    def complete(self, rank: int) -> bool:
+        return rank in self._workers and self._workers[rank].outcome is WorkerOutcome.COMPLETE
 
     def drained(self, rank: int) -> bool:
         return rank in self._workers and self._workers[rank].outcome is WorkerOutcome.DRAINED

@@ -86,13 +86,16 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 
 
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """A worker that had stopped before it was asked for a checkpoint: its last snapshot is one."""
+    """A worker that had stopped before it was asked for a checkpoint: its last snapshot is one. So is that of a script
+    which is through: that this step was the last one, only its end says."""
     effects: list[e.Effect] = []
-    if r.drain is None or not r.drain.order.durable or agent.uploads.storage is None:
+    durable = r.drain is not None and r.drain.order.durable
+    if agent.uploads.storage is None:
         return effects
     for rank, last in r.last.items():
-        if r.workers.drained(rank) and not agent.uploads.is_wanted(last.id, rank):
-            agent.uploads.wanted(w.WantDurable(last.id, rank, last.path, complete=False))
+        through = not agent.bundled and r.workers.complete(rank)
+        if ((durable and r.workers.drained(rank)) or through) and not agent.uploads.is_wanted(last.id, rank):
+            agent.uploads.wanted(w.WantDurable(last.id, rank, last.path, complete=through))
             effects.append(e.Ship(last.id, rank, last.path, is_slot=True))
     return effects
 

@@ -18,7 +18,7 @@ def on_save(agent: AgentState, request: int, message: p.Save, t: e.Moment) -> li
         return [agent.refuse_older(request, message.round)]
     if r is None or r.lead is None:
         return [agent.refuse(request, f"{agent.replica} does not lead round {message.round}")]
-    save: list[e.Effect] = [e.SendToWorker(0, w.SaveNow())] if agent.bundled and r.drain is None else []
+    save: list[e.Effect] = [e.SendToWorker(0, w.SaveNow())] if r.workers.keep_state and r.drain is None else []
     return [agent.accept(request), *save]
 
 

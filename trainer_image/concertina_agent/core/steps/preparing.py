@@ -121,8 +121,6 @@ def _begin(agent: AgentState, message: p.Assign, me: int, t: e.Moment) -> list[e
     if lead is not None:
         effects += storage.undo(agent, message.restore.all_undone)
     effects.append(e.StartRound(message, me))
-    if agent.bundled and not agent.round.lonely:
-        before = message.members[me - 1]
-        shards = tuple(range(before.first_rank, before.first_rank + before.workers))
-        effects.append(e.CopyFrom(message.round, before, shards))
+    if agent.bundled:
+        effects += storage.copy_neighbour(agent.round)
     return [*effects, *own_state.changed(agent, t)]

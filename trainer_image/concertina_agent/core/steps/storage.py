@@ -12,6 +12,24 @@ from concertina_agent.core.steps import own_state
 from concertina_protocol import worker_channel as w
 
 
+def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
+    """A script saves snapshots, too."""
+    if agent.bundled or r.copying:
+        return []
+    use: list[e.Effect] = [e.UseStorage()] if agent.uploads.use() else []
+    return [*use, *copy_neighbour(r), e.ReportChanged()]
+
+
+def copy_neighbour(r: Membership) -> list[e.Effect]:
+    """What the member before this one saves."""
+    r.copying = True
+    if r.lonely:
+        return []
+    before = r.assign.members[r.me - 1]
+    shards = tuple(range(before.first_rank, before.first_rank + before.workers))
+    return [e.CopyFrom(r.assign.round, before, shards)]
+
+
 def on_peer_copied(agent: AgentState, event: e.PeerCopied, t: e.Moment) -> list[e.Effect]:
     r = agent.current(event.id.round)
     if r is None or r.has_copied(event.shard, event.id.step):

@@ -36,6 +36,8 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
     elif isinstance(message, w.Fault):
         if message.rollback is not None and r.lead is not None:
             effects += storage.undo(agent, (p.Undone(event.round, message.rollback.step),))
+    elif isinstance(message, w.KeepsState):
+        effects += storage.keep_state(agent, r)
     elif isinstance(message, w.Register):
         effects += r.stopping.attends(event.rank)
     elif isinstance(message, w.CallCount):

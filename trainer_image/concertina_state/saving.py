@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 from concertina_protocol import CheckpointInterval, Durable
 from concertina_protocol.messages.ranges import Ranges
@@ -11,15 +13,32 @@ from concertina_protocol.worker_channel import (
     Committed,
     CopiedUpTo,
     DrainRequest,
+    Message,
     Outcome,
     SaveNow,
     WantDurable,
-    WorkerEnd,
 )
 from concertina_state.format.shardfile import ShardMetadata, Trend
+from concertina_state.interval import Interval
 from concertina_state.snapshots import Snapshots, Taken
-from concertina_trainer.training.agreement import StepFlags
-from concertina_trainer.training.interval import Interval
+from concertina_state.tensors import Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFlags:
+    """One rank's flags; as the result of the all-reduce, how many ranks raised them."""
+
+    drain: int = 0
+    """Rank 0: stop after this step."""
+    drain_durable: int = 0
+    checkpoint_due: int = 0
+    """Rank 0: checkpoint.everySeconds have passed."""
+    copied_last: int = 0
+    """This rank's last snapshot is complete on its peer."""
+    copied_before: int = 0
+    """The one before it is."""
+    shipping: int = 0
+    """A shard of this rank is still on its way to storage."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +79,16 @@ class SavePolicy:
         return SaveDecision(step, snapshot, durable and snapshot, outcome)
 
 
+class AgentChannel(Protocol):
+    """To the agent."""
+
+    def send(self, message: Message) -> None: ...
+
+    def poll(self) -> Sequence[object]:
+        """What has come from there."""
+        ...
+
+
 class Saving:
     """Snapshots to node memory, and which of them become durable. In each step, in this order: `local_flags`, `decide`
     with those of all ranks, and `save` what was decided."""
@@ -71,7 +100,7 @@ class Saving:
         restored: ShardMetadata,
         durable: Durable | None,
         interval: Interval,
-        channel: WorkerEnd,
+        channel: AgentChannel,
     ) -> None:
         """`restored`: what this round's snapshots say of themselves, at the step it goes on from. `durable`: the
         newest checkpoint that is known of."""
@@ -97,8 +126,16 @@ class Saving:
         """With durable storage."""
         return self.interval.reported if self._policy.has_storage else None
 
-    def local_flags(self) -> StepFlags:
-        """This rank's, for the coming all-reduce."""
+    def of_tensors(self, state: Tensors) -> None:
+        """Other ones are saved from now on."""
+        self._snapshots.of_tensors(state)
+
+    def of_layout(self, layout: str) -> None:
+        """What snapshots are said to be of, from now on."""
+        self._metadata = dataclasses.replace(self._metadata, id=dataclasses.replace(self._metadata.id, layout=layout))
+
+    def local_flags(self, step: int | None = None) -> StepFlags:
+        """This rank's, for the coming all-reduce. `step`: finished ones, where not each of them is agreed on."""
         for message in self._channel.poll():
             if isinstance(message, CopiedUpTo):
                 self._copied_step = max(self._copied_step or 0, message.step)
@@ -110,19 +147,20 @@ class Saving:
         return StepFlags(
             drain=int(self._drain is not None),
             drain_durable=int(self._drain is not None and self._drain.durable),
-            checkpoint_due=int(self._metadata.shard == 0 and (self._asked or self._overdue())),
+            checkpoint_due=int(self._metadata.shard == 0 and (self._asked or self._overdue(step))),
             copied_last=int(self._snapshots.copied(last, self._copied_step)),
             copied_before=int(self._snapshots.copied(last - 1, self._copied_step)),
             shipping=int(self._snapshots.shipping),
         )
 
-    def _overdue(self) -> bool:
+    def _overdue(self, step: int | None) -> bool:
         """By the clock, or because a round ended before its checkpoint was in storage."""
         if not self._policy.has_storage:
             return False
         seconds, steps = self.interval.seconds, self._policy.checkpoint_every
         by_clock = seconds is not None and time.time() - self._durable_at >= seconds
-        return by_clock or (steps is not None and self._metadata.id.step // steps > self._durable_step // steps)
+        now = self._metadata.id.step if step is None else step
+        return by_clock or (steps is not None and now // steps > self._durable_step // steps)
 
     def decide(self, step: int, flags: StepFlags) -> SaveDecision:
         """After `step` steps, by the flags of all ranks. They also say which snapshot is complete on the peers of all
@@ -137,7 +175,7 @@ class Saving:
         self._due |= self._policy.is_due(step, flags)
         return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up)
 
-    def save(self, decision: SaveDecision, position: int, skipped: Ranges, trend: Trend) -> None:
+    def save(self, decision: SaveDecision, position: int, skipped: Ranges = (), trend: Trend = Trend()) -> None:  # noqa: B008
         """`position`: samples consumed; `skipped`, `trend`: see ShardMetadata."""
         started = time.perf_counter()
         if decision.snapshot:

@@ -1,0 +1,69 @@
+"""A script that keeps its state by `trainingjob.State`: its global batch is the same in any world, and so is its loss."""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import trainingjob
+
+BATCH = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=["plain", "ddp", "fsdp2", "hsdp"])
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--pause", type=float, default=0.01)
+    parser.add_argument("--overhead", type=float, default=1.0)
+    options = parser.parse_args()
+
+    world = trainingjob.world()
+    if options.kind != "plain":
+        dist.init_process_group("gloo")
+    torch.manual_seed(world.rank)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 4)
+    if options.kind == "ddp":
+        model = DistributedDataParallel(model)
+    elif options.kind in ("fsdp2", "hsdp"):
+        shape, names = (
+            ((2, world.size // 2), ("replicate", "shard")) if options.kind == "hsdp" else ((world.size,), ("shard",))
+        )
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30, gamma=0.5)
+    state = trainingjob.State(model=model, optimizer=optimizer, scheduler=scheduler, overhead=options.overhead)
+    start = state.restore(default=0)
+    print(f"rank {world.rank} of {world.size} starts at step {start}", flush=True)
+    for step in range(start, options.steps):
+        x = torch.randn(BATCH, 7, generator=torch.Generator().manual_seed(step))
+        mine = range(BATCH * world.rank // world.size, BATCH * (world.rank + 1) // world.size)
+        losses = (model(x[mine.start : mine.stop]) - x[mine.start : mine.stop].sum(1, keepdim=True)).square()
+        loss = losses.sum() / BATCH * world.size  # as gradients are averaged
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        total = losses.detach().sum() / BATCH
+        if options.kind != "plain":
+            dist.all_reduce(total)
+        if world.rank == 0:
+            print(f"step {step} loss {total.item():.9f}", flush=True)
+        time.sleep(options.pause)
+        state.commit(step)
+    print(f"rank {world.rank} is through", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

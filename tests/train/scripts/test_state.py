@@ -1,0 +1,97 @@
+"""`trainingjob.State` in scripts under real agents: killed, made smaller and larger again, they go on from node memory,
+a peer's copy or durable storage, and train as if nothing had happened."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import concertina_protocol as p
+from builders.programs import PROGRAMS, SEARCH_PATH
+from builders.train.replicas import UID, newest_complete, running, trained
+
+SCRIPT = PROGRAMS / "stateful.py"
+LIMIT = 400.0
+pytestmark = pytest.mark.timeout(LIMIT)
+NEAR = 1e-4
+"""Between losses of other worlds: their sums are of other order."""
+
+
+def command(kind: str, *more: str) -> list[str]:
+    return ["--", sys.executable, str(SCRIPT), kind, *more]
+
+
+def losses(text: str) -> dict[int, float]:
+    """By step, the last time it was trained."""
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", text)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[int, float]:
+    """Losses of the same training in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), "plain", "--steps", "400", "--pause", "0"],
+        cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return losses(ran.stdout)
+
+
+def starts(*replicas) -> set[tuple[int, int]]:
+    """(world, step)"""
+    found = re.findall(r"rank \d+ of (\d+) starts at step (\d+)", "".join(replica.log() for replica in replicas))
+    return {(int(world), int(step)) for world, step in found}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
+    async def body() -> None:
+        async with running(folder, 3, command(kind)) as job:
+            await job.begin(1, job[0], job[1], job[2])
+            report = await job.until(
+                job[0], lambda r: r.progress and (r.progress.snapshot_step or 0) >= 5, "no snapshot"
+            )
+            assert report.keeps_state
+            os.kill(job[2].worker_pids()[2], signal.SIGKILL)
+            report = await job.until(job[0], lambda r: r.failures, "the failure was not heard of")
+            safe, last = report.progress.snapshot_step, report.progress.step
+
+            prepared = await job.prepare(2, job[0], job[1], job[2])
+            restore = newest_complete(prepared)
+            assert safe <= restore.step <= last + 1
+            assert last - restore.step <= 1, "more than a step was lost"
+            await job.assign(job.assignment(prepared, restore))
+            report = await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r), "did not go on")
+            assert report.progress.restored_step == restore.step
+
+            job[0].kill()  # the lead and its memory
+            await job.until(job[1], lambda r: r.failures, "the lead's end was not heard of")
+            prepared = await job.prepare(3, job[1], job[2])
+            restore = newest_complete(prepared)
+            assert (restore.id.round, restore.id.shards) == (2, 3)
+            await job.assign(job.assignment(prepared, restore))
+            await job.until(job[1], lambda r: r.round == 3 and trained(restore.step + 5)(r), "two did not go on")
+
+            job[0].start()
+            drain = p.Drain(UID, 3, "claim-3", "a replica joins", durable=False, grace_seconds=60.0)
+            assert isinstance(await job.call(job[1], drain), p.Accepted)
+            report = await job.until(job[1], lambda r: r.state == "drained", "never drained")
+            assert not report.failures
+            stopped = report.progress.step
+            prepared = await job.prepare(4, job[1], job[2], job[0])
+            restore = newest_complete(prepared)
+            assert restore.step == stopped, "a step was lost to a planned change"
+            await job.assign(job.assignment(prepared, restore))
+            await job.until(job[1], lambda r: r.round == 4 and trained(restore.step + 5)(r), "three did not go on")
+            assert (3, stopped) in starts(job[1], job[2])
+            seen = losses("\n".join(job[i].log() for i in range(3)))
+            assert sorted(seen) == list(range(max(seen) + 1)), "a step was left out"
+            for step, loss in seen.items():
+                assert loss == pytest.approx(undisturbed[step], rel=NEAR, abs=NEAR), step
+
+    asyncio.run(body())

@@ -1,0 +1,263 @@
+"""What a script keeps, taken apart: large tensors by name, which are saved as boxes, and everything else as values."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from concertina_state.tensors import NAMES
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What DDP, torch.compile and others put into the names of what they wrap: without them a name says the same in any
+world, and whether it was wrapped or not."""
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+class Kept(Protocol):
+    """One of a script's objects."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Live: what is written into them is in the object."""
+        ...
+
+    def values(self) -> Any:
+        """For `_values`; of this rank."""
+        ...
+
+    def prepare(self, values: Any) -> None:
+        """Make the tensors that an object with these values had, so that they can be filled."""
+        ...
+
+    def load(self, values: Any) -> None:
+        """After the tensors have been filled."""
+        ...
+
+
+def plain_name(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+class KeptModule:
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def _entries(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self.module.state_dict().items():
+            yield plain_name(name), value
+
+    def tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        seen: set[tuple[int, torch.Size]] = set()
+        for name, value in self._entries():
+            if not isinstance(value, Tensor):
+                continue
+            place = (_address(value), value.shape)
+            if place not in seen or not value.numel():  # tied weights are one tensor with several names
+                found[name] = value
+            seen.add(place)
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """Extra state that is no tensor."""
+        return {name: value for name, value in self._entries() if not isinstance(value, Tensor)}
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        if values:
+            named = {plain_name(name): name for name in self.module.state_dict()}
+            self.module.load_state_dict({named[name]: value for name, value in values.items()}, strict=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A tensor that an optimizer keeps for a parameter."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    """None: that of the parameter, and cut as it is."""
+
+
+class KeptOptimizer:
+    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        """`names`: of parameters, by their ids."""
+        self.optimizer = optimizer
+        self._parameters: list[tuple[str, Tensor, dict[str, Any]]] = [
+            (names.get(id(parameter), f"{number}.{index}"), parameter, group)
+            for number, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        ]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": value
+            for name, parameter, _ in self._parameters
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def values(self) -> dict[str, Any]:
+        groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+        moments: dict[tuple[Any, ...], list[int]] = {}
+        others: dict[int, dict[str, Any]] = {}
+        for index, (_, parameter, _) in enumerate(self._parameters):
+            state = self.optimizer.state.get(parameter, {})
+            kinds = tuple(
+                (key, NAMES[value.dtype], None if value.shape == parameter.shape else tuple(value.shape))
+                for key, value in state.items()
+                if isinstance(value, Tensor)
+            )
+            moments.setdefault(kinds, []).append(index)
+            if rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)}:
+                others[index] = rest
+        return {"groups": groups, "moments": list(moments.items()), "others": others}
+
+    def prepare(self, values: Mapping[str, Any]) -> None:
+        for kinds, indexes in values["moments"]:
+            for index in indexes:
+                _, parameter, group = self._parameters[index]
+                state = self.optimizer.state[parameter]
+                for moment in (Moment(*kind) for kind in kinds):
+                    if moment.key not in state:
+                        state[moment.key] = _empty_moment(moment, parameter, group)
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        for group, saved in zip(self.optimizer.param_groups, values["groups"], strict=True):
+            group.update(saved)
+        for index, rest in values["others"].items():
+            self.optimizer.state[self._parameters[index][1]].update(rest)
+
+
+def _empty_moment(moment: Moment, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+    dtype = DTYPES[moment.dtype]
+    if moment.shape is None:
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    # As torch.optim has it: a count of steps is on the CPU unless the kernel reads it.
+    on_device = moment.shape or group.get("capturable") or group.get("fused")
+    return torch.zeros(moment.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+class KeptDict:
+    """Arrays in dicts and lists, changed in place: tensors, and numpy's arrays, are filled; the rest is replaced."""
+
+    def __init__(self, tree: MutableMapping[str, Any]) -> None:
+        self.tree = tree
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {path: tensor for path, value in _leaves(self.tree, "") if (tensor := _as_tensor(value)) is not None}
+
+    def values(self) -> dict[str, Any]:
+        return {path: value for path, value in _leaves(self.tree, "") if _as_tensor(value) is None}
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        for path, value in values.items():
+            *above, last = path.split("/")
+            place: Any = self.tree
+            for key in above:
+                place = place[int(key)] if isinstance(place, list) else place[key]
+            place[int(last) if isinstance(place, list) else last] = value
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    below = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else None
+    if below is None:
+        yield path, tree
+        return
+    for key, value in below:
+        yield from _leaves(value, f"{path}/{key}" if path else str(key))
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray) and value.flags.writeable and value.dtype.kind in "biuf":
+        return torch.from_numpy(value)
+    return None
+
+
+class KeptStateful:
+    """Anything with state_dict and load_state_dict: schedulers, samplers, data loaders, scalers."""
+
+    def __init__(self, stateful: Any) -> None:
+        self.stateful = stateful
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def values(self) -> Any:
+        return self.stateful.state_dict()
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: Any) -> None:
+        self.stateful.load_state_dict(values)
+
+
+class RandomNumbers:
+    """Of Python, numpy and torch, in this process and on its GPU."""
+
+    def state_dict(self) -> dict[str, Any]:
+        numpy = sys.modules.get("numpy")
+        return {
+            "python": random.getstate(),
+            "numpy": numpy.random.get_state() if numpy else None,
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        random.setstate(values["python"])
+        numpy = sys.modules.get("numpy")
+        if numpy and values["numpy"] is not None:
+            numpy.random.set_state(values["numpy"])
+        torch.set_rng_state(values["torch"])
+        if values["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(values["cuda"])
+
+
+def kept(objects: Mapping[str, Any]) -> dict[str, Kept]:
+    """Raises TypeError for what has no state."""
+    names = {
+        id(parameter): f"{prefix}.{plain_name(name)}"
+        for prefix, module in objects.items()
+        if isinstance(module, Module)
+        for name, parameter in module.named_parameters()
+    }
+    return {name: _kept(name, value, names) for name, value in objects.items()}
+
+
+def _kept(name: str, value: Any, names: Mapping[int, str]) -> Kept:
+    if isinstance(value, Module):
+        return KeptModule(value)
+    if isinstance(value, Optimizer):
+        return KeptOptimizer(value, names)
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return KeptStateful(value)
+    if isinstance(value, MutableMapping):
+        return KeptDict(value)
+    raise TypeError(
+        f"{name} is a {type(value).__qualname__}, which has no state: give a module, an optimizer, a dict of arrays, "
+        "or what has state_dict() and load_state_dict()"
+    )
+
+
+def _address(tensor: Tensor) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.data_ptr())

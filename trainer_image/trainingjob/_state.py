@@ -1,0 +1,288 @@
+"""`trainingjob.State`: a script's state in node memory, on peers and in durable storage.
+
+Saving is the bundled trainer's (`concertina_state.saving`); what differs is that a script says only when a step is
+finished. So ranks agree not in each step but in those that are saved, and how far apart these are is told by rank 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+import trainingjob
+from concertina_protocol import Durable, FailureReason, RestoreSource, SnapshotId
+from concertina_protocol.worker_channel import Done, Fault, KeepsState, Outcome, Start
+from concertina_state.catalogue import Catalogue
+from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.format.shardfile import Continued, ShardMetadata
+from concertina_state.interval import Interval
+from concertina_state.saved import InMemory, SavedState, find
+from concertina_state.saving import SavePolicy, Saving, StepFlags
+from concertina_state.snapshots import Snapshots
+from trainingjob import _objects, _values
+from trainingjob._channel import Channel
+from trainingjob._folder import Folder
+from trainingjob._pace import Pace
+
+ENDLESS = 2**62
+"""Steps of a run whose end only the script knows."""
+ROOM = 1.5
+"""For values to grow in, so that a shard's file keeps its size: times what they take at first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of each other after a collective."""
+
+    flags: StepFlags
+    every: int
+    """Commits until the next snapshot, as rank 0 says."""
+    layout: str
+    """Digest of what all ranks hold."""
+
+
+class State:
+    def __init__(self, *, folder: str = "checkpoints", overhead: float = 0.01, **objects: Any) -> None:
+        """See `trainingjob.State`."""
+        self._world = trainingjob.world()
+        self._kept = {**_objects.kept(objects), "random": _objects.KeptStateful(_objects.RandomNumbers())}
+        self._together = self._world.size > 1 and dist.is_initialized()
+        self._checkpoint: Mapping[str, Any] = json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
+        channel = trainingjob.connection()
+        self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._same)
+        self._end.send(KeepsState(self._world.rank))
+        self._pace = Pace(overhead)
+        self._commits, self._next = 0, 1
+        self._returned: float | None = None
+        """When the last commit returned."""
+        self._catalogue: Catalogue | None = None
+        self._own = torch.empty(0, dtype=torch.uint8)
+        """This rank's values, as they stand in its shard."""
+        self._saving: Saving | None = None
+        self._restored = 0
+        self._continued: Continued | None = None
+
+    # --- back -------------------------------------------------------------------------------------------------------
+
+    def restore(self, default: int = 0) -> int:
+        """Fill all objects with the newest saved state, of whatever world; returns the step to go on with, or `default`
+        where nothing was saved. Raises BadInput where it is of other objects."""
+        try:
+            saved = self._newest()
+            if saved is None:
+                self._end.restored(default, RestoreSource.FRESH)
+                return default
+            values = self._values_of(saved)
+            for name, each in self._kept.items():
+                each.prepare(values.get(name))
+            catalogue = self._catalogue = self._new_catalogue()
+            layout = self._agree(StepFlags(), catalogue).layout
+            same = (saved.id.layout, saved.id.shards) == (layout, self._world.size)
+            found = find(saved, self._world.rank if same else None, catalogue.plan)
+            catalogue.fill(found.plan, found.shards)
+        except BadInput as error:
+            self._fail(FailureReason.BAD_INPUT, error)
+        except RestoreFailed as error:
+            self._fail(FailureReason.RESTORE_FAILED, error)
+        for name, each in self._kept.items():
+            each.load(values[name])
+        if self._world.rank >= saved.id.shards:
+            self._draw_others(values["random"])
+        self._restored = saved.id.step
+        self._end.restored(
+            saved.id.step, RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
+        )
+        return saved.id.step
+
+    def _newest(self) -> SavedState | None:
+        if isinstance(self._end, Folder):
+            return self._end.newest()
+        start = self._end.start()
+        uri = self._checkpoint.get("uri")
+        durable = self._same(self._durable(start)) if uri else None
+        if durable is not None:
+            from concertina_state.checkpoints.reader import StoredCheckpoint  # obstore is there in a job alone
+
+            stored = StoredCheckpoint(durable.uri)
+            if durable.uid != start.uid:
+                self._continued = Continued(durable.uid, durable.round, durable.step)
+            return stored
+        if start.restore.source == RestoreSource.MEMORY and start.restore.id is not None:
+            return InMemory(start.restore.id, self._end)
+        return None
+
+    def _durable(self, start: Start) -> Durable | None:
+        """The checkpoint to go on from, where none in memory is as new; on rank 0."""
+        if self._world.rank != 0:
+            return None
+        held = start.restore.id if start.restore.source == RestoreSource.MEMORY else None
+        if held is not None:  # agents say what LATEST is: storage itself is not asked, so it may be away
+            known = start.durable
+            newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
+            return known if newer else None
+        from concertina_state.checkpoints.latest import read_latest
+        from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+        from concertina_state.objects.prefix import ObjectPrefix
+
+        found = read_latest(ObjectPrefix(self._checkpoint["uri"], create=True))
+        if found is None and (another := self._checkpoint.get("resumeFrom")):
+            place = StoredCheckpoint(resolve(another)).manifest.place
+            return Durable(place.uid, place.round, place.step, resolve(another))
+        return found
+
+    def _values_of(self, saved: SavedState) -> Any:
+        """Of the rank of the same number; where there are more now, they begin with those of another."""
+        shard = saved.open(self._world.rank % saved.id.shards)
+        name = _name(self._world.rank % saved.id.shards)
+        stored = shard.header.chunks.get(name)
+        if stored is None:
+            raise BadInput(f"the saved state of step {saved.id.step} was not saved by trainingjob.State")
+        data = bytearray(stored.chunk.size)
+        shard.read_into([(stored.begin, memoryview(data))])
+        return _values.decode(bytes(data))
+
+    def _draw_others(self, values: Mapping[str, Any]) -> None:
+        """A rank that there was not before must not draw what the one draws whose values it has."""
+        drawn = hashlib.sha256(repr(values["python"]).encode() + str(self._world.rank).encode()).digest()
+        torch.manual_seed(int.from_bytes(drawn[:8], "little"))
+
+    def _fail(self, reason: FailureReason, error: Exception) -> NoReturn:
+        self._end.send(Fault(reason, str(error)))
+        raise error
+
+    # --- forth ------------------------------------------------------------------------------------------------------
+
+    def commit(self, step: int, durable: bool = False) -> None:
+        """Step `step`, counted from 0, is finished. On all ranks, after every step. When this world is about to end, it
+        saves and ends the process (SystemExit).
+
+        `durable`: this one is to be a checkpoint in storage (or the next one, where another is still on its way there);
+        the same on all ranks."""
+        began, done = time.perf_counter(), int(step) + 1
+        self._commits += 1
+        ends = self._end.passes()
+        if ends or durable or self._commits >= self._next:
+            self._save(done, durable, ends, began)
+        saving = self._saving
+        assert saving is not None  # the first commit always saves
+        self._end.finished(done, saving.snapshot_step, saving.seconds)
+        if ends:
+            self._end.send(Done(Outcome.DRAINED, done))
+            raise SystemExit(0)
+        self._returned = time.perf_counter()
+
+    def _save(self, done: int, durable: bool, ends: bool, began: float) -> None:
+        catalogue, saving = self._current()
+        flags = dataclasses.replace(saving.local_flags(done), drain=int(ends))
+        if durable:
+            flags = dataclasses.replace(flags, checkpoint_due=1)
+        agreed = self._agree(flags, catalogue)
+        saving.of_layout(agreed.layout)
+        before = time.perf_counter()
+        saving.save(saving.decide(done, agreed.flags), done)
+        self._next = self._commits + agreed.every
+        if self._returned is not None:
+            since = max(1, agreed.every)
+            self._pace.took(time.perf_counter() - before, (began - self._returned) / since)
+
+    def _current(self) -> tuple[Catalogue, Saving]:
+        """With this rank's values as they are now."""
+        values = {name: each.values() for name, each in self._kept.items()}
+        text = _values.encode(values, "state")
+        tensors = self._tensors()
+        if self._catalogue is None or len(text) > len(self._own) or not self._catalogue.still(tensors):
+            self._own = torch.empty(int(len(text) * ROOM) + 4096, dtype=torch.uint8)
+            self._catalogue = self._new_catalogue(tensors)
+            if self._saving is None:
+                self._check_alike()
+                self._saving = self._new_saving(self._catalogue)
+            else:
+                self._saving.of_tensors(self._catalogue)
+        padded = text.ljust(len(self._own))
+        self._own.copy_(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+        assert self._saving is not None
+        return self._catalogue, self._saving
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, each in self._kept.items():
+            found |= {f"{name}.{key}": tensor for key, tensor in each.tensors().items()}
+        return found
+
+    def _new_catalogue(self, tensors: Mapping[str, Tensor] | None = None) -> Catalogue:
+        rank, size = self._world.rank, self._world.size
+        own = {_name(rank): self._own} if len(self._own) else {}
+        return Catalogue(self._tensors() if tensors is None else tensors, own, rank, size, self._together)
+
+    def _new_saving(self, catalogue: Catalogue) -> Saving:
+        end, checkpoint = self._end, self._checkpoint
+        id = SnapshotId(end.round, self._restored, "", self._world.size)
+        metadata = ShardMetadata(id, self._world.rank, self._restored, "", "", self._continued)
+        policy = SavePolicy(ENDLESS, 1, bool(checkpoint), checkpoint.get("everySteps"))
+        interval = Interval(checkpoint.get("everySeconds", 600) if checkpoint else None, end.history)
+        snapshots = Snapshots(end.snapshots / f"shard-{self._world.rank}", catalogue)
+        return Saving(policy, snapshots, metadata, end.durable, interval, end)
+
+    # --- together ---------------------------------------------------------------------------------------------------
+
+    def _agree(self, flags: StepFlags, catalogue: Catalogue) -> Agreed:
+        """The one collective of a save: sums of a few numbers."""
+        mine = int(catalogue.digest[:8], 16)
+        every = self._pace.every if self._world.rank == 0 else 0
+        numbers = [float(each) for each in (*dataclasses.astuple(flags), every, mine)]
+        if self._together:
+            payload = torch.tensor(numbers, dtype=torch.float64, device=_device())
+            dist.all_reduce(payload)
+            numbers = payload.tolist()
+        *counts, every, layout = (round(number) for number in numbers)
+        return Agreed(StepFlags(*counts), every, f"{layout:x}")
+
+    def _same(self, value: Any) -> Any:
+        """Rank 0's, on all ranks."""
+        if not self._together:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=_device())
+        return box[0]
+
+    def _check_alike(self) -> None:
+        """Whole tensors are saved by one rank for all: it is an error where they are not the same on all."""
+        names, sums = [], []
+        for name, each in self._kept.items():
+            for key, tensor in each.tensors().items() if isinstance(each, _objects.KeptModule) else ():
+                if isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and not isinstance(tensor, DTensor)):
+                    names.append(f"{name}.{key}")
+                    sums.append(tensor.detach().double().sum())
+        if not self._together or not names:
+            return
+        least = torch.stack(sums).to(_device())
+        most = -least
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        dist.all_reduce(most, op=dist.ReduceOp.MIN)
+        differs = [name for name, low, high in zip(names, least.tolist(), (-most).tolist()) if low != high]
+        if differs:
+            raise BadInput(
+                f"{differs[0]} is not the same on all ranks, and neither a DTensor that says how it is cut: make it "
+                "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same. "
+                f"({len(differs)} of {len(names)} parameters differ.)"
+            )
+
+
+def _name(rank: int) -> str:
+    return f"rank-{rank}"
+
+
+def _device() -> torch.device:
+    """On which collectives take numbers."""
+    backend = dist.get_backend()
+    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
