@@ -1,4 +1,4 @@
-"""A script that keeps its state by `trainingjob.State`: its global batch is the same in any world, and so is its loss."""
+"""A script that keeps its state by `trainingjob.State`: its global batch is the same in any world, and its loss."""
 
 import argparse
 import os
@@ -34,10 +34,9 @@ def main() -> None:
     if options.kind == "ddp":
         model = DistributedDataParallel(model)
     elif options.kind in ("fsdp2", "hsdp"):
-        shape, names = (
-            ((2, world.size // 2), ("replicate", "shard")) if options.kind == "hsdp" else ((world.size,), ("shard",))
-        )
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        copies = 2 if options.kind == "hsdp" else 1
+        mesh = init_device_mesh("cpu", (copies, world.size // copies), mesh_dim_names=("replicate", "shard"))
+        mesh = mesh if options.kind == "hsdp" else mesh["shard"]
         fully_shard(model[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

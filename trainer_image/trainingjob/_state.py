@@ -99,9 +99,8 @@ class State:
         if self._world.rank >= saved.id.shards:
             self._draw_others(values["random"])
         self._restored = saved.id.step
-        self._end.restored(
-            saved.id.step, RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
-        )
+        source = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
+        self._end.restored(saved.id.step, source)
         return saved.id.step
 
     def _newest(self) -> SavedState | None:

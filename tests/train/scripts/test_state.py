@@ -48,14 +48,16 @@ def starts(*replicas) -> set[tuple[int, int]]:
     return {(int(world), int(step)) for world, step in found}
 
 
+def safe_at(step: int):
+    return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
     async def body() -> None:
         async with running(folder, 3, command(kind)) as job:
             await job.begin(1, job[0], job[1], job[2])
-            report = await job.until(
-                job[0], lambda r: r.progress and (r.progress.snapshot_step or 0) >= 5, "no snapshot"
-            )
+            report = await job.until(job[0], safe_at(5), "no snapshot")
             assert report.keeps_state
             os.kill(job[2].worker_pids()[2], signal.SIGKILL)
             report = await job.until(job[0], lambda r: r.failures, "the failure was not heard of")
