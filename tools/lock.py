@@ -28,7 +28,7 @@ def environments() -> dict[str, list[str]]:
         "dev": [*build, *project["dependencies"], *extras["trainer"], *extras["demo"], *extras["dev"]],
         "operator": [*build, *project["dependencies"]],
         "trainer": [*build, *extras["trainer"]],
-        "agent": build,
+        "agent": [*build, *extras["agent"]],
     }
 
 

@@ -59,7 +59,7 @@ def main() -> None:
         if world.rank == 0:
             print(f"step {step} loss {total.item():.9f}", flush=True)
         time.sleep(options.pause)
-        state.commit(step)
+        state.commit(step, durable=step == options.steps - 1)
     print(f"rank {world.rank} is through", flush=True)
     os._exit(0)
 

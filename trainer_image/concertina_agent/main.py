@@ -1,7 +1,8 @@
 """concertina-agent: process 1 of each replica.
 
     concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on, and DEST/python,
-                                         whose package `trainingjob` is for scripts (beside what it stands on)
+                                         whose package `trainingjob` is for scripts (beside what it stands on), and
+                                         DEST/storage, its client of durable storage
     concertina-agent run --bundled       run the bundled trainer
     concertina-agent run -- COMMAND...   run a command of one's own
     concertina-agent report              print what the agent of this container says of itself, and a lead of its round
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import ssl
@@ -33,6 +35,8 @@ from concertina_protocol.log import log_event
 
 PYZ = "agent.pyz"
 SCRIPT_PACKAGES = ("concertina_protocol", "concertina_state", "trainingjob")
+STORAGE_MODULES = ("obstore", "typing_extensions")
+"""As the agent's image has them."""
 ENTRY = "zipapp_main.py"
 """Is the zipapp's __main__ too."""
 REPORT_SECONDS = 10.0
@@ -44,6 +48,7 @@ def install(destination: Path) -> Path:
     """Write this package as a zipapp; a reader sees the old file or the whole new one. And the scripts' packages."""
     for package in SCRIPT_PACKAGES:
         _copy_package(package, destination / settings.SCRIPT_API / package)
+    _copy_storage_client(destination / settings.STORAGE_API)
     with tempfile.TemporaryDirectory(dir=destination) as scratch:
         tree, built = Path(scratch, "tree"), Path(scratch, PYZ)
         for package in ("concertina_agent", *SCRIPT_PACKAGES):
@@ -53,6 +58,17 @@ def install(destination: Path) -> Path:
         built.chmod(0o755)
         built.replace(destination / PYZ)
     return destination / PYZ
+
+
+def _copy_storage_client(target: Path) -> None:
+    """Built for any CPython from 3.10 on, so it is good in another image, too. Nothing where this one has none."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in STORAGE_MODULES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and spec.submodule_search_locations:
+            shutil.copytree(Path(spec.origin).parent, target / name, dirs_exist_ok=True)
+        elif spec is not None and spec.origin is not None:
+            shutil.copy(spec.origin, target)
 
 
 def _copy_package(package: str, target: Path) -> None:

@@ -89,6 +89,10 @@ SCRIPT_API = "python"
 """Folder of the volume in which `install` puts `trainingjob` and what it stands on, for commands of one's own."""
 
 
+STORAGE_API = "storage"
+"""Folder beside it, with the client of durable storage, for scripts whose image has none."""
+
+
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
     """At the end of PYTHONPATH: it can stand in nobody's way."""
     if not command:

@@ -185,6 +185,10 @@ class Saving:
             self.interval.saved(took)
         self.seconds += took
 
+    def finish(self) -> None:
+        """Until the last snapshot is committed."""
+        self._snapshots.finish()
+
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
         """A drain has come while `step` steps are evaluated. Should it be durable, the agents ship its snapshot."""
         if self._snapshots.step_of(self._snapshots.count - 1) == step:

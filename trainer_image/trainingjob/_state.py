@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,7 +112,8 @@ class State:
         uri = self._checkpoint.get("uri")
         durable = self._same(self._durable(start)) if uri else None
         if durable is not None:
-            from concertina_state.checkpoints.reader import StoredCheckpoint  # obstore is there in a job alone
+            _find_storage_client()
+            from concertina_state.checkpoints.reader import StoredCheckpoint
 
             stored = StoredCheckpoint(durable.uri)
             if durable.uid != start.uid:
@@ -129,6 +132,7 @@ class State:
             known = start.durable
             newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
             return known if newer else None
+        _find_storage_client()
         from concertina_state.checkpoints.latest import read_latest
         from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
         from concertina_state.objects.prefix import ObjectPrefix
@@ -165,8 +169,8 @@ class State:
         """Step `step`, counted from 0, is finished. On all ranks, after every step. When this world is about to end, it
         saves and ends the process (SystemExit).
 
-        `durable`: this one is to be a checkpoint in storage (or the next one, where another is still on its way there);
-        the same on all ranks."""
+        `durable`: wait until this one is whole in node memory, and let it be a checkpoint in storage (or the next one,
+        where another is still on its way there). The same on all ranks; true for the script's last step."""
         began, done = time.perf_counter(), int(step) + 1
         self._commits += 1
         ends = self._end.passes()
@@ -189,6 +193,8 @@ class State:
         saving.of_layout(agreed.layout)
         before = time.perf_counter()
         saving.save(saving.decide(done, agreed.flags), done)
+        if durable:
+            saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
         if self._returned is not None:
             since = max(1, agreed.every)
@@ -275,6 +281,12 @@ class State:
                 "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same. "
                 f"({len(differs)} of {len(names)} parameters differ.)"
             )
+
+
+def _find_storage_client() -> None:
+    """Of this image, or what the agent's has brought along; outside of a job neither is needed."""
+    if importlib.util.find_spec("obstore") is None:
+        sys.path.append(os.path.join(os.environ.get("CONCERTINA_VOLUME") or "/concertina", "storage"))
 
 
 def _name(rank: int) -> str:

@@ -2,8 +2,10 @@
 a peer's copy or durable storage, and train as if nothing had happened."""
 
 import asyncio
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import pytest
 import concertina_protocol as p
 from builders.programs import PROGRAMS, SEARCH_PATH
 from builders.train.replicas import UID, newest_complete, running, trained
+from concertina_state.checkpoints.catalogue import verify
+from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 
 SCRIPT = PROGRAMS / "stateful.py"
 LIMIT = 400.0
@@ -97,3 +101,44 @@ def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
                 assert loss == pytest.approx(undisturbed[step], rel=NEAR, abs=NEAR), step
 
     asyncio.run(body())
+
+
+def test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it(folder, storage_uri, undisturbed):
+    spec = json.dumps({"uri": storage_uri, "everySteps": 10, "everySeconds": 600, "keep": 3})
+    arguments = command("fsdp2", "--steps", "125", "--pause", "0.02")
+
+    async def body() -> None:
+        async with running(folder, 2, arguments, CONCERTINA_CHECKPOINT=spec, **credentials()) as job:
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], durable_at(20), "no checkpoint")
+            for replica in (job[0], job[1]):
+                replica.kill()
+                for kind in ("snapshots", "copies", "fetched"):
+                    shutil.rmtree(replica.folder / kind, ignore_errors=True)
+                replica.start()
+            await job.begin(2, job[1])
+            report = await job.until(job[1], lambda r: r.round == 2 and r.progress is not None, "did not go on")
+            assert (report.progress.restored_step >= 20, report.progress.restored_from) == (True, "Storage")
+            report = await job.until(job[1], lambda r: r.state == "succeeded", "never done")
+            latest = report.storage.latest
+            assert (latest.round, latest.step) == (2, 125)
+            seen = losses("\n".join(job[i].log() for i in range(2)))
+            assert sorted(seen) == list(range(125))
+            for step, loss in seen.items():
+                assert loss == pytest.approx(undisturbed[step], rel=NEAR, abs=NEAR), step
+
+    asyncio.run(body())
+    manifest = StoredCheckpoint(resolve(storage_uri)).manifest
+    assert (manifest.id.step, manifest.parallelism) == (125, {"data": 1})
+    assert verify(StoredCheckpoint(resolve(storage_uri)), lambda count: None) == []
+
+
+def durable_at(step: int):
+    def holds(report: p.Report) -> bool:
+        return report.storage is not None and report.storage.latest is not None and report.storage.latest.step >= step
+
+    return holds
+
+
+def credentials() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}

@@ -88,7 +88,11 @@ def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
         agent.listen()
         for folder in (first, second):
             packages = folder / "python"
-            assert sorted(path.name for path in packages.iterdir()) == ["concertina_protocol", "trainingjob"]
+            assert {path.name for path in packages.iterdir()} == {
+                "concertina_protocol",
+                "concertina_state",
+                "trainingjob",
+            }
             environment = {"PYTHONPATH": str(packages), "RANK": "0", "CONCERTINA_SOCKET": str(tmp_path / "s")}
             said = subprocess.run(
                 [sys.executable, "-Sc", IN_A_JOB], env=environment, capture_output=True, text=True, check=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Optional
 from concertina_agent.core import events as e
 from concertina_agent.files.driver import FilesDriver
 from concertina_agent.runtime.nursery import Nursery
-from concertina_agent.settings import Settings
+from concertina_agent.settings import STORAGE_API, Settings
 from concertina_agent.workers import store
 from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
@@ -85,6 +86,8 @@ class WorkersDriver:
         if self.parent is not None:
             return await self.parent.run(ForkTarget(f"{settings.package}.uploader:main"), environment, "[uploader] ")
         line = [sys.executable, "-m", "concertina_state.uploader"]
+        path = [environment.get("PYTHONPATH", ""), str(settings.volume / STORAGE_API)]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         return start_command(line, environment, self._reaper, "[uploader] ")
 
     # --- effects ----------------------------------------------------------------------------------------------------

@@ -38,6 +38,18 @@ class JobContext:
         return Round(self.observed)
 
     @cached
+    def keeps_state(self) -> bool:
+        """Whether its workers save snapshots: the bundled trainer's do; a script's do by `trainingjob.State`, which is
+        known once it has said so."""
+        told = self.round.report is not None and self.round.report.keeps_state
+        return self.spec.bundled or told or self.status.last_snapshot is not None
+
+    @cached
+    def saves_durably(self) -> bool:
+        """Whether the job's own agents look after durable checkpoints."""
+        return self.spec.checkpoint is not None and self.keeps_state
+
+    @cached
     def health(self) -> Health:
         return Health(self.observed, self.round, self.now)
 

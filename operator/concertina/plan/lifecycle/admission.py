@@ -188,7 +188,7 @@ def _may_release(ctx: JobContext, mine: Waiting) -> bool:
     """It holds something, and no state is lost that nothing else holds."""
     if not mine.held:
         return False
-    if ctx.round.members and ctx.spec.bundled and ctx.spec.checkpoint is None:
+    if ctx.round.members and ctx.keeps_state and ctx.spec.checkpoint is None:
         return False
     return not (ctx.round.committed and causes.broken(ctx) is None)
 

@@ -13,10 +13,9 @@ from concertina.plan.actions import Action, Send
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.rounds import growth
-from concertina.plan.state import restore
 
 NO_STORAGE = "this job has no durable checkpoints that the operator looks after: it has no spec.checkpoint, or runs a "
-NO_STORAGE += "command of its own, which saves when it sees fit"
+NO_STORAGE += "command of its own that saves when it sees fit (its script does not use trainingjob.State)"
 ENDED = "the job has ended without another checkpoint"
 
 
@@ -34,7 +33,7 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
     if newest is not None and newest.step >= known.step:
         message = f"step {newest.step} is in {newest.uri}"
         return known.model_copy(update={"state": RequestState.DONE, "message": message})
-    refusal = "" if restore.uses_storage(ctx.spec) else NO_STORAGE
+    refusal = "" if ctx.saves_durably else NO_STORAGE
     if decision.phase.final:
         refusal = ENDED
     return known.model_copy(update={"state": RequestState.REFUSED, "message": refusal}) if refusal else known

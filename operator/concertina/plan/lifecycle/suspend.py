@@ -11,7 +11,6 @@ from concertina.plan.facts.names import first_of
 from concertina.plan.facts.reasons import Reason
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains
-from concertina.plan.state import restore
 from concertina_protocol import Report, State, StorageHealth
 
 
@@ -39,7 +38,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
     why = f"replica {outdated[0]} was made of another template than the job has now"
     if _goes_on(ctx) and not _is_over(ctx):
         return _draining(ctx, Phase.DRAINING, Reason.TEMPLATE_CHANGED, why)
-    can_go_on = ctx.spec.bundled and sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
+    can_go_on = ctx.keeps_state and sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     if can_go_on and not _is_over(ctx) and not _overdue(ctx):
         return None  # what only node memory holds is saved by the round that is being made
     world = claims.disbanded(ctx, Reason.TEMPLATE_CHANGED)
@@ -67,7 +66,7 @@ def _is_over(ctx: JobContext) -> bool:
 def _is_saved(ctx: JobContext, report: Report) -> bool:
     """Whether this end is one after which nothing more will be saved. One that began for another reason (growing, say)
     was not saved; the lead is asked for that then, and what it says just after may be from before it was."""
-    if not restore.uses_storage(ctx.spec):
+    if not ctx.saves_durably:
         return True
     latest = report.storage.latest if report.storage else None
     step = report.progress.step if report.progress else 0
@@ -82,11 +81,11 @@ def _goes_on(ctx: JobContext) -> bool:
 
 def _limit(ctx: JobContext) -> float:
     """Seconds for the round to stop."""
-    return constants.DRAIN_DURABLE if restore.uses_storage(ctx.spec) else constants.DRAIN
+    return constants.DRAIN_DURABLE if ctx.saves_durably else constants.DRAIN
 
 
 def _draining(ctx: JobContext, phase: Phase, reason: str, why: str) -> Decision:
-    durable = restore.uses_storage(ctx.spec)
+    durable = ctx.saves_durably
     message = f"{why}: the round stops after the same step everywhere" + (" and is saved" if durable else "")
     storage = ctx.round.report.storage if ctx.round.report else None
     if storage and storage.state == StorageHealth.ERROR:

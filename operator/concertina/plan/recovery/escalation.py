@@ -17,7 +17,6 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason
 from concertina.plan.facts.replicas import REPLACE_POD
 from concertina.plan.recovery import repeats
-from concertina.plan.state import restore
 from concertina_protocol import FailureReason, RestoreSource
 
 NEW_ROUND, WITHOUT_MEMBER, WHOLE_RESTART = "NewRound", "WithoutMember", "WholeRestart"
@@ -91,7 +90,7 @@ def _replace_pod(failing: Failing) -> str:
 
 def _whole_restart(failing: Failing) -> str:
     ctx, failed = failing.ctx, failing.failed
-    if not failing.mendable or not restore.uses_storage(ctx.spec) or ctx.status.last_checkpoint is None:
+    if not failing.mendable or not ctx.saves_durably or ctx.status.last_checkpoint is None:
         return ""
     if failing.tried(WHOLE_RESTART):
         return "a whole restart did not get it any further"

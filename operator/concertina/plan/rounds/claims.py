@@ -53,7 +53,7 @@ class Cause:
 def departing(ctx: JobContext) -> tuple[str, ...]:
     """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
     handed over. (A member's snapshots are copied to the next one.)"""
-    names = list(ctx.round.members) if ctx.spec.bundled else []
+    names = list(ctx.round.members) if ctx.keeps_state else []
     seated = set(ctx.replicas.pod_by_index.values())
     going = [name not in seated for name in names]
     return tuple(

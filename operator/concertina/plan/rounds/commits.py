@@ -43,7 +43,8 @@ def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leavin
         base=Base(round=made.round, step=origin.step, source=origin.source),
         since=rfc3339(ctx.now),
     )
-    whence = _whence(origin) if ctx.spec.bundled else _anew(ctx)
+    known = ctx.spec.bundled or origin.source is protocol.RestoreSource.MEMORY
+    whence = _whence(origin) if known else _anew(ctx)
     message = f"round {made.round} with {len(members)} replicas ({workers} workers) starts {whence}"
     told = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()  # conditions tell of the first
     return Decision(

@@ -12,7 +12,6 @@ from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
-from concertina.plan.state import restore
 
 
 def change(ctx: JobContext) -> Decision | None:
@@ -29,7 +28,7 @@ def change(ctx: JobContext) -> Decision | None:
         return claims.claim(ctx, cause) or Decision(
             Phase.WAITING, cause.reason, f"{cause.message}; {shortage(ctx)}", recheck=1.0
         )
-    saved = " and is saved" if durable and restore.uses_storage(ctx.spec) else ""
+    saved = " and is saved" if durable and ctx.saves_durably else ""
     return Decision(
         Phase.DRAINING,
         cause.reason,
@@ -82,7 +81,7 @@ def _moving(ctx: JobContext) -> list[str]:
 def must_be_saved(ctx: JobContext) -> bool:
     """Whether those who stay can't go on: then the state has to wait in storage, or for successors to come for it. So
     does that of a round of one, which no neighbour has a copy of, also where a spare stands ready."""
-    if not ctx.spec.bundled or not any(ctx.replicas.leaves(name) for name in ctx.round.members):
+    if not ctx.keeps_state or not any(ctx.replicas.leaves(name) for name in ctx.round.members):
         return False
     return len(ctx.round.members) == 1 or not sizes.fitting(len(ctx.replicas.candidates), ctx.spec)
 

@@ -14,8 +14,8 @@ _ADVICE = "spread the replicas with topologySpreadConstraints in spec.template t
 
 
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
-    """A command of one's own has no snapshots: to it all places are the same."""
-    if not ctx.spec.bundled:
+    """To a script that saves no snapshots all places are the same."""
+    if not ctx.keeps_state:
         return dict.fromkeys(replicas, Place(""))
     pods = (ctx.replicas.pods[name] for name in replicas)
     return {pod.name: Place(pod.node, ctx.node(pod).zone) for pod in pods}
@@ -23,7 +23,7 @@ def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, Place]:
 
 def distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, Place]) -> Distance:
     """How far each of them is from its copy, at least."""
-    if not ctx.spec.bundled:
+    if not ctx.keeps_state:
         return Distance.NO_SNAPSHOTS
     if len(members) < 2:
         return Distance.NONE

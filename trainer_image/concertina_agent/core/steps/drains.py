@@ -95,7 +95,7 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
     for rank, last in r.last.items():
         through = not agent.bundled and r.workers.complete(rank)
         if ((durable and r.workers.drained(rank)) or through) and not agent.uploads.is_wanted(last.id, rank):
-            agent.uploads.wanted(w.WantDurable(last.id, rank, last.path, complete=through))
+            agent.uploads.wanted(w.WantDurable(last.id, rank, last.path, complete=False))
             effects.append(e.Ship(last.id, rank, last.path, is_slot=True))
     return effects
 
