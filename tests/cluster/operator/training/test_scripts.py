@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -128,3 +129,37 @@ def trains_on(jobs: Jobs, job: Object) -> None:
     """Until the round of this job has got somewhere."""
     step = job["status"]["progress"]["step"]
     jobs.wait("a", lambda job: job["status"]["progress"]["step"] > step)
+
+
+def test_a_script_that_keeps_its_state_goes_on_from_memory_and_from_storage(jobs: Jobs, tmp_path: Path) -> None:
+    script = PROGRAMS / "stateful.py"
+    pod = template(tmp_path, script, "ddp")
+    checkpoint = {"uri": f"file://{tmp_path}/checkpoints", "everySeconds": 3600}
+    jobs.create("a", replicas=3, elastic=ELASTIC, template=pod, checkpoint=checkpoint)
+    job = jobs.wait("a", lambda job: (job.get("status", {}).get("lastSnapshot") or {}).get("step", 0) > 5)
+    assert job["status"]["progress"]["step"] >= job["status"]["lastSnapshot"]["step"]
+    assert job["status"].get("lastCheckpoint") is None
+
+    os.kill(workers(script, "ddp")[1], signal.SIGKILL)
+    jobs.wait("a", lambda job: job["status"]["restarts"]["total"] == 1)
+    trains_on(jobs, jobs.wait_training("a", 3))
+    first, *later = sorted({step for (step,) in printed(tmp_path, r"rank \d of 3 starts at step (\d+)")})
+    assert first == 0
+    assert later, jobs.describe("a")
+    assert jobs.get("a")["status"].get("stepsReplayed", 0) <= 2
+
+    request = {"metadata": {"annotations": {"concertina.dev/checkpoint-now": "one"}}}
+    jobs.cluster.kubectl("patch", "tj", "a", "-n", jobs.namespace, "--type=merge", "-p", json.dumps(request))
+    job = jobs.wait("a", lambda job: (job["status"].get("checkpointRequest") or {}).get("state") == "Done")
+    assert job["status"]["lastCheckpoint"]["step"] >= job["status"]["checkpointRequest"]["step"]
+
+    jobs.patch("a", {"suspend": True})
+    job = jobs.wait_true("a", "Suspended")
+    jobs.wait("a", lambda _: not jobs.pods("a"))
+    saved = jobs.get("a")["status"]["lastCheckpoint"]["step"]
+    assert saved == max(step for (step,) in printed(tmp_path, r"step (\d+) loss")) + 1, "a step was lost"
+    jobs.patch("a", {"suspend": False})
+    trains_on(jobs, jobs.wait_training("a", 3))
+    assert printed(tmp_path, r"rank \d of 3 starts at step (\d+)")[-1] == (saved,)
+    steps = {step for (step,) in printed(tmp_path, r"step (\d+) loss")}
+    assert steps == set(range(max(steps) + 1)), "a step was left out"
