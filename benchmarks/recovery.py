@@ -6,7 +6,8 @@ Rows: what dies (`worker`: one training process; `member`: process 1 of a replic
 of the lead, which hosts the store; `node`: all processes of a node), what is stopped (SIGSTOP: connections stay open),
 `notice` (the pod is deleted with its grace), `join` (from a successor's being warm to the first step with it), under
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
-- concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own (Python and torch start anew);
+- concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own, started warm, with checkpoints of
+  its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`;
 - torchrun: the same script under three torchrun agents, as it comes and tuned;
 - torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import os
 import shutil
 import statistics
@@ -24,16 +26,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import recovery_torchft
 import recovery_torchrun
 import report
 from recovery_blows import BLOWS
-from recovery_concertina import PARTS, Bench, Recovery, bundled, own_command
+from recovery_concertina import PARTS, Bench, Recovery, Traced, bundled, commit_share, own_command, with_state
 from rich.console import Console
 
 from concertina.demo import stage as stages
+from concertina.demo.stage import Stage
 
 SCENARIOS = (*BLOWS, "join")
 SCRIPT_SCENARIOS = ("worker", "member", "lead", "node")
@@ -54,8 +57,10 @@ def main() -> None:
     options = parser.parse_args()
     totals: dict[str, list[float]] = collections.defaultdict(list)
     recoveries: dict[str, list[Recovery]] = collections.defaultdict(list)
+    scripts: dict[str, list[int]] = collections.defaultdict(list)
+    commits: dict[str, list[float]] = {}
     if options.only in (None, "concertina", "script"):
-        measure_concertina(options, totals, recoveries)
+        measure_concertina(options, totals, recoveries, scripts, commits)
     if options.only in (None, "torchrun"):
         measure_torchrun(options, totals)
     if options.only in (None, "torchft"):
@@ -64,10 +69,13 @@ def main() -> None:
     parts = {row: split(found) for row, found in recoveries.items()}
     for row, found in parts.items():
         report.show(f"{row}: where the time goes", found)
-    replayed = {row: [r.replayed for r in found] for row, found in recoveries.items()}
+    replayed: dict[str, list[float]] = {row: [r.replayed for r in found] for row, found in recoveries.items()}
+    replayed |= {row: [float(steps) for steps in found] for row, found in scripts.items()}
     report.show("steps replayed", replayed, unit="steps")
+    if commits:
+        report.show("time that saving takes, by process", commits, unit="%")
     medians = {row: {part: round(statistics.median(v), 4) for part, v in found.items()} for row, found in parts.items()}
-    report.write(options.json, "recovery", totals, parts=medians, replayed=replayed)
+    report.write(options.json, "recovery", totals, parts=medians, replayed=replayed, commits=commits)
 
 
 def split(found: list[Recovery]) -> dict[str, list[float]]:
@@ -76,10 +84,15 @@ def split(found: list[Recovery]) -> dict[str, list[float]]:
 
 
 def measure_concertina(
-    options: argparse.Namespace, totals: dict[str, list[float]], recoveries: dict[str, list[Recovery]]
+    options: argparse.Namespace,
+    totals: dict[str, list[float]],
+    recoveries: dict[str, list[Recovery]],
+    scripts: dict[str, list[int]],
+    commits: dict[str, list[float]],
 ) -> None:
-    """The rows of concertina: one job of each kind on one cluster."""
-    trace = Path(tempfile.mkdtemp(prefix="recovery-trace-"))
+    """The rows of concertina: one job of each kind on one cluster. `scripts`: steps replayed; `commits`: per cent of
+    the time that saving took, by process."""
+    traces = Path(tempfile.mkdtemp(prefix="recovery-trace-"))
     try:
         with stages.standing(f"recovery-{os.getpid()}", 3, lambda _: nullcontext(CONSOLE.log)) as stage:
             for _ in stages.build_data(stage.storage):
@@ -90,16 +103,41 @@ def measure_concertina(
                         totals[row].append(recovery.total)
                         recoveries[row].append(recovery)
             if options.only != "concertina":
-                with Bench(stage, "script", own_command(trace)) as bench:
-                    for row, seconds in each(
-                        "concertina, script",
-                        [name for name in options.scenarios if name in SCRIPT_SCENARIOS],
-                        options.peer_runs,
-                        lambda what: bench.recover_traced(what, trace),
-                    ):
-                        totals[row].append(seconds)
+                measure_scripts(stage, traces, options, totals, scripts, commits)
     finally:
-        shutil.rmtree(trace, ignore_errors=True)
+        shutil.rmtree(traces, ignore_errors=True)
+
+
+def measure_scripts(
+    stage: Stage,
+    traces: Path,
+    options: argparse.Namespace,
+    totals: dict[str, list[float]],
+    replayed: dict[str, list[int]],
+    commits: dict[str, list[float]],
+) -> None:
+    """Commands of one's own: with checkpoints of its own, and with its state kept."""
+    kinds: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "script": own_command,
+        "script with state, DDP": functools.partial(with_state, "ddp"),
+        "script with state, FSDP2": functools.partial(with_state, "fsdp2"),
+    }
+    scenarios = [name for name in options.scenarios if name in SCRIPT_SCENARIOS]
+    for kind, manifest in kinds.items():
+        trace = traces / kind.replace(" ", "-")
+        trace.mkdir()
+        made = manifest(trace)
+        title = f"concertina, {kind}"
+        with Bench(stage, made["metadata"]["name"], made) as bench:
+            for row, found in each(title, scenarios, options.runs, functools.partial(traced, bench, trace)):
+                totals[row].append(found.total)
+                replayed[row].append(found.replayed)
+        if kind != "script":
+            commits[title] = commit_share(trace)
+
+
+def traced(bench: Bench, trace: Path, scenario: str) -> Traced:
+    return bench.recover_traced(scenario, trace)
 
 
 def measured(bench: Bench) -> Callable[[str], Recovery]:

@@ -27,9 +27,11 @@ GPU = {"limits": {"nvidia.com/gpu": 1}}
 """One replica a node, as in life: a node that dies takes one."""
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
+STEADY_STEPS = 90
+"""Of all ranks together, before a script is hurt."""
 SLOW = 5.0
 """Seconds; what takes longer is explained."""
-SCRIPT = Path(__file__).parent / "scripts" / "elastic_ddp.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,29 @@ class Recovery:
 
     def __str__(self) -> str:
         return f"{self.total:.2f} s, {self.replayed:.0f} steps replayed"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One recovery of a script."""
+
+    total: float
+    """Seconds."""
+    replayed: int
+    """Steps."""
+
+    def __str__(self) -> str:
+        return f"{self.total:.2f} s, {self.replayed} steps replayed"
+
+
+def commit_share(trace: Path) -> list[float]:
+    """Of each process of a trace, per cent of its time that saving took, its first second apart."""
+    found: dict[int, list[recovery_torchrun.Step]] = {}
+    for step in recovery_torchrun.steps(trace):
+        found.setdefault(step.pid, []).append(step)
+    settled = ([s for s in steps if s.at > steps[0].at + 1] for steps in found.values())
+    long = [steps for steps in settled if len(steps) > 20]
+    return [100 * sum(s.committed for s in steps[1:]) / (steps[-1].at - steps[0].at) for steps in long]
 
 
 def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -81,8 +106,15 @@ def bundled() -> dict[str, Any]:
 
 def own_command(trace: Path) -> dict[str, Any]:
     """The script that torchrun runs too."""
-    command = ["python3", str(SCRIPT), "--trace", str(trace), "--checkpoint", str(trace / "model.pt")]
-    return job("script", {"command": command})
+    script = SCRIPTS / "elastic_ddp.py"
+    command = ["python3", str(script), "--trace", str(trace), "--checkpoint", str(trace / "model.pt")]
+    return job("script", {"command": command}, warmStart={"enabled": True})
+
+
+def with_state(kind: str, trace: Path) -> dict[str, Any]:
+    """A script that keeps its state by `trainingjob.State`."""
+    command = ["python3", str(SCRIPTS / "elastic_state.py"), kind, "--trace", str(trace)]
+    return job(f"state-{kind}", {"command": command}, warmStart={"enabled": True})
 
 
 class Bench:
@@ -130,18 +162,25 @@ class Bench:
         members = {member["instance"] for member in status["world"]["members"]}
         return status if len(members) == 3 and members != known else None
 
-    def recover_traced(self, scenario: str, trace: Path) -> float:
-        """The same for the script, whose steps stand in `trace`."""
-        before = self._steady()
+    def recover_traced(self, scenario: str, trace: Path) -> Traced:
+        """The same for a script, whose steps stand in `trace`: a script is at work when these say so."""
+
+        def steady() -> dict[str, Any] | None:
+            status = self._steady()
+            made = [s for s in recovery_torchrun.steps(trace) if s.restart == status["world"]["round"]]
+            return status if len(made) > STEADY_STEPS else None
+
+        before = until("a script at work", GROW_LIMIT, steady)
         killed_at = self._hurt(scenario, before)
         known = before["world"]["round"]
 
         def first() -> list[recovery_torchrun.Step]:
             return [s for s in recovery_torchrun.steps(trace) if s.at > killed_at and s.restart > known]
 
-        seconds = until("a step of a new round", RECOVERY_LIMIT, first)[0].at - killed_at
+        again = until("a step of a new round", RECOVERY_LIMIT, first)[0]
+        done = max(s.step for s in recovery_torchrun.steps(trace) if s.restart == known)
         self._heal()
-        return float(seconds)
+        return Traced(again.at - killed_at, done - again.step + 1)
 
     def _status(self) -> dict[str, Any]:
         return dict(self._stage.job(self._name).get("status", {}))

@@ -34,6 +34,8 @@ class Step:
     step: int
     seconds: float
     pid: int
+    committed: float = 0.0
+    """Seconds that saving the step before has taken, where the script says so."""
 
 
 def steps(log: Path) -> list[Step]:
@@ -42,11 +44,10 @@ def steps(log: Path) -> list[Step]:
     for path in log.glob("*.txt"):
         for line in path.read_text().splitlines():
             fields = line.split()
-            if len(fields) == 6:
-                at, restart, world, rank, step, seconds = fields
-                found.append(
-                    Step(float(at), int(restart), int(world), int(rank), int(step), float(seconds), int(path.stem))
-                )
+            if len(fields) in (6, 7):
+                at, restart, world, rank, step, seconds, *committed = fields
+                place = (int(restart), int(world), int(rank), int(step))
+                found.append(Step(float(at), *place, float(seconds), int(path.stem), *map(float, committed)))
     return sorted(found, key=lambda s: s.at)
 
 

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import trainingjob
@@ -17,7 +17,7 @@ BATCH = 12
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["plain", "ddp", "fsdp2", "hsdp"])
+    parser.add_argument("kind", choices=["plain", "ddp", "fsdp1", "fsdp2", "hsdp"])
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--pause", type=float, default=0.01)
     parser.add_argument("--overhead", type=float, default=1.0)
@@ -33,6 +33,8 @@ def main() -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 4)
     if options.kind == "ddp":
         model = DistributedDataParallel(model)
+    elif options.kind == "fsdp1":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
     elif options.kind in ("fsdp2", "hsdp"):
         copies = 2 if options.kind == "hsdp" else 1
         mesh = init_device_mesh("cpu", (copies, world.size // copies), mesh_dim_names=("replicate", "shard"))

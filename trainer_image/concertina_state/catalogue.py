@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
 
@@ -157,6 +158,11 @@ def _held(name: str, tensor: Tensor, everyone: Copies) -> Held:
         known = ", ".join(NAMES.values())
         raise BadInput(f"{name} has the dtype {tensor.dtype}, which can't be saved: convert it to one of {known}.")
     whole = tuple(tensor.shape)
+    if isinstance(tensor, ShardedTensor):  # FSDP1's
+        found = tensor.local_shards()
+        offsets, sizes = (found[0].metadata.shard_offsets, found[0].metadata.shard_sizes) if found else ((), ())
+        mine = Box(tuple(offsets), tuple(sizes)) if found else Box((0,) * len(whole), (0,) * len(whole))
+        return Held(name, whole, mine, _local(tensor), ALONE, f"shards of {dist.get_world_size()}")
     if not isinstance(tensor, DTensor):
         return Held(name, whole, Box((0,) * len(whole), whole), tensor.detach(), everyone, "whole")
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -181,4 +187,7 @@ def _held(name: str, tensor: Tensor, everyone: Copies) -> Held:
 
 
 def _local(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, ShardedTensor):
+        shards = tensor.local_shards()
+        return shards[0].tensor.detach() if shards else torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()

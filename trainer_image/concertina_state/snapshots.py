@@ -37,7 +37,6 @@ class MappedShard:
 
     def __init__(self, path: Path, state: Tensors) -> None:
         self.path = path
-        self._state = state
         self._map = _map_new(path, state.layout.size)
         self.inode = path.stat().st_ino
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -46,19 +45,19 @@ class MappedShard:
             for chunk, begin in zip(state.layout.chunks, state.layout.begins, strict=True)
         ]
 
-    def fill(self, metadata: ShardMetadata) -> None:
+    def fill(self, metadata: ShardMetadata, state: Tensors) -> None:
         """Copy the live state in; until `commit` the file is not there, so a peer whose copy this breaks off takes
         nothing for damaged (decision "A drain may write over a running copy")."""
         remove_sidecar(self.path)
-        layout = self._state.layout
+        layout = state.layout
         self._map[: layout.data_begin] = layout.header(metadata)
         with torch.no_grad():
-            for view, tensor in zip(self._views, self._state.tensors, strict=True):
+            for view, tensor in zip(self._views, state.tensors, strict=True):
                 view.copy_(tensor)
 
     def commit(self, metadata: ShardMetadata) -> None:
         """Commit what was filled in."""
-        write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, self._state.layout.size, zlib.crc32(self._map)))
+        write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), zlib.crc32(self._map)))
 
     @property
     def shared(self) -> bool:
@@ -91,9 +90,11 @@ class Snapshots:
         folder.mkdir(parents=True, exist_ok=True)
 
     def of_tensors(self, state: Tensors) -> None:
-        """Other ones are saved from now on, in files of their own size."""
+        """Other ones are saved from now on; in files of their own size, where that is another."""
         self.finish()
-        self._state, self._slots = state, [None] * SNAPSHOT_SLOTS
+        if state.layout.chunks != self._state.layout.chunks:
+            self._slots = [None] * SNAPSHOT_SLOTS
+        self._state = state
 
     @property
     def count(self) -> int:
@@ -132,7 +133,7 @@ class Snapshots:
         path = self._folder / f"slot-{index}"
         if slot is None or slot.shared:
             slot = self._slots[index] = MappedShard(path, self._state)
-        slot.fill(metadata)
+        slot.fill(metadata, self._state)
         self._holds[index] = ordinal
         self._steps.append(metadata.id.step)
         taken = Taken(metadata.id, path)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import dataclasses
 import random
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -149,37 +156,107 @@ def _empty_moment(moment: Moment, parameter: Tensor, group: Mapping[str, Any]) -
     return torch.zeros(moment.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
 
 
+class KeptFsdp1Module:
+    """FSDP1 flattens parameters, so that what a rank has is no box of any: torch takes them apart into shards, which
+    are copies, and puts them back."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self._state: dict[str, Any] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        self._state = get_model_state_dict(self.module)
+        return {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
+
+    def values(self) -> Any:
+        return None
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: Any) -> None:
+        set_model_state_dict(self.module, self._state)
+
+
+class KeptFsdp1Optimizer:
+    def __init__(self, optimizer: Optimizer, module: Module) -> None:
+        self.optimizer, self.module = optimizer, module
+        self._state: dict[str, Any] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        self._state = get_optimizer_state_dict(self.module, self.optimizer)  # which makes moments where there are none
+        moments = cast(Mapping[str, Mapping[str, Any]], self._state["state"])
+        return {
+            f"{name}.{key}": value
+            for name, state in moments.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def values(self) -> Any:
+        return [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: list[dict[str, Any]]) -> None:
+        set_optimizer_state_dict(self.module, self.optimizer, self._state)
+        for group, saved in zip(self.optimizer.param_groups, values, strict=True):
+            group.update(saved)
+
+
 class KeptDict:
-    """Arrays in dicts and lists, changed in place: tensors, and numpy's arrays, are filled; the rest is replaced."""
+    """Arrays in dicts and lists, which are changed in place: arrays are filled, the rest is replaced."""
 
     def __init__(self, tree: MutableMapping[str, Any]) -> None:
         self.tree = tree
 
     def tensors(self) -> dict[str, Tensor]:
-        return {path: tensor for path, value in _leaves(self.tree, "") if (tensor := _as_tensor(value)) is not None}
+        return dict(_arrays(self.tree, ""))
 
-    def values(self) -> dict[str, Any]:
-        return {path: value for path, value in _leaves(self.tree, "") if _as_tensor(value) is None}
+    def values(self) -> Any:
+        return _without_arrays(self.tree)
 
     def prepare(self, values: Any) -> None:
         pass
 
-    def load(self, values: Mapping[str, Any]) -> None:
-        for path, value in values.items():
-            *above, last = path.split("/")
-            place: Any = self.tree
-            for key in above:
-                place = place[int(key)] if isinstance(place, list) else place[key]
-            place[int(last) if isinstance(place, list) else last] = value
+    def load(self, values: Any) -> None:
+        _put_back(self.tree, values)
 
 
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    below = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else None
-    if below is None:
-        yield path, tree
+ARRAY = "$array"
+"""In the place of an array, in the values of a dict."""
+
+
+def _arrays(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    tensor = _as_tensor(tree)
+    if tensor is not None:
+        yield path, tensor
+    for key, value in _below(tree):
+        yield from _arrays(value, f"{path}/{key}" if path else str(key))
+
+
+def _below(tree: Any) -> Iterable[tuple[Any, Any]]:
+    return tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+
+
+def _without_arrays(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _without_arrays(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_without_arrays(value) for value in tree]
+    return ARRAY if _as_tensor(tree) is not None else tree
+
+
+def _put_back(tree: Any, values: Any) -> None:
+    if isinstance(tree, list) and ARRAY not in values and not any(_below(value) for value in values):
+        tree[:] = values
         return
-    for key, value in below:
-        yield from _leaves(value, f"{path}/{key}" if path else str(key))
+    for key, value in _below(values):
+        if isinstance(value, (dict, list)) and isinstance(tree[key], (MutableMapping, list)):
+            _put_back(tree[key], value)
+        elif value != ARRAY:
+            tree[key] = value
 
 
 def _as_tensor(value: Any) -> Tensor | None:
@@ -240,14 +317,23 @@ def kept(objects: Mapping[str, Any]) -> dict[str, Kept]:
         if isinstance(module, Module)
         for name, parameter in module.named_parameters()
     }
-    return {name: _kept(name, value, names) for name, value in objects.items()}
+    flat = [value for value in objects.values() if isinstance(value, Module) and _is_fsdp1(value)]
+    return {name: _kept(name, value, names, flat) for name, value in objects.items()}
 
 
-def _kept(name: str, value: Any, names: Mapping[int, str]) -> Kept:
+def _is_fsdp1(module: Module) -> bool:
+    return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
+
+
+def _kept(name: str, value: Any, names: Mapping[int, str], flat: Sequence[Module]) -> Kept:
+    """`flat`: modules of FSDP1."""
     if isinstance(value, Module):
-        return KeptModule(value)
+        return KeptFsdp1Module(value) if value in flat else KeptModule(value)
     if isinstance(value, Optimizer):
-        return KeptOptimizer(value, names)
+        kept = {id(parameter) for group in value.param_groups for parameter in group["params"]}
+        whose = (module for module in flat if any(id(parameter) in kept for parameter in module.parameters()))
+        module = next(whose, None)
+        return KeptOptimizer(value, names) if module is None else KeptFsdp1Optimizer(value, module)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return KeptStateful(value)
     if isinstance(value, MutableMapping):

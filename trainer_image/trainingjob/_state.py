@@ -262,24 +262,25 @@ class State:
 
     def _check_alike(self) -> None:
         """Whole tensors are saved by one rank for all: it is an error where they are not the same on all."""
-        names, sums = [], []
-        for name, each in self._kept.items():
-            for key, tensor in each.tensors().items() if isinstance(each, _objects.KeptModule) else ():
-                if isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and not isinstance(tensor, DTensor)):
-                    names.append(f"{name}.{key}")
-                    sums.append(tensor.detach().double().sum())
-        if not self._together or not names:
+        whole = {
+            f"{name}.{_objects.plain_name(key)}": parameter
+            for name, each in self._kept.items()
+            if isinstance(each, _objects.KeptModule)
+            for key, parameter in each.module.named_parameters()
+            if not isinstance(parameter, DTensor)
+        }
+        if not self._together or not whole:
             return
-        least = torch.stack(sums).to(_device())
+        least = torch.stack([parameter.detach().double().sum() for parameter in whole.values()]).to(_device())
         most = -least
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         dist.all_reduce(most, op=dist.ReduceOp.MIN)
-        differs = [name for name, low, high in zip(names, least.tolist(), (-most).tolist()) if low != high]
+        differs = [name for name, low, high in zip(whole, least.tolist(), (-most).tolist()) if low != high]
         if differs:
             raise BadInput(
-                f"{differs[0]} is not the same on all ranks, and neither a DTensor that says how it is cut: make it "
+                f"{differs[0]} is not the same on all ranks, and no DTensor that says how it is cut: make it "
                 "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same. "
-                f"({len(differs)} of {len(names)} parameters differ.)"
+                f"({len(differs)} of {len(whole)} parameters differ.)"
             )
 
 

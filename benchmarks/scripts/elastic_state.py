@@ -1,0 +1,62 @@
+"""elastic_ddp.py's model, and its trace, with its state kept by `trainingjob.State`: DDP, or FSDP2.
+
+    elastic_state.py ddp|fsdp2 --trace FOLDER
+
+A line a step as in elastic_ddp.py, and behind it what `commit` took of the step after it, in seconds.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import trainingjob
+
+
+def main() -> None:
+    """Train for good."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["ddp", "fsdp2"])
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--dim", type=int, default=256)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Sequential(*[torch.nn.Linear(options.dim, options.dim) for _ in range(8)])
+    if options.kind == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+        for layer in model.children():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = trainingjob.State(model=model, optimizer=optimizer)
+    step, committed = state.restore(default=0), 0.0
+    log = (options.trace / f"{os.getpid()}.txt").open("a", buffering=1)
+    while True:
+        begun = time.time()
+        x = torch.randn(64, options.dim, generator=torch.Generator().manual_seed(step * 1000 + rank))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        now = time.time()
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+        log.write(f"{now:.6f} {restart} {world} {rank} {step + 1} {now - begun:.6f} {committed:.6f}\n")
+        time.sleep(0.05)  # a step of a useful length without using up the machine
+        before = time.perf_counter()
+        state.commit(step)
+        committed = time.perf_counter() - before
+        step += 1
+
+
+if __name__ == "__main__":
+    main()

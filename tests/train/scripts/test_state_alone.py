@@ -1,0 +1,124 @@
+"""`trainingjob.State` where there is no job: in a folder, under torchrun, by each way of cutting a model."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from builders.programs import PROGRAMS, SEARCH_PATH
+
+SCRIPT = PROGRAMS / "stateful.py"
+pytestmark = pytest.mark.timeout(400)
+
+
+def run(folder: Path, world: int, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    return subprocess.run(
+        [sys.executable, *(launcher if world > 1 else []), *command],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def trained(folder: Path, world: int, kind: str, steps: int) -> tuple[set[int], dict[int, float]]:
+    """Steps that ranks began at, and losses by step."""
+    done = run(folder, world, str(SCRIPT), kind, "--steps", str(steps), "--pause", "0")
+    assert done.returncode == 0, done.stderr
+    begun = {int(step) for step in re.findall(r"starts at step (\d+)", done.stdout)}
+    return begun, {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", done.stdout)}
+
+
+LAW = "tests/train/scripts/test_state.py::test_a_script_goes_on_from_memory_in_any_world[fsdp2]"
+
+
+@pytest.mark.long(law=LAW)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2", "hsdp"])
+def test_four_then_two_then_four_train_as_one(tmp_path, kind):
+    (tmp_path / "one").mkdir()
+    _, alone = trained(tmp_path / "one", 1, "plain", 30)
+    for world, begin, end in ((4, 0, 10), (2, 10, 20), (4, 20, 30)):
+        begun, losses = trained(tmp_path, world, kind, end)
+        assert begun == {begin}
+        assert losses == pytest.approx({step: alone[step] for step in range(begin, end)}, abs=1e-5)
+    rounds = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert rounds == ["round-3"], "older rounds are not needed any more"
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "script.py"
+    path.write_text("import torch, torch.distributed as dist, trainingjob\n" + textwrap.dedent(text))
+    return str(path)
+
+
+ALL = """
+    import random, numpy
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    tied = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    tied["b"].weight = tied["a"].weight
+    both = [*model.parameters(), *tied.parameters()]
+    optimizer = torch.optim.SGD([{"params": both[:2], "lr": 0.5}, {"params": both[2:]}], lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3)
+    arrays = {"mean": numpy.zeros(3), "seen": 0, "deep": [{"names": ["a"]}]}
+    state = trainingjob.State(model=model, tied=tied, optimizer=optimizer, scheduler=scheduler, arrays=arrays)
+    start = state.restore(default=0)
+    for step in range(start, start + 4):
+        loss = tied["b"](model(torch.rand(5, 3))).square().sum()
+        optimizer.zero_grad(); loss.backward(); optimizer.step(); scheduler.step()
+        arrays["mean"] += 1; arrays["seen"] += 1; arrays["deep"][0]["names"].append(str(step))
+        drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
+        print(step, loss.item(), drawn, optimizer.param_groups[0]["lr"], arrays, model[1].running_mean.tolist())
+        state.commit(step, durable=True)
+"""
+
+
+def test_all_that_it_keeps_comes_back_in_one_process(tmp_path):
+    """Buffers, tied weights, groups of their own rate, schedulers, arrays, everybody's random numbers."""
+    seeded = "import random, numpy; random.seed(3); numpy.random.seed(3); torch.manual_seed(1)\n" + textwrap.dedent(ALL)
+    first, second = (run(tmp_path, 1, script(tmp_path, seeded)) for _ in range(2))
+    (tmp_path / "whole").mkdir()
+    longer = seeded.replace("start + 4", "start + 8")
+    whole = run(tmp_path / "whole", 1, script(tmp_path / "whole", longer))
+    assert whole.returncode == 0, whole.stderr
+    assert (first.stderr, second.stderr) == ("", "")
+    assert first.stdout + second.stdout == whole.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("trainingjob.State(model=3)", "model is a int, which has no state"),
+        (
+            "m = torch.nn.Linear(2, 2, dtype=torch.complex64); trainingjob.State(model=m).commit(0)",
+            "model.bias has the dtype torch.complex64, which can't be saved",
+        ),
+        (
+            "import collections\nclass S:\n def state_dict(self): return {'a': collections.deque()}\n"
+            " def load_state_dict(self, s): pass\ntrainingjob.State(sampler=S()).commit(0)",
+            "sampler.a is a collections.deque, which can't be saved",
+        ),
+        (
+            "trainingjob.State(model=torch.nn.Linear(2, 2)).commit(0, durable=True)\n"
+            "trainingjob.State(model=torch.nn.Linear(2, 3)).restore()",
+            "model.bias was saved as F32 [2] and is F32 [3] now",
+        ),
+    ],
+)
+def test_what_can_not_be_kept_is_said(tmp_path, text, sentence):
+    done = run(tmp_path, 1, script(tmp_path, text))
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_a_parameter_that_differs_from_rank_to_rank_is_no_copy(tmp_path):
+    text = """
+        dist.init_process_group("gloo")
+        torch.manual_seed(dist.get_rank())
+        trainingjob.State(model=torch.nn.Linear(2, 2)).commit(0)
+    """
+    done = run(tmp_path, 2, script(tmp_path, text))
+    assert done.returncode != 0
+    assert "is not the same on all ranks, and no DTensor that says how it is cut" in done.stderr
