@@ -2,4 +2,9 @@
 
 The bundled trainer keeps its state by it, and scripts do by `trainingjob.State`, in images of their own: Python 3.10+,
 nothing beside it but `concertina_protocol`, obstore where there is durable storage, and torch where there are tensors.
+
+Out:   `catalogue` (which boxes a rank has; `placement` computes them) -> `saving` and `interval` (when) ->
+       `snapshots` (files in node memory, of `format.shardfile`) -> `uploader` and `checkpoints` (durable storage,
+       by `objects`)
+Back:  `saved` (wherever it lies) -> `format.read_plan` (which bytes) -> `tensors` (into place)
 """

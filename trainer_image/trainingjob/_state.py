@@ -42,6 +42,11 @@ ROOM = 1.5
 """For values to grow in, so that a shard's file keeps its size: times what they take at first."""
 
 
+STORAGE_SECONDS, STORAGE_PAUSE = 300.0, 5.0
+"""How long storage that can't be read is waited for, and between tries where it refuses: a start that fails counts
+against the job's restarts."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Agreed:
     """What all ranks know of each other after a collective."""
@@ -133,15 +138,17 @@ class State:
             newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
             return known if newer else None
         _find_storage_client()
-        from concertina_state.checkpoints.latest import read_latest
-        from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
-        from concertina_state.objects.prefix import ObjectPrefix
+        from concertina_state.objects.prefix import StorageError, StoreRefused
 
-        found = read_latest(ObjectPrefix(self._checkpoint["uri"], create=True))
-        if found is None and (another := self._checkpoint.get("resumeFrom")):
-            place = StoredCheckpoint(resolve(another)).manifest.place
-            return Durable(place.uid, place.round, place.step, resolve(another))
-        return found
+        until = time.monotonic() + STORAGE_SECONDS
+        while True:
+            try:
+                return _newest_in(self._checkpoint)
+            except StorageError as error:
+                if time.monotonic() > until:
+                    raise
+                print(f"trainingjob: durable storage can't be read, tried again: {error}", file=sys.stderr, flush=True)
+                time.sleep(STORAGE_PAUSE if isinstance(error, StoreRefused) else 1.0)
 
     def _values_of(self, saved: SavedState) -> Any:
         """Of the rank of the same number; where there are more now, they begin with those of another."""
@@ -282,6 +289,20 @@ class State:
                 "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same. "
                 f"({len(differs)} of {len(whole)} parameters differ.)"
             )
+
+
+def _newest_in(checkpoint: Mapping[str, Any]) -> Durable | None:
+    """In the job's own folder, or what it is to be begun with. Raises StorageError, or BadInput."""
+    from concertina_state.checkpoints.latest import read_latest
+    from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+    from concertina_state.objects.prefix import ObjectPrefix
+
+    found = read_latest(ObjectPrefix(checkpoint["uri"], create=True))
+    if found is None and (another := checkpoint.get("resumeFrom")):
+        folder = resolve(another)
+        place = StoredCheckpoint(folder).manifest.place
+        return Durable(place.uid, place.round, place.step, folder)
+    return found
 
 
 def _find_storage_client() -> None:
