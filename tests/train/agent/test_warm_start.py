@@ -164,6 +164,38 @@ def test_a_replica_is_ready_once_what_is_to_be_preloaded_is_imported(folder):
     asyncio.run(body())
 
 
+def test_a_replica_with_nothing_to_import_is_ready_before_its_parent(folder):
+    (folder / "slow").mkdir()
+    slow = folder / "slow" / "python3"
+    slow.write_text(f'#!/bin/sh\nwhile [ ! -e {folder}/go ]; do sleep 0.02; done\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+
+    async def body():
+        async with running(folder, 1, ["--", str(slow), str(folder / "script.py")], **prepared(folder)) as job:
+            await job.begin(1, job[0])
+            assert not job[0].worker_pids()
+            (folder / "go").touch()
+            await seen(job[0], "UP 1 first\n")
+            assert job[0].report.starts_plainly == ""
+
+    asyncio.run(body())
+
+
+def test_what_can_not_be_preloaded_is_said_and_the_rest_is_warm(folder):
+    environment = prepared(folder)
+    environment["CONCERTINA_WARM_START"] = json.dumps({"enabled": True, "preload": ["misspelt", "heavy"]})
+
+    async def body():
+        async with running(folder, 1, python(folder), **environment) as job:
+            await job.begin(1, job[0])
+            await seen(job[0], "UP 1 first heavy\n")
+            report = await job.until(job[0], lambda report: report.imports_anew, "it is never said")
+            assert report.imports_anew == "misspelt (ModuleNotFoundError: No module named 'misspelt')"
+            assert not report.starts_plainly
+
+    asyncio.run(body())
+
+
 def test_a_parent_that_was_killed_is_followed_by_another(folder):
     async def body():
         async with running(folder, 1, python(folder), **prepared(folder)) as job:

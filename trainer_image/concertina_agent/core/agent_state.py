@@ -37,7 +37,8 @@ class AgentState:
         self.seen = seen
         """The highest round and claim ever seen."""
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage)
-        self.ready, self.startup_error, self.starts_plainly = False, "", ""
+        self.ready, self.startup_error = False, ""
+        self.warm_start = e.WarmStartKnown()
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
         """The round that runs here, or has ended here."""
@@ -134,7 +135,8 @@ class AgentState:
             stragglers=lead.watchdog.stragglers.found if lead else (),
             storage=self.uploads.storage,
             startup_error=self.startup_error,
-            starts_plainly=self.starts_plainly,
+            starts_plainly=self.warm_start.starts_plainly,
+            imports_anew=self.warm_start.imports_anew,
             notice=self.notice.grace if self.notice else None,
             takes_calls=True,
         )

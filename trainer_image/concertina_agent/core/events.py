@@ -180,10 +180,14 @@ class Warm:
 
 
 @dataclasses.dataclass(frozen=True)
-class StartsPlainly:
-    """Why a command of one's own is not started warm, though that is asked for; empty where it is, from now on."""
+class WarmStartKnown:
+    """What a command of one's own is not spared at each start, though a warm start is asked for; replaces what was
+    known before."""
 
-    why: str
+    starts_plainly: str = ""
+    """Why it is not started warm at all."""
+    imports_anew: str = ""
+    """What it has to import by itself, and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +218,7 @@ class StacksCollected:
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
     MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm,
-    StartsPlainly, TerminationNotice, Tick, StacksCollected,
+    WarmStartKnown, TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------

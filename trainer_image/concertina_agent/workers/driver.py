@@ -41,7 +41,7 @@ class WorkersDriver:
         if settings.bundled:
             self.parent = ForkParent(f"{settings.package}.preload", settings.environment, self._reaper)
             return BundledStarter(settings, self.parent)
-        self._command = CommandStarter(settings, self._reaper, lambda why: self._emit(e.StartsPlainly(why)))
+        self._command = CommandStarter(settings, self._reaper, self._emit)
         return self._command
 
     def start(self) -> None:

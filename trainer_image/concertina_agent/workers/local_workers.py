@@ -19,8 +19,9 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
+from concertina_agent.workers.family import kill_group
 from concertina_agent.workers.memory import oom_kills
-from concertina_agent.workers.processes import Reaper, kill_group
+from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import Starter
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import Assign

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Optional, Protocol
 
+from concertina_agent.core import events as e
 from concertina_agent.settings import Settings
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.warm_start import Again, WarmStart, warm_start
@@ -41,19 +43,23 @@ class BundledStarter:
 
 
 class CommandStarter:
-    def __init__(self, settings: Settings, reaper: Reaper, say: Callable[[str], None]) -> None:
-        """`say`: why the command starts plainly, or that it does not (empty)."""
+    def __init__(self, settings: Settings, reaper: Reaper, say: Callable[[e.WarmStartKnown], None]) -> None:
         self._command: Sequence[str] = settings.command
         self._reaper, self._say = reaper, say
-        self._said = ""
+        self._said = e.WarmStartKnown()
         made = warm_start(settings, reaper) if settings.warm_start else ""
         self._warm = made if isinstance(made, WarmStart) else None
         self._unsuited = made if isinstance(made, str) else ""
 
     async def warm_up(self) -> None:
-        if self._warm is not None:
-            await self._warm.warm_up()
-        self._remark(self._unsuited if self._warm is None else self._warm.why)
+        """Until workers can be asked for."""
+        if self._warm is None:
+            return self._remark(self._unsuited)
+        self._warm.begin()
+        if self._warm.imports_first:
+            await self._warm.settled()
+            self._remark(self._warm.why)
+        return None
 
     async def until_warm(self) -> None:
         if self._warm is not None:
@@ -76,13 +82,16 @@ class CommandStarter:
     def look(self) -> None:
         if self._warm is not None:
             self._warm.look()
+            self._remark(self._said.starts_plainly)
 
     def stop(self) -> None:
         if self._warm is not None:
             self._warm.stop()
 
     def _remark(self, why: str) -> None:
-        if why != self._said:
-            self._said = why
-            log_event("starts_plainly" if why else "starts_warm", why=why)
-            self._say(why)
+        """`why`: the command starts plainly; empty where it does not."""
+        known = e.WarmStartKnown(why, self._warm.imports_anew if self._warm is not None else "")
+        if known != self._said:
+            self._said = known
+            log_event("warm_start", **dataclasses.asdict(known))
+            self._say(known)
