@@ -196,6 +196,48 @@ def test_what_can_not_be_preloaded_is_said_and_the_rest_is_warm(folder):
     asyncio.run(body())
 
 
+def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(folder):
+    environment = prepared(folder, more="ranked")
+
+    async def body():
+        job = Job(folder, 2, python(folder), **environment)
+        try:
+            job[0].start()
+            await job.until(job[0], lambda report: report.ready, "never ready")
+            job.lead = job[0].address
+            await job.begin(1, job[0])
+            await learned(job[0])
+            job[1].start()
+            await job.until(job[1], lambda report: report.ready, "never ready")
+            parent = [event for event in job[1].events() if event["event"] == "script_parent"][-1]
+            assert parent["learned"] > 0
+            assert parent["left_out"] == {"ranked": "it reads RANK when it is imported"}
+            await job.begin(2, *job.replicas.values())
+            await seen(job[1], "UP 2 first heavy\n")
+        finally:
+            await job.stop()
+
+    asyncio.run(body())
+
+
+def test_a_replica_that_stands_by_learns_what_the_others_learn_later(folder):
+    async def body():
+        job = Job(folder, 2, python(folder), **prepared(folder))
+        job.lead = job[0].address
+        try:
+            for replica in job.replicas.values():
+                replica.start()
+            await job.ready()
+            await job.begin(1, job[0])
+            await learned(job[1])
+            assert not job[1].worker_pids()
+            assert job[1].report.ready
+        finally:
+            await job.stop()
+
+    asyncio.run(body())
+
+
 def test_a_parent_that_was_killed_is_followed_by_another(folder):
     async def body():
         async with running(folder, 1, python(folder), **prepared(folder)) as job:

@@ -37,7 +37,7 @@ class AgentState:
         self.seen = seen
         """The highest round and claim ever seen."""
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage)
-        self.ready, self.startup_error = False, ""
+        self.ready, self.learning, self.startup_error = False, False, ""
         self.warm_start = e.WarmStartKnown()
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
@@ -123,7 +123,7 @@ class AgentState:
         return p.Report(
             replica=self.replica,
             instance=self.instance,
-            ready=self.ready,
+            ready=self.ready and not self.learning,
             round=self.seen[0],
             claim=self.seen[1],
             state=reported.on_wire,

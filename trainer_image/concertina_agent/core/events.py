@@ -180,6 +180,13 @@ class Warm:
 
 
 @dataclasses.dataclass(frozen=True)
+class Learning:
+    """Another replica is being asked what there is to import before workers start; or not any more."""
+
+    under_way: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
     """What a command of one's own is not spared at each start, though a warm start is asked for; replaces what was
     known before."""
@@ -218,7 +225,7 @@ class StacksCollected:
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
     MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm,
-    WarmStartKnown, TerminationNotice, Tick, StacksCollected,
+    Learning, WarmStartKnown, TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------

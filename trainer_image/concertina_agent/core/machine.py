@@ -102,6 +102,11 @@ def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
     return [e.ReportChanged()]
 
 
+def on_learning(agent: AgentState, event: e.Learning, t: e.Moment) -> list[e.Effect]:
+    agent.learning = event.under_way
+    return [e.ReportChanged()]
+
+
 def on_warm_start_known(agent: AgentState, event: e.WarmStartKnown, t: e.Moment) -> list[e.Effect]:
     agent.warm_start = event
     return [e.ReportChanged()]
@@ -128,6 +133,7 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.StorageSeen: storage.on_storage_seen,
     e.TerminationNotice: drains.on_termination_notice,
     e.Warm: on_warm,
+    e.Learning: on_learning,
     e.WarmStartKnown: on_warm_start_known,
     e.Tick: on_tick,
 }

@@ -48,27 +48,27 @@ class CommandStarter:
         self._reaper, self._say = reaper, say
         self._said = e.WarmStartKnown()
         made = warm_start(settings, reaper) if settings.warm_start else ""
-        self._warm = made if isinstance(made, WarmStart) else None
+        self.warm = made if isinstance(made, WarmStart) else None
         self._unsuited = made if isinstance(made, str) else ""
 
     async def warm_up(self) -> None:
         """Until workers can be asked for."""
-        if self._warm is None:
+        if self.warm is None:
             return self._remark(self._unsuited)
-        self._warm.begin()
-        if self._warm.imports_first:
-            await self._warm.settled()
-            self._remark(self._warm.why)
+        self.warm.begin()
+        if self.warm.imports_first:
+            await self.warm.settled()
+            self._remark(self.warm.why)
         return None
 
     async def until_warm(self) -> None:
-        if self._warm is not None:
-            await self._warm.settled()
+        if self.warm is not None:
+            await self.warm.settled()
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
-        if self._warm is not None:
+        if self.warm is not None:
             # One of them writes down what is imported: they are the same script.
-            forked = await self._warm.start(environment, record=local_rank == 0, prefix=prefix)
+            forked = await self.warm.start(environment, record=local_rank == 0, prefix=prefix)
             if isinstance(forked, Again):
                 return None
             self._remark("" if isinstance(forked, Process) else forked)
@@ -80,17 +80,17 @@ class CommandStarter:
         raise StartError("Of a command of one's own worker 0 serves the store.")
 
     def look(self) -> None:
-        if self._warm is not None:
-            self._warm.look()
+        if self.warm is not None:
+            self.warm.look()
             self._remark(self._said.starts_plainly)
 
     def stop(self) -> None:
-        if self._warm is not None:
-            self._warm.stop()
+        if self.warm is not None:
+            self.warm.stop()
 
     def _remark(self, why: str) -> None:
         """`why`: the command starts plainly; empty where it does not."""
-        known = e.WarmStartKnown(why, self._warm.imports_anew if self._warm is not None else "")
+        known = e.WarmStartKnown(why, self.warm.imports_anew if self.warm is not None else "")
         if known != self._said:
             self._said = known
             log_event("warm_start", **dataclasses.asdict(known))

@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import concertina_protocol as p
 from concertina_agent.settings import Settings
 from concertina_agent.workers.environment import VARYING, worker_defaults
+from concertina_agent.workers.learned import read
 from concertina_agent.workers.memory import container_memory
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
@@ -34,6 +36,8 @@ MEMORY_SHARE = 4
 the one before has ended there are two of them, beside what trains."""
 MOST_PARENTS = 12
 """Started by one agent: one that is lost, has to leave something out, or has learned more is followed by another."""
+MOST_TOLD = 1 << 20
+"""Characters of what was learned, to another replica."""
 MOST_CHARACTERS = 1000
 """Of what is said of it."""
 BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_")
@@ -105,7 +109,32 @@ class WarmStart:
     def imports_first(self) -> bool:
         """Whether there is something to import before the first start. Otherwise a replica is ready without, and its
         first start waits for a parent that is there by then, or nearly."""
-        return bool(self._preload) or _size(self._learned) > 0
+        return bool(self._preload) or self.has_learned
+
+    @property
+    def has_learned(self) -> bool:
+        """From a worker that was started here, or from another replica."""
+        return _size(self._learned) > 0
+
+    @property
+    def learned(self) -> Optional[p.Learned]:
+        """What the parent has imported; None while that is nothing."""
+        if self._parent is None or self._parent.size == 0:
+            return None
+        modules = "\n".join(each.line for each in read(str(self._learned)))
+        return p.Learned(modules, self._left_out) if len(modules) <= MOST_TOLD else None
+
+    async def take(self, learned: p.Learned) -> None:
+        """What another replica has learned, in the place of nothing. Returns once it is imported, or can't be."""
+        try:
+            self._learned.write_bytes(learned.modules.encode(errors="replace"))
+        except OSError as error:
+            log_event("learned_nothing", why=str(error))
+            return
+        self._left_out.update(learned.left_out)
+        await self.settled()
+        self._renew()
+        await self.settled()
 
     @property
     def imports_anew(self) -> str:
