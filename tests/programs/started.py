@@ -1,7 +1,10 @@
 """Starts a command as an agent would: plainly, then warm from a parent that has imported nothing, then twice from one
 that has imported what the first run did. What it prints comes out here; each run ends with a line on both streams.
 
-    python started.py FOLDER {"preload": [MODULE...]} COMMAND...
+    python started.py FOLDER {"preload": [MODULE...], "memory": BYTES, "seconds": NUMBER} COMMAND...
+
+`memory` is what the container is to have, `seconds` how long imports may take. What each worker imports by itself is
+said in a line of its own at the end.
 """
 
 import asyncio
@@ -11,6 +14,7 @@ import sys
 from pathlib import Path
 
 from concertina_agent.settings import Settings
+from concertina_agent.workers import warm_start as module
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.warm_start import WarmStart, warm_start
 from concertina_agent.workers.workers import Process, start_command
@@ -41,7 +45,8 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
     warm = warm_start(settings, reaper)
     if not isinstance(warm, WarmStart):
         return end("warm", warm)
-    await warm.warm_up()
+    warm.begin()
+    await warm.settled()
     for way in ("warm", "learned", "again"):
         forked = await warm.start(worker, record=True, prefix="")
         if not isinstance(forked, Process):
@@ -52,10 +57,15 @@ async def main(folder: Path, preload: tuple[str, ...], command: tuple[str, ...])
         if way == "warm":
             warm._renew()
             await warm.settled()
+    if warm.imports_anew:
+        end("anew", warm.imports_anew)
     warm.stop()
     return None
 
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[2])
+    if "memory" in told:
+        module.container_memory = lambda: told["memory"]
+    module.WARM_SECONDS = told.get("seconds", module.WARM_SECONDS)
     asyncio.run(main(Path(sys.argv[1]), tuple(told["preload"]), tuple(sys.argv[3:])))

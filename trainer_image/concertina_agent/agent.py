@@ -22,6 +22,7 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
 from concertina_agent.transfers.copies import Peers
+from concertina_agent.transfers.learning import Learning
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
 from concertina_protocol import addresses
@@ -62,7 +63,8 @@ class Agent:
         self._workers = workers = WorkersDriver(settings, files, channel, emit, tasks)
         self._uploads = uploads = UploadDriver(files.snapshots, emit)
         copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks)
-        self._network = network = NetworkDriver(settings, self._core, connector, copies, emit, tasks)
+        learning = Learning(settings.uid, workers.warm_start, connector, emit, tasks)
+        self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
         parts = (workers.local, copies, uploads, files.snapshots)
         self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest)
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {

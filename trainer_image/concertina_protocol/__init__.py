@@ -13,7 +13,7 @@ understood, for agents run on while their operator is upgraded: unknown fields a
 and a state of which only a newer side knows is none of those known here (`typed_json.OpenEnum`).
 
 Who may ask what (checked against the certificate's name): the operator `<uid>.operator` alone may send Drain, Save and
-Relay; agents `<uid>.agent` may send each other Ping, Join, Index and Pull; and both Watch, which is how
+Relay; agents `<uid>.agent` may send each other Ping, Join, Index, Pull and Learn; and both Watch, which is how
 `concertina-agent report` asks, and Prepare and Assign, which agents pass on (decision "Agents pass on what the operator
 says").
 
@@ -49,7 +49,18 @@ from concertina_protocol.messages.operator import (
     Save,
     Watch,
 )
-from concertina_protocol.messages.peers import Copied, DurableMoved, Index, Join, Ping, Pull, ShardHeader, StopAt
+from concertina_protocol.messages.peers import (
+    Copied,
+    DurableMoved,
+    Index,
+    Join,
+    Learn,
+    Learned,
+    Ping,
+    Pull,
+    ShardHeader,
+    StopAt,
+)
 from concertina_protocol.messages.records import (
     Candidate,
     Durable,
@@ -105,6 +116,8 @@ __all__ = [
     "Index",
     "JobHistory",
     "Join",
+    "Learn",
+    "Learned",
     "Limits",
     "Member",
     "MemberState",
@@ -156,7 +169,7 @@ SILENCE_SECONDS = 3.0
 Message = Union[
     Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
     ShardHeader, Copied, MemberState, Report, ReportChange, Relay,
-    Relayed,
+    Relayed, Learn, Learned,
 ]  # fmt: skip
 KINDS: dict[str, type[Any]] = {
     "Prepare": Prepare, "Prepared": Prepared, "Assign": Assign, "Drain": Drain, "Save": Save,
@@ -164,6 +177,7 @@ KINDS: dict[str, type[Any]] = {
     "StopAt": StopAt, "Ping": Ping, "Index": Index, "Pull": Pull, "ShardHeader": ShardHeader,
     "Copied": Copied, "MemberState": MemberState, "Report": Report,
     "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,
+    "Learn": Learn, "Learned": Learned,
 }  # fmt: skip
 """By the names that lines have for them: these stay, whatever a class is called."""
 _LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)

@@ -79,6 +79,8 @@ class AgentConnection:
     """Of the open stream; empty without one."""
     waits: bool = False
     """Whether its job had no round yet when the stream was opened."""
+    knows_lead: bool = False
+    """Whether the agent was told of one when the stream was opened."""
     stream: asyncio.Task[None] | None = None
     _told: tuple[AgentView, float, AgentView] | None = None
 
@@ -99,6 +101,12 @@ class _Job:
     """Calls under way, by kind and claim."""
     told_at: asyncio.TimerHandle | None = None
     """When what has come in is told, where more is to come."""
+
+    @property
+    def lead(self) -> str:
+        """The address of the agent that leads a round, as far as it is heard; empty where there is none."""
+        connections = self.connections.values()
+        return next((each.address for each in connections if each.view.report and each.view.report.lead), "")
 
 
 class AgentConnections:
@@ -139,14 +147,16 @@ class AgentConnections:
     def watch(self, uid: str, wanted: Mapping[str, str], waits: bool = False) -> None:
         """Open the streams of `wanted` (replica to address) and close all others of the job, those that carry a call
         once that has ended. Nothing where the job was forgotten while its pass was under way. `waits`: it has no round
-        yet (decision "Who waits speaks rarely")."""
+        yet (decision "Who waits speaks rarely"). Idle agents are asked anew once it has one, and once its lead is
+        known (decision "New pods ask the lead what to import")."""
         job = self._jobs.get(uid)
         if job is None:
             return
         for replica, connection in job.connections.items():
             if connection.stream is None:
                 continue
-            outdated = connection.waits and not waits and is_idle(connection.view.report)
+            news = not waits and (connection.waits or (not connection.knows_lead and bool(job.lead)))
+            outdated = news and is_idle(connection.view.report)
             unwanted = wanted.get(replica) != connection.address
             if outdated or (unwanted and not _is_called(connection.view)):
                 self._close(uid, replica, connection)
@@ -332,19 +342,17 @@ class AgentConnections:
                 self.hearing.update(uid, replica, after)
                 self._changed(uid, True)
 
+        def ask() -> protocol.Watch:
+            lead = "" if connection.waits else job.lead
+            connection.knows_lead = bool(lead)
+            return asked(connection.waits, uid, len(self._jobs), lead)
+
         connection.address = address
         connection.view = dataclasses.replace(
             connection.view, wanted_at=None, lost_at=None, queued_at=None, closed=False, refusal=None
         )
         connection.stream = asyncio.create_task(
-            follow(
-                job.identity,
-                address,
-                lambda: asked(connection.waits, uid, len(self._jobs)),
-                on_waits,
-                on_report,
-                on_lost,
-            ),
+            follow(job.identity, address, ask, on_waits, on_report, on_lost),
             name=f"watch {replica}",
         )
 
@@ -384,11 +392,11 @@ def _is_called(view: AgentView) -> bool:
     return any(call is not None and call.done_at is None for call in calls)
 
 
-def asked(waits: bool, uid: str = "", jobs: int = 1) -> protocol.Watch:
-    """Of an agent whose job has no round yet, or has one; `jobs`: that there are."""
+def asked(waits: bool, uid: str = "", jobs: int = 1, lead: str = "") -> protocol.Watch:
+    """Of an agent whose job has no round yet, or has one; `jobs`: that there are; `lead`: its address."""
     pace = max(FASTEST_SECONDS, min(SLOWEST_SECONDS, jobs / NUMBERS_A_SECOND))
     idle_beat = constants.WAITING_BEAT if waits else protocol.REPORT_SECONDS
-    return protocol.Watch(uid, changes=True, pace=pace, idle_beat=idle_beat)
+    return protocol.Watch(uid, changes=True, pace=pace, idle_beat=idle_beat, lead=lead)
 
 
 def _state(view: AgentView) -> StreamState:

@@ -257,7 +257,7 @@ class WarmStart(Model):
     """How a command of your own starts again without importing anew."""
 
     enabled: bool = Field(
-        default=False,
+        default=True,
         description="Whether a worker starts as a fork of a process that has imported already what the script needs. "
         "The command must be Python that runs a file, a module or code, alone or in bash -c; else it starts plainly, "
         "and an event says why.",

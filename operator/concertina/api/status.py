@@ -554,6 +554,12 @@ class JobStatus(Observed):
         description="Why the workers start plainly, though spec.warmStart asks for more. Absent: they start warm, or "
         "nothing is known yet.",
     )
+    imports_anew: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="What each start of a worker imports by itself, and why, though it starts warm: a module of "
+        "spec.warmStart.preload that can't be imported, say. Absent: nothing but the script's own modules, or nothing "
+        "is known yet.",
+    )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
     goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's start went.")

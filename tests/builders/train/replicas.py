@@ -98,6 +98,8 @@ class Job:
         for index in range(count):
             self._make(folder, f"job-{index}-0", f"{network}.{index + 1}", arguments, workers, environment)
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self.lead = ""
+        """The address that agents are told of when they are watched."""
 
     def _make(
         self, folder: Path, name: str, ip: str, arguments: list[str], workers: int, extra: dict[str, str]
@@ -108,6 +110,7 @@ class Job:
             "CONCERTINA_JOB": "test/job", "CONCERTINA_UID": UID, "CONCERTINA_REPLICA": name, "CONCERTINA_POD_IP": ip,
             "CONCERTINA_NODE": f"node-{name}", "CONCERTINA_PORT": "29400", "CONCERTINA_WORKERS": str(workers),
             "CONCERTINA_TRAINER": "{}", "CONCERTINA_CHECKPOINT": "null",
+            "CONCERTINA_WARM_START": '{"enabled": true}',
             "CONCERTINA_VOLUME": str(folder / name), "CONCERTINA_IDENTITY": str(folder / "identity"), **extra,
         }  # fmt: skip
         self.replicas[name] = Replica(name, folder / name, f"{ip}:29400", environment, arguments)
@@ -127,7 +130,7 @@ class Job:
     async def _follow(self, replica: Replica) -> None:
         while True:
             with contextlib.suppress(OSError, CallError):
-                async with connection(self.identity, replica.address, p.Watch(UID)) as reader:
+                async with connection(self.identity, replica.address, p.Watch(UID, lead=self.lead)) as reader:
                     while True:
                         message = await receive(reader, replica.address)
                         assert isinstance(message, p.Report), message

@@ -50,6 +50,22 @@ def test_three_replicas_succeed_with_torchruns_variables(folder):
     run(body)
 
 
+def test_worker_0_which_serves_the_store_comes_before_the_others(folder):
+    async def body():
+        async with running(folder, 2, SLEEPS, workers=2) as job:
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], lambda r: r.members and all(m.state == "running" for m in r.members.values()))
+            after: dict[int, float] = {}
+            for replica in job.replicas.values():
+                events = replica.events()
+                (assigned,) = [event["t"] for event in events if event["event"] == "Assign"]
+                after |= {each["rank"]: each["t"] - assigned for each in events if each["event"] == "worker_started"}
+            assert after.keys() == {0, 1, 2, 3}
+            assert min(after[1] - after[0], after[2], after[3]) > 0.09, after
+
+    run(body)
+
+
 def test_a_machine_that_stood_still_costs_no_round(folder):
     """All agents pause, and the lead runs first: it has heard of nobody for longer than anybody may be silent."""
 

@@ -42,7 +42,7 @@ class Holder:
         self.peers = Peers(
             UID, "holder", Connector(tls.client_context(identity), UID), self.snapshots, self.heard.append, Nursery()
         )
-        self.watch = self.join = self.answer = self.relay = None
+        self.watch = self.join = self.answer = self.relay = self.learn = None
         self.index, self.pull = self.peers.answer_index, self.peers.answer_pull
         self.server = AgentServer(UID, tls.server_context(identity), self, Nursery())
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -164,6 +164,108 @@ def test_a_replica_is_ready_once_what_is_to_be_preloaded_is_imported(folder):
     asyncio.run(body())
 
 
+def test_a_replica_with_nothing_to_import_is_ready_before_its_parent(folder):
+    (folder / "slow").mkdir()
+    slow = folder / "slow" / "python3"
+    slow.write_text(f'#!/bin/sh\nwhile [ ! -e {folder}/go ]; do sleep 0.02; done\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+
+    async def body():
+        async with running(folder, 1, ["--", str(slow), str(folder / "script.py")], **prepared(folder)) as job:
+            await job.begin(1, job[0])
+            assert not job[0].worker_pids()
+            (folder / "go").touch()
+            await seen(job[0], "UP 1 first\n")
+            assert job[0].report.starts_plainly == ""
+
+    asyncio.run(body())
+
+
+def test_what_can_not_be_preloaded_is_said_and_the_rest_is_warm(folder):
+    environment = prepared(folder)
+    environment["CONCERTINA_WARM_START"] = json.dumps({"enabled": True, "preload": ["misspelt", "heavy"]})
+
+    async def body():
+        async with running(folder, 1, python(folder), **environment) as job:
+            await job.begin(1, job[0])
+            await seen(job[0], "UP 1 first heavy\n")
+            report = await job.until(job[0], lambda report: report.imports_anew, "it is never said")
+            assert report.imports_anew == "misspelt (ModuleNotFoundError: No module named 'misspelt')"
+            assert not report.starts_plainly
+
+    asyncio.run(body())
+
+
+def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(folder):
+    environment = prepared(folder, more="ranked")
+
+    async def body():
+        job = Job(folder, 2, python(folder), **environment)
+        try:
+            job[0].start()
+            await job.until(job[0], lambda report: report.ready, "never ready")
+            job.lead = job[0].address
+            await job.begin(1, job[0])
+            await learned(job[0])
+            job[1].start()
+            await job.until(job[1], lambda report: report.ready, "never ready")
+            parent = [event for event in job[1].events() if event["event"] == "script_parent"][-1]
+            assert parent["learned"] > 0
+            assert parent["left_out"] == {"ranked": "it reads RANK when it is imported"}
+            await job.begin(2, *job.replicas.values())
+            await seen(job[1], "UP 2 first heavy\n")
+        finally:
+            await job.stop()
+
+    asyncio.run(body())
+
+
+def test_a_replica_that_can_not_be_warm_runs_no_script_for_what_it_hears(folder):
+    (folder / "python3").write_text(
+        f'#!/bin/sh\n[ $CONCERTINA_REPLICA = job-0-0 ] || unset PYTHONPATH\nexec {sys.executable} "$@"\n'
+    )
+    (folder / "python3").chmod(0o755)
+    command = ["--", str(folder / "python3"), "-c", "import sys, heavy; print('RAN'); import time; time.sleep(600)"]
+
+    async def body():
+        job = Job(folder, 2, command, **prepared(folder))
+        job.lead = job[0].address
+        try:
+            job[0].start()
+            await job.until(job[0], lambda report: report.ready, "never ready")
+            await job.begin(1, job[0])
+            await learned(job[0])
+            job[1].start()
+            async with asyncio.timeout(GIVE_UP):
+                while "learned" not in (event["event"] for event in job[1].events()):
+                    await asyncio.sleep(0.02)
+            await job.until(job[1], lambda report: report.ready, "never ready")
+            assert not [event for event in job[1].events() if event["event"] == "script_parent"]
+            assert "heavy" not in "".join(line for line in job[1].log().splitlines() if not line.startswith("{"))
+        finally:
+            await job.stop()
+
+    asyncio.run(body())
+
+
+def test_a_replica_that_stands_by_learns_what_the_others_learn_later(folder):
+    async def body():
+        job = Job(folder, 2, python(folder), **prepared(folder))
+        job.lead = job[0].address
+        try:
+            for replica in job.replicas.values():
+                replica.start()
+            await job.ready()
+            await job.begin(1, job[0])
+            await learned(job[1])
+            assert not job[1].worker_pids()
+            assert job[1].report.ready
+        finally:
+            await job.stop()
+
+    asyncio.run(body())
+
+
 def test_a_parent_that_was_killed_is_followed_by_another(folder):
     async def body():
         async with running(folder, 1, python(folder), **prepared(folder)) as job:

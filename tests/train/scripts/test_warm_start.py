@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -15,9 +17,16 @@ from builders.programs import PROGRAMS, SEARCH_PATH
 PRELUDE = "import os, sys\n"
 
 
-def started(folder: Path, *command: str, preload: tuple[str, ...] = (), **environment: str) -> dict[str, tuple]:
+def started(
+    folder: Path,
+    *command: str,
+    preload: tuple[str, ...] = (),
+    bounds: Mapping[str, int] = MappingProxyType({}),
+    **environment: str,
+) -> dict[str, tuple]:
     """What each way of starting it gave: stdout, stderr, and exit code, or why it was not started so."""
-    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), json.dumps({"preload": preload})]
+    told = json.dumps({"preload": preload, **bounds})
+    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), told]
     (folder / "volume").mkdir(exist_ok=True)
     known = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -234,3 +243,24 @@ def test_what_is_printed_is_buffered_as_ever(unbuffered, place):
     written(place, "print(sys.stdout.line_buffering, sys.stdout.write_through); print('kept'); os._exit(0)")
     out, _, _ = alike(started(place, "python", "script.py", PYTHONUNBUFFERED=unbuffered))
     assert ("kept" in out) == (unbuffered == "1")
+
+
+BOUNDS = {
+    "memory": ("HELD = b'x' * (100 << 20)", {"memory": 256 << 20}, "its imports take more than 64 MiB of memory"),
+    "time": (
+        "import time; HELD = time.sleep(0 if 'RANK' in os.environ else 600)",
+        {"seconds": 5},
+        "its imports take longer than 5 s",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_what_is_imported_has_bounds_beyond_which_each_worker_imports_it(bound, place):
+    heavy, bounds, why = BOUNDS[bound]
+    (place / "site-packages" / "heavy.py").write_text(PRELUDE + heavy)
+    written(place, "print('heavy' in sys.modules); import heavy; print(len(sys.argv))")
+    ways = started(place, "python", "script.py", bounds=bounds)
+    assert ways.pop("anew")[2] == f"what the script imports ({why})"
+    assert alike(ways)[0] == "False\n1"
+    assert started(place, "python", "script.py", preload=("heavy",), bounds=bounds)["warm"][2] == why

@@ -30,6 +30,19 @@ def test_modules_are_written_down_in_order_with_the_variables_that_were_changed_
     assert expected[1].package == "one"
 
 
+STRANGE = (
+    b"no JSON", b"[1, {}]", b'["a b", {}]', b'["", {}]', b'[".a", {}]', b'["a", []]', b'["a", {"A=B": "c"}]',
+    b'["a", {"": "c"}]', b'["a", {"A": 1}]', b'["a", {"A": "\\u0000"}]', b'["a", {}, 1]', b"[[], null]", b"[" * 99_999,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", STRANGE)
+def test_a_line_that_nobody_here_would_write_is_passed_over(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "modules").write_bytes(line + b'\n["known", {"A": null}]\n')
+    assert read(str(tmp_path / "modules")) == [Imported("known", {"A": None})]
+    assert Imported("known", {"A": None}).line == '["known", {"A": null}]'
+
+
 def test_what_was_only_asked_about_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "modules")
     recorder = Recorder(path)

@@ -39,7 +39,8 @@ class AgentState:
         self.seen = seen
         """The highest round and claim ever seen."""
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage, is_named=storage_named)
-        self.ready, self.startup_error, self.starts_plainly = False, "", ""
+        self.ready, self.learning, self.startup_error = False, False, ""
+        self.warm_start = e.WarmStartKnown()
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
         """The round that runs here, or has ended here."""
@@ -128,7 +129,7 @@ class AgentState:
         return p.Report(
             replica=self.replica,
             instance=self.instance,
-            ready=self.ready,
+            ready=self.ready and not self.learning,
             round=self.seen[0],
             claim=self.seen[1],
             state=reported.on_wire,
@@ -140,7 +141,8 @@ class AgentState:
             stragglers=lead.watchdog.stragglers.found if lead else (),
             storage=self.uploads.storage,
             startup_error=self.startup_error,
-            starts_plainly=self.starts_plainly,
+            starts_plainly=self.warm_start.starts_plainly,
+            imports_anew=self.warm_start.imports_anew,
             notice=self.notice.grace if self.notice else None,
             takes_calls=True,
             keeps_state=r is not None and r.workers.keep_state,

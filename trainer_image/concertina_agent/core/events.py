@@ -180,10 +180,21 @@ class Warm:
 
 
 @dataclasses.dataclass(frozen=True)
-class StartsPlainly:
-    """Why a command of one's own is not started warm, though that is asked for; empty where it is, from now on."""
+class Learning:
+    """Another replica is being asked what there is to import before workers start; or not any more."""
 
-    why: str
+    under_way: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartKnown:
+    """What a command of one's own is not spared at each start, though a warm start is asked for; replaces what was
+    known before."""
+
+    starts_plainly: str = ""
+    """Why it is not started warm at all."""
+    imports_anew: str = ""
+    """What it has to import by itself, and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +225,7 @@ class StacksCollected:
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
     MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm,
-    StartsPlainly, TerminationNotice, Tick, StacksCollected,
+    Learning, WarmStartKnown, TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------

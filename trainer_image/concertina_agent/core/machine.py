@@ -102,8 +102,13 @@ def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
     return [e.ReportChanged()]
 
 
-def on_starts_plainly(agent: AgentState, event: e.StartsPlainly, t: e.Moment) -> list[e.Effect]:
-    agent.starts_plainly = event.why
+def on_learning(agent: AgentState, event: e.Learning, t: e.Moment) -> list[e.Effect]:
+    agent.learning = event.under_way
+    return [e.ReportChanged()]
+
+
+def on_warm_start_known(agent: AgentState, event: e.WarmStartKnown, t: e.Moment) -> list[e.Effect]:
+    agent.warm_start = event
     return [e.ReportChanged()]
 
 
@@ -128,7 +133,8 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.StorageSeen: storage.on_storage_seen,
     e.TerminationNotice: drains.on_termination_notice,
     e.Warm: on_warm,
-    e.StartsPlainly: on_starts_plainly,
+    e.Learning: on_learning,
+    e.WarmStartKnown: on_warm_start_known,
     e.Tick: on_tick,
 }
 REQUESTS: Mapping[type, Callable[[AgentState, int, Any, e.Moment], list[e.Effect]]] = {

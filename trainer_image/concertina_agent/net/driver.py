@@ -41,6 +41,15 @@ class Shards(Protocol):
     async def answer_pull(self, message: p.Pull, wire: ShardWire) -> None: ...
 
 
+class Learns(Protocol):
+    """Who knows what the script imports."""
+
+    def answer(self) -> p.Message: ...
+
+    def hear_of(self, address: str) -> None:
+        """An agent that may know more."""
+
+
 class NetworkDriver:
     def __init__(
         self,
@@ -48,6 +57,7 @@ class NetworkDriver:
         agent: AgentState,
         connector: Connector,
         shards: Shards,
+        learning: Learns,
         emit: Callable[[e.Event], None],
         tasks: Nursery,
     ) -> None:
@@ -56,6 +66,7 @@ class NetworkDriver:
         self._kept = KeptConnections(connector)
         self._members = MemberStreams(agent.beat, emit, tasks)
         self.index, self.pull = shards.answer_index, shards.answer_pull
+        self._learning = learning
         self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
         self._link: Optional[asyncio.Task[None]] = None
         """To the lead."""
@@ -149,6 +160,8 @@ class NetworkDriver:
         await asyncio.gather(*map(pass_on, message.to[:RELAYS]))
 
     async def watch(self, message: p.Watch, wire: Connection) -> None:
+        if message.lead and self._agent.round is None:
+            self._learning.hear_of(message.lead)
         report, news = self._agent.report, self._changes
         if message.changes:
             pace, idle_beat = _bounded(message.pace), _bounded(message.idle_beat)
@@ -159,6 +172,9 @@ class NetworkDriver:
             await stream(wire, report, news, CHANGES, pace, beat)
         else:
             await stream(wire, report, news, WHOLE, MIN_GAP_SECONDS, often)
+
+    async def learn(self, message: p.Learn, wire: Connection) -> None:
+        await wire.send(self._learning.answer())
 
     async def join(self, message: p.Join, wire: Connection) -> None:
         joined = False

@@ -47,6 +47,8 @@ class Handler(Protocol):
 
     async def watch(self, message: p.Watch, wire: Connection) -> None: ...
 
+    async def learn(self, message: p.Learn, wire: Connection) -> None: ...
+
     async def relay(self, message: p.Relay, wire: Connection) -> None: ...
 
     async def join(self, message: p.Join, wire: Connection) -> None:
@@ -76,6 +78,7 @@ class AgentServer:
             p.Ping: (agent, self._answer),
             p.Join: (agent, handler.join),
             p.Index: (agent, handler.index),
+            p.Learn: (agent, handler.learn),
         }
 
     def start(self, host: str, port: int) -> None:

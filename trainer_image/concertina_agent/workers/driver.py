@@ -17,6 +17,7 @@ from concertina_agent.workers import store
 from concertina_agent.workers.local_workers import LocalWorkers
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import BundledStarter, CommandStarter, Starter
+from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, start_command
 from concertina_protocol import addresses
 from concertina_protocol.log import log_event
@@ -43,8 +44,13 @@ class WorkersDriver:
         if settings.bundled:
             self.parent = ForkParent(f"{settings.package}.preload", settings.environment, self._reaper)
             return BundledStarter(settings, self.parent)
-        self._command = CommandStarter(settings, self._reaper, lambda why: self._emit(e.StartsPlainly(why)))
+        self._command = CommandStarter(settings, self._reaper, self._emit)
         return self._command
+
+    @property
+    def warm_start(self) -> Optional[WarmStart]:
+        """Of a command of one's own that is started so."""
+        return self._command.warm if self._command is not None else None
 
     def start(self) -> None:
         self._reaper.start()

@@ -9,12 +9,12 @@ for stdout, stderr and what the arguments name ("fd:0" is the first after those 
 {"unfit": why} (then the agent spawns instead). {"pid": N, "code": C} tells of each child's end.
 
 It only imports: a tensor operation here would hang every child, and a second thread or an open GPU would make a fork
-unsound, so both are looked for before each.
+unsound, so both are looked for before each. A script's parent has this module too, and is waited for: what only the
+bundled trainer's needs is imported where it is needed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import gc
@@ -29,8 +29,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
-from concertina_agent.workers import stacks
-from concertina_agent.workers.processes import die_with_parent, exit_code
+from concertina_agent.workers.family import die_with_parent, exit_code
 
 MAX_PACKET = 1 << 18
 MAX_FDS = 8
@@ -85,6 +84,8 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
 
 def become_worker(environment: Mapping[str, str]) -> None:
     """Of the bundled trainer: what is printed is seen at once, and the stacks can be asked for."""
+    from concertina_agent.workers import stacks
+
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     stacks.register(environment)
@@ -170,6 +171,8 @@ class Forkserver:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    import argparse
+
     parser = argparse.ArgumentParser(prog="concertina_agent.workers.forkserver")
     parser.add_argument("--control", type=int)
     parser.add_argument("--parent", type=int, default=0)
@@ -180,6 +183,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.parent:
         die_with_parent(options.parent)
     if options.run:
+        from concertina_agent.workers import stacks
+
         stacks.register(os.environ)
         _leave(run_target(options.run, [int(a) if a.isdigit() else a for a in options.arguments]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

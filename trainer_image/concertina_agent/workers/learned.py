@@ -23,6 +23,10 @@ class Imported:
     """Variables that the script had set, or removed (None), before."""
 
     @property
+    def line(self) -> str:
+        return json.dumps([self.name, self.changes])
+
+    @property
     def package(self) -> str:
         return self.name.partition(".")[0]
 
@@ -72,14 +76,24 @@ class Recorder:
 
 def read(path: str) -> list[Imported]:
     """In the order in which they were imported; empty where nothing is written. A line that can't be read, such
-    as one that is half written, is passed over."""
+    as one that is half written or comes from elsewhere, is passed over."""
     found: dict[str, Imported] = {}
     with contextlib.suppress(OSError), open(path, "rb") as lines:
         for line in lines.read(MOST_BYTES).splitlines()[:MOST_MODULES]:
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
                 name, changes = json.loads(line)
                 if changes is None:
-                    found.pop(str(name), None)
-                else:
-                    found.setdefault(str(name), Imported(str(name), dict(changes)))
+                    found.pop(name, None)
+                elif _is_module(name) and all(_is_variable(*each) for each in changes.items()):
+                    found.setdefault(name, Imported(name, changes))
     return list(found.values())
+
+
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _is_variable(name: str, value: object) -> bool:
+    """One that can be set, or removed."""
+    can_be_value = value is None or (isinstance(value, str) and "\0" not in value)
+    return can_be_value and bool(name) and not set("=\0") & set(name)

@@ -19,8 +19,9 @@ from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.settings import Settings
 from concertina_agent.workers import stacks
 from concertina_agent.workers.environment import worker_environment
+from concertina_agent.workers.family import kill_group
 from concertina_agent.workers.memory import oom_kills
-from concertina_agent.workers.processes import Reaper, kill_group
+from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.starters import Starter
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import Assign
@@ -31,6 +32,9 @@ from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 CHANNEL_EOF_SECONDS = 0.5
 """How long a dead worker's last messages are waited for."""
+STORE_SECONDS = 0.1
+"""By which worker 0 of a command of one's own comes before the others. It serves the store, and torch's client that
+finds none looks again after 0.3 to 1 s (decision "Worker 0 comes first")."""
 
 
 @dataclasses.dataclass
@@ -86,7 +90,10 @@ class LocalWorkers:
                 return
             if store is not None:
                 self._others.append(await self._starter.serve_store(store))
+            first_rank = assign.members[me].first_rank
             for local_rank in range(assign.members[me].workers):
+                if first_rank + local_rank == max(first_rank, 1) and not await self._store_may_serve():
+                    return
                 while not await self._start_one(assign, me, local_rank, environment):
                     if not await self._until_warm():
                         return
@@ -104,6 +111,13 @@ class LocalWorkers:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         for each in either:
             each.cancel()
+        return not self._over.is_set()
+
+    async def _store_may_serve(self) -> bool:
+        """False where the round was over first."""
+        if not self._settings.bundled:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), STORE_SECONDS)
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:

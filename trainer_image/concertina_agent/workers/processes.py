@@ -4,35 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 from collections.abc import Callable
 from typing import Optional
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-
-
-def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process as soon as its parent (`parent`, its pid) is gone."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """To the process group of a session leader, or to itself alone where it has not made its session yet."""
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def exit_code(status: int) -> int:
-    """As in `subprocess`: negative for a signal."""
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+from concertina_agent.workers.family import adopt_orphans, exit_code
 
 
 class Reaper:
@@ -43,7 +20,7 @@ class Reaper:
         self._ends: dict[int, Callable[[int], None]] = {}
 
     def start(self) -> None:
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def watch(self, pid: int, on_exit: Callable[[int], None]) -> None:
@@ -74,8 +51,3 @@ def _children() -> list[int]:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
             found += [int(pid) for pid in file.read().split()]
     return found
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl failed")

@@ -2,8 +2,9 @@
 
 {"probe": true, ...}     says {"held": true} and ends: this Python comes by here
 {"modules": PATH, ...}   a parent, as `forkserver` says; it also says {"leave_out": module, "why": ...} and ends,
-                         where a module must not be imported before the fork, and {"remark": sentence}. Its answers
-                         know {"stale": path} besides: a file of what it has imported has changed
+                         where a module must not be imported before the fork, and {"failed": module, "why": ...} of
+                         one that was asked for. Its answers know {"stale": path} besides: a file of what it has
+                         imported has changed
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from types import ModuleType
 from typing import Optional
 
 from concertina_agent.workers import blas
+from concertina_agent.workers.family import die_with_parent
 from concertina_agent.workers.forkserver import Forkserver, unfit
 from concertina_agent.workers.learned import Imported, Recorder, read
-from concertina_agent.workers.processes import die_with_parent
 
 MOST_FILES = 30_000
 NAME = "concertina-warm"
@@ -57,8 +58,8 @@ class Parent:
     left_out: tuple[str, ...] = ()
     varying: tuple[str, ...] = ()
     """Variables of which the agent knows that workers differ in them."""
-    most_memory: int = 1 << 30
-    """Bytes of its own, beyond which it is not forked."""
+    most_memory: int = 0
+    """Bytes of its own that the imports may take."""
 
 
 def run(text: str, known: Iterable[str]) -> None:
@@ -75,7 +76,7 @@ def run(text: str, known: Iterable[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name = _renamed(NAME)
     files: dict[str, tuple[int, ...]] = {}
-    server = Forkserver(control, lambda: _refused(told, files))
+    server = Forkserver(control, lambda: _refused(files))
     why = _in_the_way(told.folder, known)
     if why:
         server.send({"error": why})
@@ -144,6 +145,9 @@ def _preload(told: Parent, wanted: Iterable[Imported], server: Forkserver) -> No
                 if why:
                     server.send({"leave_out": each.package, "why": why})
                     os._exit(0)
+                if _own_memory() > told.most_memory:
+                    server.send({"error": f"its imports take more than {told.most_memory >> 20} MiB of memory"})
+                    os._exit(0)
     finally:
         sys.path.remove(told.folder)
         _set_environment(given)
@@ -157,7 +161,7 @@ def _import(each: Imported, asked_for: bool, server: Forkserver) -> None:
     except BaseException as error:  # whatever it is, the script meets it again
         if asked_for:
             traceback.print_exc()
-            server.send({"remark": f"importing {each.name} failed: {type(error).__name__}: {error}"[:1000]})
+            server.send({"failed": each.name, "why": f"{type(error).__name__}: {error}"[:300]})
 
 
 def _why_not(asked: _Asked, told: Parent) -> str:
@@ -208,10 +212,8 @@ def _set_variable(name: str, value: Optional[str]) -> None:
 # --- whether it may be forked -------------------------------------------------------------------------------------
 
 
-def _refused(told: Parent, files: Mapping[str, tuple[int, ...]]) -> Mapping[str, str]:
+def _refused(files: Mapping[str, tuple[int, ...]]) -> Mapping[str, str]:
     why = unfit()
-    if not why and (memory := _own_memory()) > told.most_memory:
-        why = f"what it imports takes {memory >> 20} MiB of memory, and the bound is {told.most_memory >> 20}"
     if why:
         return {"unfit": why}
     changed = next((path for path, seen in files.items() if _look(path) != seen), None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Optional, Protocol
 
+from concertina_agent.core import events as e
 from concertina_agent.settings import Settings
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.warm_start import Again, WarmStart, warm_start
@@ -41,28 +43,32 @@ class BundledStarter:
 
 
 class CommandStarter:
-    def __init__(self, settings: Settings, reaper: Reaper, say: Callable[[str], None]) -> None:
-        """`say`: why the command starts plainly, or that it does not (empty)."""
+    def __init__(self, settings: Settings, reaper: Reaper, say: Callable[[e.WarmStartKnown], None]) -> None:
         self._command: Sequence[str] = settings.command
         self._reaper, self._say = reaper, say
-        self._said = ""
+        self._said = e.WarmStartKnown()
         made = warm_start(settings, reaper) if settings.warm_start else ""
-        self._warm = made if isinstance(made, WarmStart) else None
+        self.warm = made if isinstance(made, WarmStart) else None
         self._unsuited = made if isinstance(made, str) else ""
 
     async def warm_up(self) -> None:
-        if self._warm is not None:
-            await self._warm.warm_up()
-        self._remark(self._unsuited if self._warm is None else self._warm.why)
+        """Until workers can be asked for."""
+        if self.warm is None:
+            return self._remark(self._unsuited)
+        self.warm.begin()
+        if self.warm.imports_first:
+            await self.warm.settled()
+            self._remark(self.warm.why)
+        return None
 
     async def until_warm(self) -> None:
-        if self._warm is not None:
-            await self._warm.settled()
+        if self.warm is not None:
+            await self.warm.settled()
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
-        if self._warm is not None:
+        if self.warm is not None:
             # One of them writes down what is imported: they are the same script.
-            forked = await self._warm.start(environment, record=local_rank == 0, prefix=prefix)
+            forked = await self.warm.start(environment, record=local_rank == 0, prefix=prefix)
             if isinstance(forked, Again):
                 return None
             self._remark("" if isinstance(forked, Process) else forked)
@@ -74,15 +80,18 @@ class CommandStarter:
         raise StartError("Of a command of one's own worker 0 serves the store.")
 
     def look(self) -> None:
-        if self._warm is not None:
-            self._warm.look()
+        if self.warm is not None:
+            self.warm.look()
+            self._remark(self._said.starts_plainly)
 
     def stop(self) -> None:
-        if self._warm is not None:
-            self._warm.stop()
+        if self.warm is not None:
+            self.warm.stop()
 
     def _remark(self, why: str) -> None:
-        if why != self._said:
-            self._said = why
-            log_event("starts_plainly" if why else "starts_warm", why=why)
-            self._say(why)
+        """`why`: the command starts plainly; empty where it does not."""
+        known = e.WarmStartKnown(why, self.warm.imports_anew if self.warm is not None else "")
+        if known != self._said:
+            self._said = known
+            log_event("warm_start", **dataclasses.asdict(known))
+            self._say(known)

@@ -14,8 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import concertina_protocol as p
 from concertina_agent.settings import Settings
 from concertina_agent.workers.environment import VARYING, worker_defaults
+from concertina_agent.workers.learned import read
+from concertina_agent.workers.memory import container_memory
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
 from concertina_agent.workers.workers import SEARCH_PATH, Parent, Process, Refused, StartError
@@ -28,8 +31,15 @@ WARM_SECONDS = 120.0
 """From the start of a parent, after which nobody waits for it any more."""
 QUIET_SECONDS = 5.0
 """Without a new module, after which a script has imported what it needs."""
+MEMORY_SHARE = 4
+"""Into how many parts the container's memory is divided; the imports of a parent may take one. Until the last worker of
+the one before has ended there are two of them, beside what trains."""
 MOST_PARENTS = 12
 """Started by one agent: one that is lost, has to leave something out, or has learned more is followed by another."""
+MOST_TOLD = 1 << 20
+"""Characters of what was learned, to another replica."""
+MOST_CHARACTERS = 1000
+"""Of what is said of it."""
 BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_")
 """Beginnings of variables that are read before a script could say anything else of them."""
 SHELL_STARTS = ("BASH_ENV", "ENV", "BASH_FUNC_")
@@ -50,14 +60,15 @@ class ScriptParent(Parent):
         self.size = size
         self.left_out: Optional[tuple[str, str]] = None
         """A package that it must not import, and why; then it has ended."""
+        self.failed: dict[str, str] = {}
+        """Modules of `preload` that could not be imported, and why."""
         self.held = False
         """It was a probe, and came by the hook."""
         self.lost = self.stale = False
-        self.remark = ""
 
     def _on_news(self, message: Mapping[str, Any]) -> None:
-        if "remark" in message:
-            self.remark = message["remark"]
+        if "failed" in message:
+            self.failed[message["failed"]] = message["why"]
         elif "leave_out" in message:
             self.left_out, self.ending = (message["leave_out"], message["why"]), True
         elif "held" in message:
@@ -87,22 +98,71 @@ class WarmStart:
         self._left_out: dict[str, str] = {}
         self._started = 0
         self._size, self._quiet_since = 0, 0.0
+        self._in_vain = ""
+        """Why there is no newer parent, which would have imported more."""
         self.why = ""
         """Why the command starts plainly, in a sentence; empty while it does not."""
 
     # --- a parent -----------------------------------------------------------------------------------------------------
 
-    async def warm_up(self) -> None:
-        """Returns once forks can be had, or it is known that they can't."""
+    @property
+    def imports_first(self) -> bool:
+        """Whether there is something to import before the first start. Otherwise a replica is ready without, and its
+        first start waits for a parent that is there by then, or nearly."""
+        return bool(self._preload) or self.has_learned
+
+    @property
+    def has_learned(self) -> bool:
+        """From a worker that was started here, or from another replica."""
+        return _size(self._learned) > 0
+
+    @property
+    def learned(self) -> Optional[p.Learned]:
+        """What the parent has imported; None while that is nothing."""
+        if self._parent is None or self._parent.size == 0:
+            return None
+        modules = "\n".join(each.line for each in read(str(self._learned)))
+        return p.Learned(modules, self._left_out) if len(modules) <= MOST_TOLD else None
+
+    async def take(self, learned: p.Learned) -> None:
+        """What another replica has learned, in the place of nothing. Returns once it is imported, or can't be."""
+        try:
+            self._learned.write_bytes(learned.modules.encode(errors="replace"))
+        except OSError as error:
+            log_event("learned_nothing", why=str(error))
+            return
+        self._left_out.update(learned.left_out)
+        await self.settled()
+        if self._parent is not None:  # else no fork can be had here
+            self._renew()
+            await self.settled()
+
+    @property
+    def imports_anew(self) -> str:
+        """What each worker has to import by itself, and why, though it starts warm; empty where there is nothing."""
+        if self._parent is None:
+            return ""
+        found = {**self._parent.failed, **self._left_out}
+        said = [f"{name} ({why})" for name, why in found.items()]
+        if self._in_vain:
+            said.append(f"what the script imports ({self._in_vain})")
+        return "; ".join(said)[:MOST_CHARACTERS]
+
+    def begin(self) -> None:
+        """`settled` once forks can be had, or it is known that they can't."""
+        self._next = asyncio.ensure_future(self._first())
+
+    async def _first(self) -> None:
         try:
             self._learned.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self.why = f"{self._learned.parent} can't be made: {error.strerror}"
-            return
-        self.why = _unlike_a_shell(self._command, self._environment) or await self._probe()
-        if not self.why:
-            self._renew()
-            await self.settled()
+        else:
+            self.why = _unlike_a_shell(self._command, self._environment) or await self._probe()
+        if self.why:
+            self._next = None
+        else:
+            await self._bring()
 
     def look(self) -> None:
         """A few times a second: whether there is more to import, and who is not needed any more."""
@@ -138,11 +198,11 @@ class WarmStart:
             log_event("script_parent", learned=parent.size if parent else None, left_out=self._left_out, why=why)
             before = self._parent
             if parent is None and before is not None and not (before.lost or before.stale):
-                before.size = self._size  # it lacks something, and is better than none
+                before.size, self._in_vain = _size(self._learned), why  # it lacks something, and is better than none
                 return
             if before is not None:
                 self._retired.append(before)
-            self._parent, self.why = parent, why
+            self._parent, self.why, self._in_vain = parent, why, ""
         finally:
             self._next = None
 
@@ -157,7 +217,7 @@ class WarmStart:
                 return None, str(failed)
             except asyncio.TimeoutError:
                 parent.stop()
-                return None, f"importing what the script needs took longer than {WARM_SECONDS:.0f} s"
+                return None, f"its imports take longer than {WARM_SECONDS:.0f} s"
             if not error:
                 return parent, ""
             if parent.left_out is None:
@@ -195,6 +255,7 @@ class WarmStart:
             "preload": self._preload,
             "left_out": tuple(self._left_out),
             "varying": VARYING,
+            "most_memory": container_memory() // MEMORY_SHARE,
         }
         environment = {
             **self._environment,

@@ -141,3 +141,6 @@ class Watch:
     pace: float = 1.0
     idle_beat: float = 1.0
     """Seconds between two lines of an agent in no round, where nothing is new; else it is REPORT_SECONDS."""
+    lead: str = ""
+    """The address of a round's lead, where there is one: an agent that does not know what the script imports asks it,
+    and is not ready before."""

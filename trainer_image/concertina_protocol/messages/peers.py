@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Optional
 
 from concertina_protocol.messages.records import Durable, SnapshotId
@@ -40,6 +41,23 @@ class Ping:
     """Agent to agent: answered with Accepted (its highest round and claim); proves reachability and the job's CA."""
 
     uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Learn:
+    """Agent to agent: what does the script import? Answer: Learned or Refused."""
+
+    uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """What a parent there has imported for the script: it is imported here too."""
+
+    modules: str
+    """A line for each, as the agent's `learned` writes them."""
+    left_out: Mapping[str, str]
+    """Packages that a parent must not import, and why."""
 
 
 @dataclasses.dataclass(frozen=True)

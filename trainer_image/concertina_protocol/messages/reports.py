@@ -237,6 +237,8 @@ class Report:
     """Seconds of grace that it was given with a SIGTERM; None where it may stay."""
     starts_plainly: str = ""
     """Why this agent starts a command of one's own plainly, though a warm start is asked for."""
+    imports_anew: str = ""
+    """What each start imports anew, and why, though it is warm."""
     keeps_state: bool = False
     """Whether the workers save snapshots: the bundled trainer's, and those of a script with `trainingjob.State`."""
     takes_calls: bool = False

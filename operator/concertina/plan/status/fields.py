@@ -72,6 +72,7 @@ PODS: Mapping[str, Row] = {
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
     "starts_plainly": lambda p: warm_start.starts_plainly(p.ctx),
+    "imports_anew": lambda p: warm_start.imports_anew(p.ctx),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
 }
 RECOVERY: Mapping[str, Row] = {

@@ -69,9 +69,9 @@ def test_environment_of_the_agent() -> None:
     assert values["CONCERTINA_GRACE_SECONDS"] == "30"
     assert values["CONCERTINA_TRAINER"] == "{}"
     assert values["CONCERTINA_CHECKPOINT"] == "null"
-    assert json.loads(values["CONCERTINA_WARM_START"]) == {"enabled": False, "preload": []}
-    told = environment(made(job({**OWN, "warmStart": {"enabled": True, "preload": ["torch"]}})))
-    assert json.loads(told["CONCERTINA_WARM_START"]) == {"enabled": True, "preload": ["torch"]}
+    assert json.loads(values["CONCERTINA_WARM_START"]) == {"enabled": True, "preload": []}
+    told = environment(made(job({**OWN, "warmStart": {"enabled": False, "preload": ["torch"]}})))
+    assert json.loads(told["CONCERTINA_WARM_START"]) == {"enabled": False, "preload": ["torch"]}
     fields = {name: value["fieldRef"]["fieldPath"] for name, value in values.items() if isinstance(value, dict)}
     assert fields == {
         "CONCERTINA_REPLICA": "metadata.name",

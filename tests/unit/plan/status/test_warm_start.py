@@ -1,4 +1,4 @@
-"""Workers that start plainly, though they should start warm."""
+"""Workers that start plainly, or import by themselves, though they should start warm."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ NOW = jobs.T0 + 20
 WHY = "with -I Python is isolated"
 
 
-def says(seen: Observed, why: str) -> Observed:
+def says(seen: Observed, plainly: str, anew: str = "") -> Observed:
     lead = seen.agents["demo-0-0"]
     assert lead.report is not None
-    said = replace(lead, report=replace(lead.report, starts_plainly=why))
+    said = replace(lead, report=replace(lead.report, starts_plainly=plainly, imports_anew=anew))
     return replace(seen, agents={**seen.agents, "demo-0-0": said})
 
 
@@ -29,3 +29,15 @@ def test_why_workers_start_plainly_is_said_once_and_stands_in_the_status_while_i
     assert not plan(later, NOW + 1).events
     assert plan(says(later, "another"), NOW + 1).events[0].message.endswith("another")
     assert plan(says(later, ""), NOW + 1).status.starts_plainly is None
+
+
+def test_what_workers_import_by_themselves_is_said_once_too() -> None:
+    seen = jobs.running(jobs.spec())
+    made = plan(says(seen, "", "no_such_module (it is not there)"), NOW)
+    assert (made.status.starts_plainly, made.status.imports_anew) == (None, "no_such_module (it is not there)")
+    (event,) = made.events
+    expected = ("Normal", "ImportsAnew", "each worker imports by itself: no_such_module (it is not there)")
+    assert (event.type, event.reason, event.message) == expected
+    later = replace(says(seen, "", "no_such_module (it is not there)"), job=replace(seen.job, status=made.status))
+    assert not plan(later, NOW + 1).events
+    assert plan(says(later, ""), NOW + 1).status.imports_anew is None

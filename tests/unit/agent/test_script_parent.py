@@ -1,0 +1,22 @@
+"""The process that waits in the user's own Python."""
+
+import subprocess
+import sys
+
+from builders.programs import SEARCH_PATH
+
+SAYS = f"""
+import sys
+sys.path.insert(0, {SEARCH_PATH!r})
+import concertina_agent.workers.script_parent
+print(*sorted(name for name in sys.modules if name.startswith("concertina_agent.workers.")))
+print("asyncio" in sys.modules, "concertina_protocol" in sys.modules)
+"""
+
+
+def test_it_imports_little_as_each_start_waits_for_it() -> None:
+    said = subprocess.run([sys.executable, "-I", "-c", SAYS], capture_output=True, text=True, check=True).stdout
+    names = (
+        f"concertina_agent.workers.{name}" for name in ("blas", "family", "forkserver", "learned", "script_parent")
+    )
+    assert said == " ".join(names) + "\nFalse False\n"

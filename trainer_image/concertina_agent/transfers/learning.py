@@ -1,0 +1,61 @@
+"""What the script imports, from a replica that has learned it: a new pod would learn it from its own first start, which
+the others would wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Optional
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.net.wire import Connector
+from concertina_agent.runtime.nursery import Nursery
+from concertina_agent.workers.warm_start import WarmStart
+from concertina_protocol.codec.typed_json import ProtocolError
+from concertina_protocol.log import log_event
+
+AGAIN_SECONDS = 5.0
+"""A replica that was there from the start asks before there is anything to tell."""
+MOST_TIMES = 60
+
+
+class Learning:
+    def __init__(
+        self, uid: str, warm: Optional[WarmStart], connector: Connector, emit: Callable[[e.Event], None], tasks: Nursery
+    ) -> None:
+        """`warm`: None where nothing is started warm."""
+        self._uid, self._warm, self._connector, self._emit, self._tasks = uid, warm, connector, emit, tasks
+        self._asking: Optional[asyncio.Task[None]] = None
+
+    def answer(self) -> p.Message:
+        learned = self._warm.learned if self._warm is not None else None
+        return learned or p.Refused("nothing is learned here yet", 0, "")
+
+    def hear_of(self, address: str) -> None:
+        """An agent that may know; before this one's next report, which is not to say `ready` where there is something
+        to import first."""
+        if self._warm is None or self._warm.has_learned:
+            return
+        if self._asking is not None:
+            self._asking.cancel()
+        self._emit(e.Learning(True))
+        self._asking = self._tasks.start("learn", self._ask(self._warm, address))
+
+    async def _ask(self, warm: WarmStart, address: str) -> None:
+        for _ in range(MOST_TIMES):
+            answer = await self._answer_of(address)
+            if isinstance(answer, p.Learned) and not warm.has_learned:
+                log_event("learned", of=address, characters=len(answer.modules))
+                await warm.take(answer)
+            self._emit(e.Learning(False))
+            if warm.has_learned:  # or a worker of its own was first
+                return
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _answer_of(self, address: str) -> Optional[p.Message]:
+        try:
+            return await self._connector.ask(address, p.Learn(self._uid))
+        except (OSError, asyncio.TimeoutError, ProtocolError) as error:
+            log_event("learned_nothing", of=address, why=str(error) or type(error).__name__)
+            return None

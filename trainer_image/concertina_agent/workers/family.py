@@ -1,0 +1,43 @@
+"""What a process of ours is to its parent and its children. It imports next to nothing: each start of a script's parent
+waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process as soon as its parent (`parent`, its pid) is gone."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Of this process's children (decision "The agent is a child subreaper")."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """To the process group of a session leader, or to itself alone where it has not made its session yet."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def exit_code(status: int) -> int:
+    """As in `subprocess`: negative for a signal."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
