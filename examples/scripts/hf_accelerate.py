@@ -44,9 +44,9 @@ def main() -> None:
     steps = Steps()
     accelerator.register_for_checkpointing(steps)
 
-    whole = [path.parent for path in options.checkpoints.glob("step_*/custom_checkpoint_0.pkl")]  # written last
+    whole = [int(path.name[5:]) for path in options.checkpoints.glob("step_*") if path.name[5:].isdigit()]
     if whole:
-        accelerator.load_state(str(max(whole, key=lambda path: int(path.name[5:]))))
+        accelerator.load_state(str(options.checkpoints / f"step_{max(whole)}"))
     rank, world = accelerator.process_index, accelerator.num_processes
     print(f"rank {rank} of {world} starts at step {steps.finished}", flush=True)
 
@@ -60,9 +60,12 @@ def main() -> None:
             optimizer.zero_grad()
             steps.finished += 1
             if steps.finished % options.save_every == 0:
-                accelerator.save_state(str(options.checkpoints / f"step_{steps.finished}"))
-                accelerator.print(f"saved step {steps.finished}, loss {loss.item():.4f}", flush=True)
+                folder = options.checkpoints / f"step_{steps.finished}"
+                accelerator.save_state(str(folder.with_suffix(".new")))
+                accelerator.wait_for_everyone()  # each rank has a file of its own in there
                 if accelerator.is_main_process:
+                    folder.with_suffix(".new").replace(folder)
+                    print(f"saved step {steps.finished}, loss {loss.item():.4f}", flush=True)
                     old = options.checkpoints / f"step_{steps.finished - 3 * options.save_every}"
                     shutil.rmtree(old, ignore_errors=True)
             if steps.finished >= options.steps:

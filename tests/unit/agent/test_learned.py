@@ -53,7 +53,22 @@ def test_what_was_only_asked_about_is_taken_back(tmp_path: Path, monkeypatch: py
     assert read(path) == [Imported("imported")]
     recorder.find_spec("not_imported")
     monkeypatch.setitem(sys.modules, "not_imported", sys)
-    assert read(path) == [Imported("imported"), Imported("not_imported")]
+    recorder.find_spec("another")
+    assert read(path) == [Imported("imported"), Imported("not_imported"), Imported("another")]
+
+
+def test_what_is_asked_about_again_and_again_is_written_once(tmp_path: Path) -> None:
+    """Accelerate asks at each step whether some packages are there: a script that goes on to write is never quiet."""
+    path = tmp_path / "modules"
+    recorder = Recorder(str(path))
+    sizes = []
+    for _ in range(3):
+        recorder.find_spec("not_there")
+        recorder.find_spec("nor_this")
+        sizes.append(path.stat().st_size)
+    recorder.find_spec("not_there")
+    assert path.stat().st_size == sizes[1], sizes
+    assert read(str(path)) == []
 
 
 def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:

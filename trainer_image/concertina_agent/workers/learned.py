@@ -33,23 +33,23 @@ class Imported:
 
 class Recorder:
     """The first of the script's finders: it finds nothing, and so sees each module that is looked for. One that was
-    only asked about, and not imported, is taken back when the next one comes."""
+    only asked about, and not imported, is taken back when the next one comes; from then on it is written only once it
+    is seen to be imported, as some are asked about at each step."""
 
     def __init__(self, path: str, known: Iterable[str] = ()) -> None:
         """`known`: modules that are written there."""
         self._path, self._pid = path, os.getpid()
         self._given = dict(os.environ)
         self._last = ""
+        self._asked: set[str] = set()
+        """Were taken back."""
         self._changes: dict[str, Optional[str]] = {}
         self._seen = set(known)
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: object = None) -> None:
         if os.getpid() != self._pid or len(self._seen) >= MOST_MODULES:
             return
-        if self._last and self._last not in sys.modules:
-            self._seen.discard(self._last)
-            self._write(self._last, None)
-        self._last = ""
+        self._settle()
         package = name.partition(".")[0]
         if name in self._seen or package in getattr(sys, "stdlib_module_names", ()):
             return
@@ -57,7 +57,22 @@ class Recorder:
             self._changes = self._changed()
         self._seen.add(name)
         self._last = name
-        self._write(name, self._changes)
+        if name not in self._asked:
+            self._write(name, self._changes)
+
+    def _settle(self) -> None:
+        """Whether the one before was imported shows now."""
+        name, self._last = self._last, ""
+        if not name:
+            return
+        if name in sys.modules:
+            if name in self._asked:
+                self._write(name, self._changes)
+            return
+        self._seen.discard(name)
+        if name not in self._asked:
+            self._asked.add(name)
+            self._write(name, None)
 
     def _write(self, name: str, changes: Optional[Mapping[str, Optional[str]]]) -> None:
         line = json.dumps([name, changes]).encode() + b"\n"
