@@ -1,7 +1,9 @@
 """Scripts as their projects' users write them, unmodified, under the agents: killed, made smaller and larger again,
-each goes on from its own checkpoint. What is asserted is what the scripts themselves print."""
+each goes on from its own checkpoint, plainly and as forks of a parent that has imported the framework. What is asserted
+of the training is what the scripts themselves print."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -19,11 +21,15 @@ SCRIPTS = Path(__file__).parents[3] / "examples" / "scripts"
 LIMIT = 400.0
 """Seconds; only a limit: several processes import torch at once, on whatever this machine has left."""
 ENDLESS = 10**9
+WARM = {"CONCERTINA_WARM_START": json.dumps({"enabled": True})}
+READS = "it reads LOCAL_RANK when it is imported"
+LEFT_OUT = {"lightning_fit.py": {"lightning": READS, "torchmetrics": READS}}
+"""Of each script: packages that a parent can't hold, and why."""
 pytestmark = pytest.mark.timeout(LIMIT * 3)
 
 
-def command(script: str, checkpoints: Path, steps: int) -> list[str]:
-    arguments = ["--steps", str(steps), "--save-every", "5", "--checkpoints", str(checkpoints)]
+def command(script: str, checkpoints: Path, steps: int, *more: str) -> list[str]:
+    arguments = ["--steps", str(steps), "--save-every", "5", "--checkpoints", str(checkpoints), *more]
     return ["--", sys.executable, str(SCRIPTS / script), *arguments]
 
 
@@ -54,20 +60,40 @@ async def wait(job: Job, what: str, holds) -> None:
     assert holds(), f"{what} did not come: {failures()}\n{last_words()}"
 
 
-async def lose_a_worker(job: Job) -> None:
-    """Three replicas train and save; then rank 2 is killed."""
+def learned(replica: Replica) -> list[dict]:
+    """What its agent has said of each parent that had imported what the script does, in this agent's life."""
+    events = replica.events()
+    begun = max(place for place, event in enumerate(events) if event["event"] == "agent_started")
+    return [event for event in events[begun:] if event["event"] == "script_parent" and event["learned"]]
+
+
+def forked_from_torch(replica: Replica) -> bool:
+    """Whether its workers are forks of a process that has imported torch."""
+    pid = [event["pid"] for event in replica.events() if event["event"] == "worker_started"][-1]
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    assert replica.report is not None
+    assert replica.report.starts_plainly == ""
+    return "libtorch_cpu" in Path(f"/proc/{parent}/maps").read_text()
+
+
+async def lose_a_worker(job: Job, warm: bool) -> None:
+    """Three replicas train and save; then the last rank is killed."""
     await job.begin(1, job[0], job[1], job[2])
     await wait(job, "a checkpoint of three", lambda: saved(job[0]) >= 10)
-    os.kill(job[2].worker_pids()[2], signal.SIGKILL)
+    if warm:
+        await wait(job, "what was learned", lambda: all(map(learned, job.replicas.values())))
+    pids = job[2].worker_pids()
+    os.kill(pids[max(pids)], signal.SIGKILL)
     report = await job.until(job[0], lambda report: report.failures, "the lead never heard of it")
     assert [(f.replica, f.reason) for f in report.failures if not f.secondary] == [(job[2].name, "WorkerSignaled")]
 
 
-async def go_on_with_two(job: Job) -> None:
+async def go_on_with_two(job: Job, warm: bool) -> None:
     """The other two go on, with another lead; then they are told to stop."""
     before = saved(job[0])
     await job.begin(2, job[1], job[0])
     await wait(job, "a checkpoint of two", lambda: saved(job[1]) > before)
+    assert [forked_from_torch(replica) for replica in (job[0], job[1])] == [warm, warm]
     drain = p.Drain(UID, 2, "claim-2", "a replica joins", durable=False, grace_seconds=5.0)
     assert isinstance(await job.call(job[1], drain), p.Accepted)
     report = await job.until(job[1], lambda report: report.state == "drained", "never drained")
@@ -83,39 +109,56 @@ async def end_with_three(job: Job, arguments: list[str]) -> None:
     await wait(job, "success", lambda: job[2].report is not None and job[2].report.state == "succeeded")
 
 
+FSDP = "tests/train/scripts/test_unmodified.py::test_an_unmodified_script_survives_and_is_resized_warm[fsdp.py]"
 DDP = "tests/cluster/operator/training/test_scripts.py::test_a_plain_ddp_script_goes_on_from_its_own_checkpoints"
+MEGATRON = "megatron_style.py"
+OTHERS = ["ddp.py", "hf_accelerate.py", "hf_trainer.py", "lightning_fit.py", MEGATRON]
 
 
-@pytest.mark.long(law=DDP)
-@pytest.mark.parametrize("script", ["fsdp.py", "hf_accelerate.py", "hf_trainer.py", "lightning_fit.py"])
-def test_an_unmodified_script_survives_and_is_resized(script, folder):
+@pytest.mark.parametrize("script", ["fsdp.py", *(pytest.param(s, marks=pytest.mark.long(law=FSDP)) for s in OTHERS)])
+def test_an_unmodified_script_survives_and_is_resized_warm(script, folder):
+    survives_and_is_resized(script, folder, warm=True)
+
+
+@pytest.mark.long(law=FSDP)
+@pytest.mark.parametrize("script", ["fsdp.py", *OTHERS[1:]])
+def test_an_unmodified_script_survives_and_is_resized_plainly(script, folder):
+    survives_and_is_resized(script, folder, warm=False)
+
+
+def survives_and_is_resized(script: str, folder: Path, warm: bool) -> None:
     checkpoints = folder / "checkpoints"
+    workers, more = (2, ["--tensor-model-parallel-size", "2"]) if script == MEGATRON else (1, [])
 
     async def body() -> None:
-        async with running(folder, 3, command(script, checkpoints, ENDLESS)) as job:
-            await lose_a_worker(job)
-            await go_on_with_two(job)
+        arguments = command(script, checkpoints, ENDLESS, *more)
+        async with running(folder, 3, arguments, workers, **(WARM if warm else {})) as job:
+            await lose_a_worker(job, warm)
+            left_out = [parents[-1]["left_out"] for parents in map(learned, job.replicas.values()) if parents]
+            assert left_out == [LEFT_OUT.get(script, {})] * 3 * warm
+            await go_on_with_two(job, warm)
             last = saved(job[0], job[1])
-            await end_with_three(job, command(script, checkpoints, last + 20))
+            await end_with_three(job, command(script, checkpoints, last + 20, *more))
+            assert [bool(learned(replica)) for replica in job.replicas.values()] == [warm] * 3
 
             by_world = [start for replica in job.replicas.values() for start in starts(replica)]
-            first, second, third = ([s for s in by_world if s[1:] == key] for key in _rounds(job[0]))
-            assert [len(first), len(second), len(third)] == [3, 2, 3], by_world
-            assert first[0][1:] == (3, 0)
-            assert second[0][1] == 2
+            first, second, third = ([s for s in by_world if s[1:] == key] for key in _rounds(job[0], workers))
+            assert [len(first), len(second), len(third)] == [3 * workers, 2 * workers, 3 * workers], by_world
+            assert first[0][1:] == (3 * workers, 0)
+            assert second[0][1] == 2 * workers
             assert 0 < second[0][2] <= third[0][2] <= last + 10
-            assert sorted(rank for rank, *_ in third) == [0, 1, 2]
-            for rank in range(3):
-                line = f"rank {rank} of 3 is through at step {last + 20}"
+            assert sorted(rank for rank, *_ in third) == list(range(3 * workers))
+            for rank in range(3 * workers):
+                line = f"rank {rank} of {3 * workers} is through at step {last + 20}"
                 assert sum(line in replica.log() for replica in job.replicas.values()) == 1
 
     asyncio.run(body())
 
 
-def _rounds(replica: Replica) -> list[tuple[int, int]]:
+def _rounds(replica: Replica, workers: int) -> list[tuple[int, int]]:
     """(world, step) of the three rounds, from a replica that was in all of them."""
-    assert len(starts(replica)) == 3, replica.log()[-4000:]
-    return [(world, step) for _, world, step in starts(replica)]
+    assert len(starts(replica)) == 3 * workers, replica.log()[-4000:]
+    return [(world, step) for _, world, step in starts(replica)[::workers]]
 
 
 @pytest.mark.long(law=DDP)
