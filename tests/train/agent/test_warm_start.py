@@ -220,34 +220,6 @@ def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(fo
     asyncio.run(body())
 
 
-def test_a_replica_that_can_not_be_warm_runs_no_script_for_what_it_hears(folder):
-    (folder / "python3").write_text(
-        f'#!/bin/sh\n[ $CONCERTINA_REPLICA = job-0-0 ] || unset PYTHONPATH\nexec {sys.executable} "$@"\n'
-    )
-    (folder / "python3").chmod(0o755)
-    command = ["--", str(folder / "python3"), "-c", "import sys, heavy; print('RAN'); import time; time.sleep(600)"]
-
-    async def body():
-        job = Job(folder, 2, command, **prepared(folder))
-        job.lead = job[0].address
-        try:
-            job[0].start()
-            await job.until(job[0], lambda report: report.ready, "never ready")
-            await job.begin(1, job[0])
-            await learned(job[0])
-            job[1].start()
-            async with asyncio.timeout(GIVE_UP):
-                while "learned" not in (event["event"] for event in job[1].events()):
-                    await asyncio.sleep(0.02)
-            await job.until(job[1], lambda report: report.ready, "never ready")
-            assert not [event for event in job[1].events() if event["event"] == "script_parent"]
-            assert "heavy" not in "".join(line for line in job[1].log().splitlines() if not line.startswith("{"))
-        finally:
-            await job.stop()
-
-    asyncio.run(body())
-
-
 def test_a_replica_that_stands_by_learns_what_the_others_learn_later(folder):
     async def body():
         job = Job(folder, 2, python(folder), **prepared(folder))

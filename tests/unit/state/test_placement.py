@@ -37,13 +37,10 @@ def test_boxes_of_a_dimension_that_is_cut_twice_are_those_that_hold_the_values(l
     whole = torch.arange(length)
     cuts = [Cut(0, late=late), Cut(0)]
     for coordinate in itertools.product(range(data), range(tensor)):
-        order = (
-            [(tensor, coordinate[1]), (data, coordinate[0])]
-            if late
-            else [(data, coordinate[0]), (tensor, coordinate[1])]
-        )
+        order = [(data, coordinate[0]), (tensor, coordinate[1])]
+        if late:
+            order.reverse()
         held = whole
-        order = order[::-1] if late else order
         for parts, place in order:
             step = -(-len(held) // parts)
             held = held[min(step * place, len(held)) : min(step * (place + 1), len(held))]
