@@ -1,8 +1,8 @@
 """concertina-agent: process 1 of each replica.
 
     concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on, and DEST/python,
-                                         whose package `trainingjob` is for scripts (beside what it stands on), and
-                                         DEST/storage, its client of durable storage
+                                         whose package `trainingjob` is for scripts (beside what it stands on); with
+                                         --storage-client also DEST/storage, its client of durable storage
     concertina-agent run --bundled       run the bundled trainer
     concertina-agent run -- COMMAND...   run a command of one's own
     concertina-agent report              print what the agent of this container says of itself, and a lead of its round
@@ -44,11 +44,12 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """What is written there stands in the pod's status."""
 
 
-def install(destination: Path) -> Path:
+def install(destination: Path, storage_client: bool = False) -> Path:
     """Write this package as a zipapp; a reader sees the old file or the whole new one. And the scripts' packages."""
     for package in SCRIPT_PACKAGES:
         _copy_package(package, destination / settings.SCRIPT_API / package)
-    _copy_storage_client(destination / settings.STORAGE_API)
+    if storage_client:
+        _copy_storage_client(destination / settings.STORAGE_API)
     with tempfile.TemporaryDirectory(dir=destination) as scratch:
         tree, built = Path(scratch, "tree"), Path(scratch, PYZ)
         for package in ("concertina_agent", *SCRIPT_PACKAGES):
@@ -134,6 +135,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     installing = actions.add_parser("install", help=f"write {PYZ} into a folder")
     installing.add_argument("destination", type=Path)
+    installing.add_argument("--storage-client", action="store_true", help="with the client of durable storage")
     running = actions.add_parser("run", help="run the workers that the operator asks for")
     running.add_argument("--bundled", action="store_true", help="run the trainer that the image holds")
     running.add_argument("--package", default="concertina_trainer", help=argparse.SUPPRESS)
@@ -142,7 +144,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     ours, command = _split(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(ours)
     if options.action == "install":
-        print(install(options.destination))
+        print(install(options.destination, options.storage_client))
         return 0
     if options.action == "report":
         return report()

@@ -25,7 +25,7 @@ from concertina_agent.net.wire import Connector
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
 from concertina_protocol.sidecar import Damaged
-from concertina_trainer.state import snapshot
+from concertina_state import snapshots
 from programs.endless import State
 
 ID = p.SnapshotId(1, 5, "digest", 1)
@@ -180,7 +180,7 @@ def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(t
     async def body():
         holder = Holder(tmp_path / "holder", identity)
         state = State(4 << 20)  # 32 MiB: more than connections take up
-        worker = snapshot.Snapshots(holder.snapshots.round_folder(1) / "shard-0", state)
+        worker = snapshots.Snapshots(holder.snapshots.round_folder(1) / "shard-0", state)
         taken = []
         for step in range(2):
             taken.append(worker.take(state.at(step)))

@@ -74,7 +74,7 @@ def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images,
         ],
     }
     ours = {
-        "initContainers": [_installer(trainer, images), *(theirs.get("initContainers") or ())],
+        "initContainers": [_installer(trainer, images, spec), *(theirs.get("initContainers") or ())],
         "volumes": [
             *(theirs.get("volumes") or ()),
             {"name": VOLUME, "emptyDir": memory},
@@ -86,14 +86,15 @@ def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images,
     return with_trainer(pod, changed, **ours)
 
 
-def _installer(trainer: Raw, images: Images) -> Raw:
+def _installer(trainer: Raw, images: Images, spec: JobSpec) -> Raw:
     """Copies the agent into the pod. With the trainer's resources (a quota may ask for them), as its user, and with no
     rights at all: what admits the trainer admits this."""
     theirs = trainer.get("securityContext") or {}
     container: Raw = {
         "name": "concertina-agent",
         "image": images.agent,
-        "command": ["concertina-agent", "install", VOLUME_PATH],
+        # The bundled trainer has a client of storage, and its volume is memory that was counted for snapshots.
+        "command": ["concertina-agent", "install", *([] if spec.bundled else ["--storage-client"]), VOLUME_PATH],
         "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
         "securityContext": {**{key: theirs[key] for key in USER if key in theirs}, **CONFINED},
     }

@@ -136,7 +136,7 @@ def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     assert environment(pod)["CONCERTINA_WORKERS"] == "2"
     agent, first = pod["spec"]["initContainers"]
     assert first == template["initContainers"][0]
-    assert agent["command"] == ["concertina-agent", "install", "/concertina"]
+    assert agent["command"] == ["concertina-agent", "install", "--storage-client", "/concertina"]
     assert agent["image"] == "registry/agent:1"
     # What admits the trainer admits it too, and it takes no GPU.
     assert agent["securityContext"]["runAsNonRoot"] is True
