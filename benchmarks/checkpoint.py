@@ -111,7 +111,7 @@ class Subject:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As torch's own functions want them."""
-        return {local_chunk.chunk.name: local_chunk.tensor for local_chunk in self.state.chunks}
+        return {chunk.name: tensor for chunk, tensor in zip(self.state.layout.chunks, self.state.tensors, strict=True)}
 
 
 def _model(mebibytes: float) -> dict[str, int]:

@@ -72,7 +72,7 @@ class Catalogue:
         that this rank alone has, by names of its own. `together`: ranks can talk to each other by torch.distributed;
         else each saves, and reads, all that it has. Raises BadInput for what can't be saved."""
         everyone = Copies(tuple(range(world)), rank) if together else ALONE
-        self._held = [_held(name, tensor, everyone) for name, tensor in sorted(tensors.items())]
+        self.held = [_held(name, tensor, everyone) for name, tensor in sorted(tensors.items())]
         self._parts: dict[str, tuple[Chunk, Tensor]] = {}
         """Of those, what this rank saves."""
         for copies, alike in self._by_copies().items():
@@ -82,19 +82,19 @@ class Catalogue:
         self.layout = Layout([chunk for chunk, _ in saved.values()])
         self.tensors = [saved[chunk.name][1] for chunk in self.layout.chunks]
         """In the layout's order."""
-        wholes = [(each.name, NAMES[each.local.dtype], each.whole) for each in self._held]
-        self.digest = layout_digest(wholes, f"{world}, {together}: {sorted({each.cut for each in self._held})}")
+        wholes = [(each.name, NAMES[each.local.dtype], each.whole) for each in self.held]
+        self.digest = layout_digest(wholes, f"{world}, {together}: {sorted({each.cut for each in self.held})}")
 
     def still(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether these are the very tensors that it was made of."""
-        return len(tensors) == len(self._held) and all(
+        return len(tensors) == len(self.held) and all(
             (now := tensors.get(each.name)) is not None and _local(now).data_ptr() == each.local.data_ptr()
-            for each in self._held
+            for each in self.held
         )
 
-    def plan(self, held: Mapping[int, Header]) -> ReadPlan:
+    def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan:
         """What this rank reads, of a saved state of which these are the shards' headers. Raises BadInput where it is
-        not a whole state of these tensors."""
+        not a whole state of these tensors; `instead`: what to do then."""
         wanted = [chunk for chunk, _ in self._parts.values()]
         for header in held.values():
             for chunk in wanted:
@@ -102,8 +102,7 @@ class Catalogue:
                 if stored and (stored.chunk.global_shape, stored.chunk.dtype) != (chunk.global_shape, chunk.dtype):
                     raise BadInput(
                         f"{chunk.name} was saved as {stored.chunk.dtype} {list(stored.chunk.global_shape)} and is "
-                        f"{chunk.dtype} {list(chunk.global_shape)} now: give the script what it had, or another "
-                        "checkpoint URI for a new run."
+                        f"{chunk.dtype} {list(chunk.global_shape)} now: {instead}."
                     )
         plan = reads(held, wanted)
         plan.require("the saved state")
@@ -119,7 +118,7 @@ class Catalogue:
 
     def _by_copies(self) -> dict[Copies, list[Held]]:
         found: dict[Copies, list[Held]] = {}
-        for each in self._held:
+        for each in self.held:
             found.setdefault(each.copies, []).append(each)
         return found
 

@@ -58,6 +58,9 @@ class Agreed:
     """Digest of what all ranks hold."""
 
 
+_INSTEAD = "give the script what it had, or another checkpoint URI for a new run"
+
+
 class State:
     def __init__(self, *, folder: str = "checkpoints", overhead: float = 0.01, **objects: Any) -> None:
         """See `trainingjob.State`."""
@@ -95,7 +98,7 @@ class State:
             catalogue = self._catalogue = self._new_catalogue()
             layout = self._agree(StepFlags(), catalogue).layout
             same = (saved.id.layout, saved.id.shards) == (layout, self._world.size)
-            found = find(saved, self._world.rank if same else None, catalogue.plan)
+            found = find(saved, self._world.rank if same else None, lambda held: catalogue.plan(held, _INSTEAD))
             catalogue.fill(found.plan, found.shards)
         except BadInput as error:
             self._fail(FailureReason.BAD_INPUT, error)

@@ -238,7 +238,7 @@ def test_weights_that_do_not_fit_are_refused(folder, parent, trainer, before, tm
     [
         ({"layers": 1}, "blocks.1.attention.key_value.weight, which the model has no place for"),
         ({"layers": 3}, "is not wholly in the saved state"),
-        ({"hiddenDim": 64}, "gate_up.weight was saved as F32 [192, 32] and the model has F32 [128, 32]"),
+        ({"hiddenDim": 64}, "down.weight was saved as F32 [32, 96] and is F32 [32, 64] now"),
     ],
 )
 def test_the_state_of_another_model_is_not_gone_on_from(folder, parent, trainer, before, tmp_path, change, sentence):

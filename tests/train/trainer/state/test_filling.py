@@ -13,7 +13,6 @@ from concertina_state.format.read_plan import reads
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.saved import LocalShard
 from concertina_state.tensors import execute
-from concertina_trainer.state.train_state import LocalChunk
 
 SHAPE = (7, 5)
 
@@ -43,10 +42,10 @@ def saved(folder, whole, grid):
         yield LocalShard(path, id)
 
 
-def fill(local_chunk, shards):
-    plan = reads({number: shard.header for number, shard in enumerate(shards)}, [local_chunk.chunk])
+def fill(wanted, tensor, shards):
+    plan = reads({number: shard.header for number, shard in enumerate(shards)}, [wanted])
     assert not plan.lacking
-    execute(plan, dict(enumerate(shards)), {"w": local_chunk.tensor})
+    execute(plan, dict(enumerate(shards)), {"w": tensor})
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,10 +54,10 @@ def test_any_cut_from_any_other(tmp_path_factory, before, after):
     whole = torch.arange(35, dtype=torch.float32).view(SHAPE)
     shards = list(saved(tmp_path_factory.mktemp("shards"), whole, before))
     for offsets, shape in boxes(*after):
-        local_chunk = LocalChunk(Chunk("w", "F32", offsets, shape, SHAPE), torch.full(shape, -1.0))
-        fill(local_chunk, shards)
+        tensor = torch.full(shape, -1.0)
+        fill(Chunk("w", "F32", offsets, shape, SHAPE), tensor, shards)
         rows, columns = (slice(o, o + s) for o, s in zip(offsets, shape, strict=True))
-        assert torch.equal(local_chunk.tensor, whole[rows, columns])
+        assert torch.equal(tensor, whole[rows, columns])
 
 
 def test_a_file_that_became_shorter_is_said(tmp_path):
@@ -67,6 +66,5 @@ def test_a_file_that_became_shorter_is_said(tmp_path):
     file = tmp_path / "shard-0"
     with file.open("r+b") as opened:
         opened.truncate(file.stat().st_size - 8)
-    local_chunk = LocalChunk(Chunk("w", "F32", (0, 0), SHAPE, SHAPE), torch.zeros(SHAPE))
     with pytest.raises(RestoreFailed, match="ends 8 bytes early"):
-        fill(local_chunk, [shard])
+        fill(Chunk("w", "F32", (0, 0), SHAPE, SHAPE), torch.zeros(SHAPE), [shard])
