@@ -102,6 +102,8 @@ def measure_concertina(
                     for row, recovery in each("concertina", options.scenarios, options.runs, measured(bench)):
                         totals[row].append(recovery.total)
                         recoveries[row].append(recovery)
+                        if recovery.operator:
+                            totals[f"{row}, from the operator's start"].append(recovery.total - recovery.operator)
             if options.only != "concertina":
                 measure_scripts(stage, traces, options, totals, scripts, commits)
     finally:

@@ -15,6 +15,8 @@ from typing import Any
 from concertina.demo.stage import SYSTEM, Stage
 from concertina.local.host import processes
 
+OPERATOR_TOO = "member and operator"
+
 
 @dataclass
 class Victims:
@@ -87,12 +89,22 @@ def notice(victims: Victims) -> float:
 
 def operator_too(victims: Victims) -> float:
     """The operator dies at the same moment; its container is started again."""
-    pods = victims.stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
-    pid = agent_of(victims.member)
-    operator = processes.container({"POD_NAME": pods[0]["metadata"]["name"]})
+    pid, operator = agent_of(victims.member), operator_of(victims.stage)
     if operator is not None:
         operator.signal(signal.SIGKILL)
     return _signal(pid, signal.SIGKILL)
+
+
+def operator_of(stage: Stage) -> processes.Identity | None:
+    pods = stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    return processes.container({"POD_NAME": pods[0]["metadata"]["name"]})
+
+
+def operator_started(stage: Stage) -> float:
+    """In Unix seconds."""
+    operator = operator_of(stage)
+    assert operator is not None, "no operator runs"
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + operator.start / os.sysconf("SC_CLK_TCK")
 
 
 BLOWS: dict[str, Callable[[Victims], float]] = {
@@ -103,7 +115,7 @@ BLOWS: dict[str, Callable[[Victims], float]] = {
     "stopped agent": stop_agent,
     "stopped worker": stop_worker,
     "notice": notice,
-    "member and operator": operator_too,
+    OPERATOR_TOO: operator_too,
 }
 
 

@@ -77,14 +77,20 @@ def job(cluster: Cluster, operator: None, data: None) -> Iterator[str]:
 
 
 @pytest.fixture
-def drill(cluster: Cluster, job: str, request: pytest.FixtureRequest) -> Callable[[str], Any]:
-    """Plays a scenario with the real command; its verdict. Skips what needs a command that is not given."""
+def play(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
+    """Plays a scenario on a job with the real command; its verdict. Skips what needs a command that is not given."""
 
-    def play(scenario: str) -> Any:
+    def play(scenario: str, job: str) -> Any:
         commands = e2e.operator_commands() | dict(os.environ)
-        done = drills.drill(scenario, "--yes", "-o", "json", "-n", e2e.NAMESPACE, **commands)
+        done = drills.drill(scenario, "--yes", "-o", "json", "-n", e2e.NAMESPACE, job=job, **commands)
         if "CONCERTINA_DRILL_" in done.stderr:
             pytest.skip(done.stderr.strip().splitlines()[-1])
         return drills.verdict(done, request.config)
 
     return play
+
+
+@pytest.fixture
+def drill(play: Callable[[str, str], Any], job: str) -> Callable[[str], Any]:
+    """As `play`, on the job that all share."""
+    return lambda scenario: play(scenario, job)

@@ -53,9 +53,9 @@ def build_data(uri: str, environment: Mapping[str, str], *options: str, source: 
         subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, timeout=120)
 
 
-def drill(scenario: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def drill(scenario: str, *options: str, job: str = JOB, **environment: str) -> subprocess.CompletedProcess[str]:
     """The real command, through to its end."""
-    command = [sys.executable, "-m", "concertina.cli", "drill", JOB, "--scenario", scenario, *options]
+    command = [sys.executable, "-m", "concertina.cli", "drill", job, "--scenario", scenario, *options]
     return subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=800, check=False
     )

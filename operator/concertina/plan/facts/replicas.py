@@ -153,8 +153,22 @@ class Replicas:
             for index, name in sorted(self.pod_by_index.items())
             if index in self.wanted_indexes
             and self.can_answer(name)
-            and ((may_join and name in self.ready) or self.member_still(name))
+            and ((may_join and name in self.ready) or (self.member_still(name) and name not in self.coming_back))
         )
+
+    @cached
+    def coming_back(self) -> frozenset[str]:
+        """Members whose agents were started again and still import: those that are left do not wait for them. Where
+        none is left all go on together."""
+        members = {name: member for name, member in self.round.members.items() if name in self.pods}
+        anew, left = set(), False
+        for name, member in members.items():
+            view = self.observed.agent(name)
+            if view.connected and view.report and view.report.instance != member.instance:
+                anew.add(name)
+            elif self.member_still(name) and self.can_answer(name):
+                left = True
+        return frozenset(anew) - self.ready if left else frozenset()
 
     def can_answer(self, name: str) -> bool:
         pod = self.pods[name]

@@ -406,6 +406,25 @@ def test_too_few_survivors_wait_for_replacements() -> None:
     assert prepares(made) == ["demo-0-0", "demo-1-1", "demo-2-0"]
 
 
+def anew(seen: Observed, *names: str, ready: bool) -> Observed:
+    """The containers of these were started again."""
+    reports = {name: jobs.report(name, instance="another", ready=ready) for name in names}
+    agents = {name: replace(seen.agents[name], connected=True, report=report) for name, report in reports.items()}
+    return replace(seen, agents={**seen.agents, **agents})
+
+
+def test_a_member_that_came_back_is_asked_once_it_can_start_workers() -> None:
+    lost = jobs.lead_report(failures=(protocol.Failure("demo-1-0", "MemberLost", "it closed its connection"),))
+    seen = with_lead(jobs.running(jobs.spec()), report=lost)
+    assert prepares(plan(anew(seen, "demo-1-0", ready=False), T0 + 11)) == ["demo-0-0", "demo-2-0"]
+    assert prepares(plan(anew(seen, "demo-1-0", ready=True), T0 + 11)) == ["demo-0-0", "demo-1-0", "demo-2-0"]
+
+
+def test_where_all_members_came_back_none_goes_on_without_the_others() -> None:
+    names = ["demo-0-0", "demo-1-0", "demo-2-0"]
+    assert prepares(plan(anew(jobs.running(jobs.spec()), *names, ready=False), T0 + 11)) == names
+
+
 # --- planned changes
 
 
