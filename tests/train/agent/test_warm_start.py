@@ -27,13 +27,13 @@ PACKAGES = {
 }
 
 
-def prepared(folder: Path, more: str = "json") -> dict[str, str]:
+def prepared(folder: Path, more: str = "json", place: str = "site-packages") -> dict[str, str]:
     """The environment of a job whose script imports installed packages; the script lies in the folder."""
     for name, text in PACKAGES.items():
-        (folder / "site-packages" / name).mkdir(parents=True)
-        (folder / "site-packages" / name / "__init__.py").write_text(text)
+        (folder / place / name).mkdir(parents=True)
+        (folder / place / name / "__init__.py").write_text(text)
     (folder / "script.py").write_text(SCRIPT.format(more=more))
-    path = os.pathsep.join([SEARCH_PATH, str(folder / "site-packages")])
+    path = os.pathsep.join([SEARCH_PATH, str(folder / place)])
     return {"PYTHONPATH": path, "CONCERTINA_WARM_START": json.dumps({"enabled": True, "preload": []})}
 
 
@@ -81,6 +81,19 @@ def test_a_killed_script_comes_back_with_its_modules_imported_and_a_new_agent_kn
             await job.ready()
             await job.begin(3, job[0])
             await seen(job[0], "UP 3 first heavy\n")
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("recorded", "imported"), [("heavy-1.0.dist-info", " heavy"), ("heavy-1.0", "")])
+def test_a_folder_is_one_of_installed_packages_where_pip_has_recorded_what_it_put_there(recorded, imported, folder):
+    async def body():
+        async with running(folder, 1, python(folder), **prepared(folder, place="target")) as job:
+            (folder / "target" / recorded).mkdir()
+            await job.begin(1, job[0])
+            await learned(job[0])
+            await killed_and_begun(job, 2)
+            await seen(job[0], f"UP 2 first{imported}\n")
 
     asyncio.run(body())
 

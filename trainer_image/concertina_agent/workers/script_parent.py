@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib
 import importlib.machinery
@@ -125,9 +126,17 @@ def _is_installed(package: str, known: dict[str, bool] = {}) -> bool:  # noqa: B
         spec = None
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.machinery.PathFinder.find_spec(package, sys.path)
-        places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
-        known[package] = any(_of_package(place) for place in places)
+        places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
+        known[package] = any(_of_package(place) or _is_filled_by_pip(os.path.dirname(place)) for place in places)
     return known[package]
+
+
+@functools.cache
+def _is_filled_by_pip(folder: str) -> bool:
+    """As by `pip install --target`: what it installs is recorded beside it."""
+    with contextlib.suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
 
 
 def _preload(told: Parent, wanted: Iterable[Imported], server: Forkserver) -> None:
