@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -31,8 +30,9 @@ from concertina_state.interval import Interval
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_state.saving import SavePolicy, Saving, StepFlags
 from concertina_state.snapshots import Snapshots
-from trainingjob import _objects, _values
+from trainingjob import _objects, _storage, _values
 from trainingjob._channel import Channel
+from trainingjob._data import Data
 from trainingjob._folder import Folder
 from trainingjob._pace import Pace
 
@@ -68,6 +68,8 @@ class State:
         channel = trainingjob.connection()
         self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._same)
         self._end.send(KeepsState(self._world.rank))
+        data = [each for each in objects.values() if isinstance(each, Data)]
+        self._end.counts(lambda: sum(each.samples for each in data))
         self._pace = Pace(overhead)
         self._commits, self._next = 0, 1
         self._returned: float | None = None
@@ -117,7 +119,7 @@ class State:
         uri = self._checkpoint.get("uri")
         durable = self._same(self._durable(start)) if uri else None
         if durable is not None:
-            _find_storage_client()
+            _storage.find_client()
             from concertina_state.checkpoints.reader import StoredCheckpoint
 
             stored = StoredCheckpoint(durable.uri)
@@ -137,7 +139,7 @@ class State:
             known = start.durable
             newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
             return known if newer else None
-        _find_storage_client()
+        _storage.find_client()
         from concertina_state.objects.prefix import StorageError, StoreRefused
 
         until = time.monotonic() + STORAGE_SECONDS
@@ -303,12 +305,6 @@ def _newest_in(checkpoint: Mapping[str, Any]) -> Durable | None:
         place = StoredCheckpoint(folder).manifest.place
         return Durable(place.uid, place.round, place.step, folder)
     return found
-
-
-def _find_storage_client() -> None:
-    """Of this image, or what the agent's has brought along; outside of a job neither is needed."""
-    if importlib.util.find_spec("obstore") is None:
-        sys.path.append(os.path.join(os.environ.get("CONCERTINA_VOLUME") or "/concertina", "storage"))
 
 
 def _name(rank: int) -> str:
