@@ -26,6 +26,7 @@ STEPS, BATCH, LENGTH = 240, 16, 64
 NEAR = 1e-4
 """Between losses of other worlds: their sums are of other order."""
 REPLICAS, LEAST = 3, 2
+PLAIN = json.dumps({"enabled": False})
 pytestmark = [pytest.mark.timeout(400.0), pytest.mark.usefixtures("data_cache")]
 
 
@@ -104,7 +105,7 @@ def test_killed_and_resized_it_is_the_uninterrupted_run(folder, tokens, uninterr
 
     async def body() -> None:
         arguments = ["--", sys.executable, *command(kind, tokens, folder / "record")]
-        async with running(folder, REPLICAS, arguments) as job:
+        async with running(folder, REPLICAS, arguments, CONCERTINA_WARM_START=PLAIN) as job:
             members = chance.sample(list(job.replicas.values()), REPLICAS)
             await job.begin(1, *members)
             restored = 0
