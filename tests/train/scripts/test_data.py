@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import trainingjob
 from builders.programs import SEARCH_PATH
+from builders.stores.hostile import proxy
 from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
@@ -148,6 +149,36 @@ def test_from_a_store_through_a_bounded_cache(s3, tmp_path, data_cache):
     found = torch.cat([next(data) for _ in range(12)])
     assert torch.equal(found, torch.from_numpy(Reader(DataConfig(uri=uri), LENGTH, 5).read(0, 600)))
     assert list(data_cache.glob("*.data"))
+
+
+def test_a_store_that_is_away_is_waited_for_and_the_job_is_told(s3, tmp_path, data_cache, monkeypatch, capsys):
+    uri = write(f"s3://train/{tmp_path.name}", 2)
+    expected = torch.from_numpy(Reader(DataConfig(uri=uri), LENGTH, 0).read(0, 4))
+    for path in data_cache.iterdir():
+        path.unlink()
+    told = []
+
+    class Channel:
+        """The channel itself is tested in tests/unit/agent."""
+
+        def stalled(self, reason: str, seconds: float) -> None:
+            told.append((reason, seconds))
+            store.faults.clear()
+
+        def waited(self, seconds: float) -> None:
+            told.append(("", seconds))
+
+    with proxy(s3.endpoint) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        monkeypatch.setattr(trainingjob, "connection", Channel)
+        data = trainingjob.data(uri, length=LENGTH, batch=4)
+        store.faults += [("GET", ".bin", "503")] * 100_000
+        assert torch.equal(next(data), expected)
+    reason, seconds = told[0]
+    assert reason.startswith("Could not read shard-0000")
+    assert told[-1][0] == ""
+    assert 0 < seconds <= told[-1][1]
+    assert capsys.readouterr().err.count("trainingjob: waiting for data: Could not read shard") == 1
 
 
 BARE = """
