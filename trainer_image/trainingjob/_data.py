@@ -53,6 +53,11 @@ class Data:
         self._told = ""
 
     @property
+    def digest(self) -> str:
+        """Names the data: the same wherever they lie."""
+        return self._sequences.digest
+
+    @property
     def epoch_size(self) -> int:
         """Sequences of the data; after so many another epoch begins, in another order."""
         return self._sequences.epoch_size
@@ -81,7 +86,7 @@ class Data:
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        return {"samples": self.samples, "data": self._sequences.digest, "length": self._length, "seed": self._seed}
+        return {"samples": self.samples, "data": self.digest, "length": self._length, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on behind what was consumed, in whatever world and batch. Raises BadInput where a position there is

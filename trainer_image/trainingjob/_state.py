@@ -68,8 +68,8 @@ class State:
         channel = trainingjob.connection()
         self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._same)
         self._end.send(KeepsState(self._world.rank))
-        data = [each for each in objects.values() if isinstance(each, Data)]
-        self._end.counts(lambda: sum(each.samples for each in data))
+        self._data = [each for each in objects.values() if isinstance(each, Data)]
+        self._end.counts(self._samples)
         self._pace = Pace(overhead)
         self._commits, self._next = 0, 1
         self._returned: float | None = None
@@ -201,7 +201,7 @@ class State:
         agreed = self._agree(flags, catalogue)
         saving.of_layout(agreed.layout)
         before = time.perf_counter()
-        saving.save(saving.decide(done, agreed.flags), done)
+        saving.save(saving.decide(done, agreed.flags), self._samples() if self._data else done)
         if durable:
             saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
@@ -241,11 +241,16 @@ class State:
     def _new_saving(self, catalogue: Catalogue) -> Saving:
         end, checkpoint = self._end, self._checkpoint
         id = SnapshotId(end.round, self._restored, "", self._world.size)
-        metadata = ShardMetadata(id, self._world.rank, self._restored, "", "", self._continued)
+        data = self._data[0].digest if len(self._data) == 1 else ""
+        metadata = ShardMetadata(id, self._world.rank, self._restored, "", data, self._continued)
         policy = SavePolicy(ENDLESS, 1, bool(checkpoint), checkpoint.get("everySteps"))
         interval = Interval(checkpoint.get("everySeconds", 600) if checkpoint else None, end.history)
         snapshots = Snapshots(end.snapshots / f"shard-{self._world.rank}", catalogue)
         return Saving(policy, snapshots, metadata, end.durable, interval, end)
+
+    def _samples(self) -> int:
+        """Consumed of the data that it keeps."""
+        return sum(each.samples for each in self._data)
 
     # --- together ---------------------------------------------------------------------------------------------------
 

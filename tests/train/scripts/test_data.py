@@ -16,8 +16,10 @@ import trainingjob
 from builders.programs import SEARCH_PATH
 from builders.stores.hostile import proxy
 from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
+from concertina_protocol.sidecar import read_sidecar
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.saved import LocalShard
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.read.reader import Reader
@@ -93,6 +95,26 @@ def test_a_state_of_other_sequences_is_refused(folders, token_bytes, changed, se
     other = trainingjob.data(folders[token_bytes], batch=4, **{"length": LENGTH, **changed})
     with pytest.raises(BadInput, match=sentence):
         other.load_state_dict(state)
+
+
+def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(1, 1)
+    data = trainingjob.data(folders[2], length=LENGTH, batch=4)
+    state = trainingjob.State(model=model, data=data)
+    next(data)
+    next(data)
+    state.commit(0, durable=True)
+    [slot] = tmp_path.glob("checkpoints/round-1/shard-0/slot-?")
+    said = LocalShard(slot, read_sidecar(slot).id).header.metadata
+    assert (said.position, said.data) == (8, data.digest)
+    again = trainingjob.data(folders[2], length=LENGTH, batch=4)
+    assert trainingjob.State(model=model, data=again).restore() == 1
+    assert again.samples == 8
+    assert torch.equal(next(again), next(data))
+    other = trainingjob.data(folders[2], length=LENGTH, batch=4, seed=1)
+    with pytest.raises(BadInput, match="is read with the seed 1"):
+        trainingjob.State(model=model, data=other).restore()
 
 
 @pytest.mark.parametrize(
