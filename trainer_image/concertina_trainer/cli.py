@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from concertina_data.manifest import NAME, VALIDATION, DataManifest, parse
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.data.build import build as building
 from concertina_trainer.data.build.sources import find
 from concertina_trainer.data.build.write import Recipe
-from concertina_trainer.data.manifest import NAME, VALIDATION, DataManifest, parse
 
 _WIDTH = 30
 _SHOWN = 20

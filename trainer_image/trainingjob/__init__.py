@@ -28,9 +28,10 @@ from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from trainingjob._channel import Channel
+    from trainingjob._data import Data
     from trainingjob._state import State
 
-__all__ = ["State", "World", "checkpoint_dir", "report", "should_checkpoint", "world"]
+__all__ = ["State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
 
 
 def __getattr__(name: str) -> object:
@@ -115,6 +116,33 @@ def report(
     never waits. `samples`: consumed since the run began. `phase`: training, checkpointing or evaluating."""
     if channel := connection():
         channel.report(step, steps, loss, tokens_per_second, samples, phase)
+
+
+def data(
+    uri: str,
+    *,
+    length: int,
+    batch: int,
+    seed: int = 0,
+    rank: Optional[int] = None,
+    size: Optional[int] = None,
+    cache_mebibytes: int = 4096,
+) -> Data:
+    """An iterator over what `concertina data build` has written to this folder or store: each `next` is this rank's
+    rows of a step, int64 [rows, length + 1] on the CPU (inputs, and shifted by one what is predicted).
+
+    `batch`: sequences of a step, of all ranks together. The n-th sequence of a run is a function of the data, `length`,
+    `seed` and n: of no world, no failure. Each rank has its part of the batch; where it doesn't divide, some have one
+    row more, and `loss * data.weight` has the true mean as its mean over the ranks. Give it to `State`, and what was
+    consumed is consumed once, in any world, also with another `batch`. `rank`, `size`: of the ranks that share a batch
+    out, where that is not the whole world (tensor parallelism). `cache_mebibytes`: most that the node keeps of what a
+    store gives. Raises concertina_state.errors.BadInput with a sentence."""
+    if sys.version_info < (3, 10):
+        raise ImportError("trainingjob.data needs Python 3.10 or newer")
+    from trainingjob._data import Data
+
+    here = world()
+    return Data(uri, length, batch, seed, here.rank if rank is None else rank, size or here.size, cache_mebibytes)
 
 
 def should_checkpoint() -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar, Union
 
 from concertina_protocol import Durable, JobHistory, Progress, ProtocolError
 from concertina_protocol import worker_channel as w
+from concertina_protocol.heartbeat import WorkerPhase
 
 T = TypeVar("T")
 
@@ -31,6 +33,10 @@ class Channel:
         self._first_step_at: Optional[float] = None
         self._restored_step: Optional[int] = None
         self._restored_from = ""
+        self._samples: Callable[[], int] = int
+        self._stalled_seconds = 0.0
+        self._sent: Union[Progress, w.Beat, None] = None
+        """Of a step, the last."""
         self._received: List[Any] = []
         """For `State`."""
         self._snapshots: Tuple[Optional[int], float] = (None, 0.0)
@@ -62,6 +68,23 @@ class Channel:
             return True
         return self.should_checkpoint()
 
+    def counts(self, samples: Callable[[], int]) -> None:
+        """How many were consumed, where a report does not say so."""
+        self._samples = samples
+
+    def waited(self, seconds: float) -> None:
+        """For data."""
+        self._stalled_seconds += seconds
+
+    def stalled(self, reason: str, seconds: float) -> None:
+        """While data don't come for want of their store: that is no hang. `seconds`: of this wait, so far."""
+        if isinstance(self._sent, Progress):
+            stalled = self._stalled_seconds + seconds
+            told = dataclasses.replace(self._sent, stalled_seconds=stalled, waits_for=reason[:500], at=time.time())
+            self._send(dataclasses.replace(told, phase=WorkerPhase.LOADING_DATA))
+        elif self._sent is not None:
+            self._send(dataclasses.replace(self._sent, phase=WorkerPhase.LOADING_DATA))
+
     def restored(self, step: int, source: str) -> None:
         self._restored_step, self._restored_from = step, source
 
@@ -89,16 +112,15 @@ class Channel:
         elif step > self._last[0]:
             self._step_seconds = (time.monotonic() - self._last[1]) / (step - self._last[0])
         self._last = step, time.monotonic()
-        if self._rank != 0:
-            return self._send(w.Beat(self._rank, step, phase))
-        return self._send(
-            Progress(
+        self._sent = w.Beat(self._rank, step, phase)
+        if self._rank == 0:
+            self._sent = Progress(
                 step=step,
                 steps=int(steps) or None,
                 loss=float("nan") if loss is None else float(loss),
                 tokens_per_second=float(tokens_per_second),
                 step_seconds=self._step_seconds,
-                position=int(samples),
+                position=int(samples) or self._samples(),
                 phase=phase,
                 at=now,
                 first_step_at=self._first_step_at,
@@ -106,8 +128,9 @@ class Channel:
                 restored_from=self._restored_from,
                 snapshot_step=self._snapshots[0],
                 checkpoint_seconds=self._snapshots[1],
+                stalled_seconds=self._stalled_seconds,
             )
-        )
+        self._send(self._sent)
 
     # --- what its state asks ----------------------------------------------------------------------------------------
 

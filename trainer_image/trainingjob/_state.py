@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -31,8 +30,9 @@ from concertina_state.interval import Interval
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_state.saving import SavePolicy, Saving, StepFlags
 from concertina_state.snapshots import Snapshots
-from trainingjob import _objects, _values
+from trainingjob import _objects, _storage, _values
 from trainingjob._channel import Channel
+from trainingjob._data import Data
 from trainingjob._folder import Folder
 from trainingjob._pace import Pace
 
@@ -71,6 +71,8 @@ class State:
         channel = trainingjob.connection()
         self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._same)
         self._end.send(KeepsState(self._world.rank))
+        self._data = [each for each in objects.values() if isinstance(each, Data)]
+        self._end.counts(self._samples)
         self._pace = Pace(overhead)
         self._commits, self._next = 0, 1
         self._returned: float | None = None
@@ -120,7 +122,7 @@ class State:
         uri = self._checkpoint.get("uri")
         durable = self._same(self._durable(start)) if uri else None
         if durable is not None:
-            _find_storage_client()
+            _storage.find_client()
             from concertina_state.checkpoints.reader import StoredCheckpoint
 
             stored = StoredCheckpoint(durable.uri)
@@ -140,7 +142,7 @@ class State:
             known = start.durable
             newer = known is not None and known.uid == start.uid and (known.round, known.step) > (held.round, held.step)
             return known if newer else None
-        _find_storage_client()
+        _storage.find_client()
         from concertina_state.objects.prefix import StorageError, StoreRefused
 
         until = time.monotonic() + STORAGE_SECONDS
@@ -202,7 +204,7 @@ class State:
         agreed = self._agree(flags, catalogue)
         saving.of_layout(agreed.layout)
         before = time.perf_counter()
-        saving.save(saving.decide(done, agreed.flags), done)
+        saving.save(saving.decide(done, agreed.flags), self._samples() if self._data else done)
         if durable:
             saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
@@ -242,11 +244,16 @@ class State:
     def _new_saving(self, catalogue: Catalogue) -> Saving:
         end, checkpoint = self._end, self._checkpoint
         id = SnapshotId(end.round, self._restored, "", self._world.size)
-        metadata = ShardMetadata(id, self._world.rank, self._restored, "", "", self._continued)
+        data = self._data[0].digest if len(self._data) == 1 else ""
+        metadata = ShardMetadata(id, self._world.rank, self._restored, "", data, self._continued)
         policy = SavePolicy(ENDLESS, 1, bool(checkpoint), checkpoint.get("everySteps"))
         interval = Interval(checkpoint.get("everySeconds", 600) if checkpoint else None, end.history)
         snapshots = Snapshots(end.snapshots / f"shard-{self._world.rank}", catalogue)
         return Saving(policy, snapshots, metadata, end.durable, interval, end)
+
+    def _samples(self) -> int:
+        """Consumed of the data that it keeps."""
+        return sum(each.samples for each in self._data)
 
     # --- together ---------------------------------------------------------------------------------------------------
 
@@ -306,12 +313,6 @@ def _newest_in(checkpoint: Mapping[str, Any]) -> Durable | None:
         place = StoredCheckpoint(folder).manifest.place
         return Durable(place.uid, place.round, place.step, folder)
     return found
-
-
-def _find_storage_client() -> None:
-    """Of this image, or what the agent's has brought along; outside of a job neither is needed."""
-    if importlib.util.find_spec("obstore") is None:
-        sys.path.append(os.path.join(os.environ.get("CONCERTINA_VOLUME") or "/concertina", "storage"))
 
 
 def _name(rank: int) -> str:

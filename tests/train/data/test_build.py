@@ -13,13 +13,13 @@ import pyarrow.parquet as parquet
 import pytest
 
 from builders.train.built import documents
+from concertina_data.manifest import parse
 from concertina_state.errors import BadInput
 from concertina_trainer import cli
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.sources import find
 from concertina_trainer.data.build.write import Recipe
-from concertina_trainer.data.manifest import parse
 
 TEXTS = [f"Document {i}: " + "naïve words — again and again. " * (i % 7) for i in range(300)]
 

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+from concertina_data import cache
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config import DataConfig
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.read import batches, cache
+from concertina_trainer.data.read import batches
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
@@ -135,6 +136,7 @@ def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, data_ca
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_behind(stored, expected, data_cache):
+    data_cache.mkdir()
     (data_cache / "0123.draft").write_bytes(b"left by who was killed")
     reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, threads=1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -265,7 +267,7 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
         ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "s3://train/x", "refused the credentials for s3://train/x"),
         ({"AWS_ENDPOINT_URL": "nowhere"}, "s3://train/x", "AWS_ENDPOINT_URL is 'nowhere', which is no http"),
         ({}, "s3://nowhere/x", "The bucket nowhere does not exist at http://127.0.0.1"),
-        ({}, "s3://train/x", "s3://train/x has no manifest.json: build the data there, or correct trainer.data.uri"),
+        ({}, "s3://train/x", "s3://train/x has no manifest.json: build the data there, or correct the URI"),
     ],
 )
 def test_what_a_store_refuses_is_no_reason_to_wait(s3, monkeypatch, change, uri, sentence, hasty):

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from concertina.demo import text
+from concertina_data.manifest import parse
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.build.build import build
-from concertina_trainer.data.manifest import parse
 from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder, initial_weight

@@ -89,6 +89,7 @@ def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
         for folder in (first, second):
             packages = folder / "python"
             assert {path.name for path in packages.iterdir()} == {
+                "concertina_data",
                 "concertina_protocol",
                 "concertina_state",
                 "trainingjob",
@@ -147,6 +148,32 @@ def test_the_other_ranks_give_signs_of_life(tmp_path):
     assert agent.hears() == w.Hello(3, os.getpid())
     agent.script.report(41, 100, 0.1, 9.0, 320, "training")
     assert agent.hears() == w.Beat(3, 41, "training")
+
+
+def test_samples_are_told_where_the_script_says_nothing_of_them(tmp_path):
+    agent = Agent(tmp_path, 0)
+    agent.script.counts(lambda: 640)
+    agent.script.report(1, 0, None, 0.0, 0, "training")
+    agent.script.report(2, 0, None, 0.0, 700, "training")
+    agent.script.finished(3, 3, 0.1)
+    agent.hears()
+    assert [agent.hears().position for _ in range(3)] == [640, 700, 640]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_script_that_waits_for_data_says_so_and_is_alive(tmp_path, rank):
+    agent = Agent(tmp_path, rank)
+    agent.hears()
+    agent.script.stalled("the store is away", 1.0)  # before the first step there is nothing to say again
+    agent.script.waited(2.0)
+    agent.script.report(7, 9, 0.5, 1.0, 70, "training")
+    agent.script.stalled("the store is away", 3.0)
+    before, waiting = agent.hears(), agent.hears()
+    assert (waiting.step, waiting.phase) == (7, "loading data")
+    if rank == 0:
+        assert (before.stalled_seconds, before.waits_for) == (2.0, "")
+        assert (waiting.stalled_seconds, waiting.waits_for) == (5.0, "the store is away")
+        assert (waiting.position, waiting.loss) == (70, 0.5)
 
 
 def test_all_calls_are_false_but_the_one_that_was_agreed_on_and_the_next_ends_the_process(tmp_path):

@@ -19,7 +19,10 @@ SHORT_FORMS = {
     "operator/concertina": (
         "api", "model", "plan", "kube", "agents", "controller", "drill", "demo", "terminal", "cli", "local",
     ),
-    "trainer_image": ("concertina_agent", "concertina_protocol", "concertina_trainer", "trainingjob"),
+    "trainer_image": (
+        "concertina_agent", "concertina_data", "concertina_protocol", "concertina_state", "concertina_trainer",
+        "trainingjob",
+    ),
     "trainer_image/concertina_agent": ("core", "files", "net", "workers", "transfers"),
     "trainer_image/concertina_trainer": (
         "training", "state", "parallel", "model", "data", "checkpoints", "export", "format", "objects",
@@ -27,7 +30,8 @@ SHORT_FORMS = {
 }  # fmt: skip
 """Paths in documents that begin with one of these are repository paths, from the root or from this folder. A folder
 that is moved or renamed stays here until no document names it."""
-PACKAGES = {"concertina": "operator", "concertina_agent": "trainer_image", "concertina_protocol": "trainer_image",
+PACKAGES = {"concertina": "operator", "concertina_agent": "trainer_image", "concertina_data": "trainer_image",
+            "concertina_protocol": "trainer_image", "concertina_state": "trainer_image",
             "concertina_trainer": "trainer_image", "trainingjob": "trainer_image"}  # fmt: skip
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from builders.mutated import Reader, all_of, plays
 from builders.train.published import publish
+from concertina_data import manifest as data_manifest
 from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import catalogue, latest, manifest, reader, rollback
@@ -26,7 +27,6 @@ from concertina_state.format.shardfile import Chunk, Header, Layout, ShardMetada
 from concertina_state.objects import retry
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config import ModelConfig, TrainerConfig, of_any_version
-from concertina_trainer.data import manifest as data_manifest
 from concertina_trainer.data import packing
 from concertina_trainer.data.build import sources
 from concertina_trainer.data.build.sources import Source

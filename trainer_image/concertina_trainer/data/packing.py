@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from concertina_data.manifest import DataManifest, TokenShard
 from concertina_protocol.codec.typed_json import ProtocolError, parse_json
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.data.manifest import DataManifest, TokenShard
 from concertina_trainer.data.sequence_plan import bucketed, packed
 
 FORMAT = 1

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from concertina_data.manifest import short_digest
 from concertina_state.errors import BadInput
-from concertina_trainer.data.manifest import short_digest
 from concertina_trainer.data.rangefile import read_whole, split
 
 BYTES = "bytes"

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from concertina_data.manifest import VALIDATION
 from concertina_protocol import Evaluated
 from concertina_state.errors import BadInput
 from concertina_state.saving import Saving
 from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
-from concertina_trainer.data.manifest import VALIDATION
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import Microbatch, microbatches
 from concertina_trainer.data.read.reader import Reader

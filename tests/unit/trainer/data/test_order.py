@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_trainer.data.order import WINDOW, Order, permute
+from concertina_data import order as integers
+from concertina_data.order import WINDOW
+from concertina_trainer.data.order import Order, permute
 from concertina_trainer.data.read.batch import plan_batch
 
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)
@@ -15,8 +17,29 @@ counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filte
 
 @settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-def test_permute_is_a_permutation(size, key):
-    assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
+def test_permute_is_a_permutation_and_the_same_in_integers(size, key):
+    found = permute(np.arange(size), size, key).tolist()
+    assert sorted(found) == list(range(size))
+    assert [integers.Permutation(size, key).at(value) for value in range(min(size, 200))] == found[:200]
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 2**50), key=st.integers(0, 2**64 - 1), data=st.data())
+def test_permute_is_the_same_in_integers_for_any_size(size, key, data):
+    values = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
+    permutation = integers.Permutation(size, key)
+    assert [permutation.at(value) for value in values] == permute(np.array(values), size, key).tolist()
+
+
+@settings(deadline=None)
+@given(counts=counts, seed=st.integers(0, 2**63 - 1), start=st.integers(0, 5000))
+def test_the_order_is_the_same_in_integers(counts, seed, start):
+    """What a script reads is what the bundled trainer reads."""
+    one, many = integers.Order(counts, seed), Order(counts, seed)
+    shards, indexes = many.locate(start, start + 50)
+    assert [one.find(place) for place in range(start, start + 50)] == list(zip(shards, indexes, strict=True))
+    assert one.nearby(start) == many.nearby(start)
+    assert one.epoch_size == many.epoch_size
 
 
 @settings(deadline=None)

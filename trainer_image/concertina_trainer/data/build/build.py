@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from concertina_data.manifest import FORMAT, NAME, VALIDATION, DataManifest, TokenizerFacts
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import BadInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.sources import Piece, Source, cut, find
 from concertina_trainer.data.build.write import Recipe, ShardInput, Written, write
-from concertina_trainer.data.manifest import FORMAT, NAME, VALIDATION, DataManifest, TokenizerFacts
 
 SHARD_BYTES = 64 * 2**20
 MADE_BY = "made-by"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from concertina_data.manifest import DataManifest, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.data.manifest import DataManifest, TokenShard
 from concertina_trainer.data.tokenizer import TYPES
 
 

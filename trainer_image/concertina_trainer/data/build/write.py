@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from concertina_data.manifest import TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data import tokenizer as tokenizers
 from concertina_trainer.data.build.sources import Piece, read_documents
-from concertina_trainer.data.manifest import TokenShard
 
 _BATCH = 256
 """Documents tokenized at once."""

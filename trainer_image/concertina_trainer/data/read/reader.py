@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -10,11 +9,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from concertina_data.manifest import digest_of
+from concertina_data.opening import FETCH_THREADS, Threads
+from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import BadInput
 from concertina_trainer.config import DataConfig, DocumentMode
-from concertina_trainer.data.manifest import digest_of
 from concertina_trainer.data.order import Skipped
-from concertina_trainer.data.read.cache import Cache, OnWait, folder_on_node
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
 from concertina_trainer.data.sequence_plan import SequencePlan
@@ -34,13 +34,6 @@ class Sequences:
     """[count, length]: whether the token after an input is of the same document, so that predicting it counts."""
 
 
-FETCH_THREADS = 4
-"""Shards that a worker fetches and checks at once: of one store more make nothing faster, and all share the cores."""
-PATIENCE_SECONDS = 600
-"""For which a store that is slow or away only stalls the training. Then the round fails and the next one waits anew:
-how long in all is failurePolicy's to say."""
-
-
 class Reader:
     """The n-th sequence that a run consumes, for any n, is a function of the configuration, the seed and `skipped`."""
 
@@ -52,13 +45,12 @@ class Reader:
         """`skipped`: see order.Skipped. `on_wait`: while a store is waited for. `begun`: the run has read these data
         in an earlier round, so that a store that refuses now is waited for. Raises BadInput or StorageError with a
         sentence."""
-        limit = config.cache_mebibytes * 2**20
-        self._cache = Cache(folder_on_node(), limit, patience, begun)
-        self._pool = concurrent.futures.ThreadPoolExecutor(threads, "fetch")
+        limit = int(config.cache_mebibytes * 2**20)
+        cache, opening = CacheSettings(limit, patience, begun), Threads(threads)
         sources, self.length, self.mode = config.sources, sequence_length, config.documents
         self._sets = [
             DataSet(
-                source.uri, config.documents, sequence_length, seed + (i << 32), self._cache, self._pool,
+                source.uri, config.documents, sequence_length, seed + (i << 32), cache, opening,
                 limit // len(sources), on_wait,
             )
             for i, source in enumerate(sources)
@@ -96,7 +88,7 @@ class Reader:
     @property
     def waiting_for(self) -> str:
         """Why reading waits for a store: a sentence; "" where it doesn't."""
-        return self._cache.waiting_for
+        return next((data.waiting_for for data in self._sets if data.waiting_for), "")
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
         """Data set and shard of each of these sequences (the n-th consumed, for each n), and which one it is there."""

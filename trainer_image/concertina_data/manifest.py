@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import BadInput
-from concertina_trainer.config import DocumentMode
 
 NAME = "manifest.json"
 FORMAT = 2
 VALIDATION = "validation"
 """The folder, below the training data, of documents set aside."""
+TOO_SHORT = "no shard of {uri} is as long as one sequence of {length} tokens."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +76,9 @@ def short_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def digest_of(mode: DocumentMode, digests: Sequence[str], weights: Sequence[int]) -> str:
+def digest_of(mode: str, digests: Sequence[str], weights: Sequence[int]) -> str:
     """Names data sets, given by their manifests' digests, and how sequences are made of them."""
-    if len(digests) == 1 and mode is DocumentMode.joined:
+    if len(digests) == 1 and mode == "joined":
         return digests[0]
     return short_digest(json.dumps([mode, list(zip(digests, weights, strict=True))]).encode())
 
@@ -89,7 +89,7 @@ def parse(text: bytes, uri: str) -> DataManifest:
         value = json.loads(text)
         if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
             raise BadInput(
-                f"{uri}/{NAME} has format {value['format']!s:.80} and this trainer reads {FORMAT}: build it again."
+                f"{uri}/{NAME} has format {value['format']!s:.80} and {FORMAT} is what is read here: build it again."
             )
         manifest = from_json(DataManifest, value)
     except (ValueError, RecursionError) as error:

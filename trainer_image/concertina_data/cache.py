@@ -1,0 +1,137 @@
+"""Files of data in a store, fetched into a bounded folder that the node's workers share.
+
+A file is compared with its checksum each time it is opened. A store that is slow or lost is asked again and again until
+the deadline. What is not there, cut off or wrong is asked for again within seconds, and named where it stays so; so is
+what a store refuses, unless it has been given before: a token that expired is a reason to wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from concertina_data.files import Content, ManifestFile, mapped
+from concertina_data.places import CacheSettings, OnWait
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
+from concertina_state.objects.retry import GRACE
+
+_BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Stored:
+    """A data set in a store. The folder of copies has at most `cache.limit` bytes, for all data sets and rounds; files
+    that were not used for longest give way."""
+
+    def __init__(self, uri: str, cache: CacheSettings) -> None:
+        """Raises BadInput, or StorageError, where the settings for it can't be used."""
+        self._cache, self._folder = cache, cache.folder
+        self._gave = cache.begun
+        """Whether the store has given anything, now or in an earlier round."""
+        self._waiting: dict[int, str] = {}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._source = ObjectPrefix(uri, IMPATIENCE)
+        except StoreRefused as error:
+            if cache.begun:
+                raise
+            raise BadInput(str(error)) from error
+        self.uri = self._source.uri
+
+    @property
+    def waiting_for(self) -> str:
+        return next(iter(list(self._waiting.values())), "")
+
+    def open(self, wanted: ManifestFile) -> Content:
+        """The whole file. Raises BadInput where it is missing or damaged, StorageError after the deadline, or where
+        the node has no room for it."""
+        path = self._folder / f"{wanted.sha256[:32]}.data"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the node's other workers want the same one
+            held = mapped(path)
+            if held is not None and wanted.matches(held):
+                with contextlib.suppress(FileNotFoundError):  # it gave way just now, but it is mapped
+                    path.touch()
+                return held
+            content = self._fetch(wanted)
+            self._keep(path, content)
+        kept = mapped(path)
+        return kept if kept is not None and wanted.matches(kept) else content
+
+    def _fetch(self, wanted: ManifestFile) -> bytes:
+        content = None
+        for wait in (*GRACE, 0.0):
+            content = self.get(wanted.file)
+            if content is None:
+                time.sleep(wait)
+            elif wanted.matches(content):
+                return content
+        raise wanted.missing(self.uri) if content is None else wanted.damaged(self.uri, len(content))
+
+    def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
+        """Patiently; None where there is no such object. `on_wait`: why it is waited for, again and again. Raises
+        StorageError after the deadline, and BadInput where a store that has given nothing yet refuses."""
+        begun, patience = time.monotonic(), self._cache.patience
+        grace = iter(GRACE)
+        try:
+            for seconds in _waits():
+                try:
+                    content = self._source.get(name)
+                    self._gave = True
+                    return content
+                except StorageError as error:
+                    final = isinstance(error, StoreRefused) and not self._gave
+                    wait = next(grace, None) if final else seconds
+                    if wait is None:
+                        raise BadInput(str(error)) from error
+                    if time.monotonic() + wait > begun + patience:
+                        raise StorageError(f"{error} It was tried for {patience:.0f} s.") from error
+                    self._waiting[threading.get_ident()] = str(error)
+                    on_wait(str(error), time.monotonic() - begun)
+                    time.sleep(wait)
+            raise AssertionError("there is always another wait")
+        finally:
+            self._waiting.pop(threading.get_ident(), None)
+
+    def _keep(self, path: Path, content: bytes) -> None:
+        """Write it, after room was made; one process at a time, so that the bound holds. Raises StorageError."""
+        with (self._folder / "room.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in self._folder.glob("*.draft"):  # by who was killed: nobody else writes now
+                left.unlink(missing_ok=True)
+            held = {other: _used(other) for other in self._folder.glob("*.data") if other != path}
+            total = len(content) + sum(size for _, size in held.values())
+            for other in sorted(held, key=lambda other: held[other]):
+                if total <= self._cache.limit:
+                    break
+                total -= held[other][1]
+                other.unlink(missing_ok=True)  # who has it mapped keeps it
+            draft = path.with_suffix(".draft")
+            try:
+                draft.write_bytes(content)
+            except OSError as error:
+                draft.unlink()
+                raise StorageError(
+                    f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): make room on this "
+                    "node, let the cache keep less (cacheMebibytes), or set CONCERTINA_CACHE to another folder."
+                ) from error
+            draft.replace(path)
+
+
+def _waits() -> Iterator[float]:
+    for seconds in itertools.chain(_BACKOFF, itertools.repeat(_BACKOFF[-1])):
+        yield seconds * random.uniform(0.7, 1.3)
+
+
+def _used(path: Path) -> tuple[float, int]:
+    """When it was used last, and its size."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_mtime, status.st_size
+    return 0.0, 0

@@ -1,0 +1,120 @@
+"""Shards opened ahead of their use, by several threads, and so many at most."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from concertina_data.order import WINDOW
+
+FETCH_THREADS = 4
+"""Shards that a worker fetches and checks at once: of one store more make nothing faster, and all share the cores."""
+LAST_SECONDS = 5.0
+"""For which the interpreter's end waits for what is being fetched: a thread that comes back from a library after that
+would abort the process."""
+T = TypeVar("T")
+
+
+class Threads:
+    """Some that work off what they are given, in order, and leave what has not begun when the interpreter ends."""
+
+    def __init__(self, count: int) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=_work, args=(self._waiting, self._ended), name="concertina-data", daemon=True)
+            for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        _live.add(self)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._waiting.put(lambda: _settle(future, work))
+        return future
+
+    def end(self) -> None:
+        """After what they are at."""
+        self._ended.set()
+        for _ in self._threads:
+            self._waiting.put(lambda: None)
+
+    def __del__(self) -> None:
+        self.end()
+
+    def join(self, seconds: float) -> None:
+        for thread in self._threads:
+            thread.join(seconds)
+
+
+_live: weakref.WeakSet[Threads] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    every = list(_live)
+    for each in every:
+        each.end()
+    for each in every:
+        each.join(LAST_SECONDS)
+
+
+def _work(waiting: queue.SimpleQueue[Callable[[], None]], ended: threading.Event) -> None:
+    while not ended.is_set():
+        waiting.get()()
+
+
+def _settle(future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:  # raised for who asks
+        future.set_exception(error)
+
+
+class OpenShards(Generic[T]):
+    """What `open_one` gives of each shard. Of one thread."""
+
+    def __init__(self, sizes: Sequence[int], most: int, open_one: Callable[[int], T], threads: Threads) -> None:
+        """`sizes`: of the shards, in bytes; of those that are open it is `most` in all, but for one."""
+        self._sizes, self._most, self._open_one, self._threads = sizes, most, open_one, threads
+        self._open: OrderedDict[int, Future[T]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, index: int) -> T:
+        """Waits where it is not there yet. Raises what opening it raised; the next call tries again."""
+        future = self._opening(index)
+        try:
+            return future.result()
+        except BaseException:
+            del self._open[index]
+            self._bytes -= self._sizes[index]
+            raise
+
+    def expect(self, indexes: Iterable[int]) -> None:
+        """Begin to open these, the first of them first, as far as there is room."""
+        room = self._most
+        for index in indexes:
+            room -= self._sizes[index]
+            if room < 0:
+                return
+            self._opening(index)
+
+    def _opening(self, index: int) -> Future[T]:
+        if index in self._open:
+            self._open.move_to_end(index)
+            return self._open[index]
+        self._bytes += self._sizes[index]
+        while self._open and (self._bytes > self._most or len(self._open) >= 3 * WINDOW):
+            oldest, _ = self._open.popitem(last=False)
+            self._bytes -= self._sizes[oldest]
+        self._open[index] = self._threads.submit(lambda: self._open_one(index))
+        return self._open[index]

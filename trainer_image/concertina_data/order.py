@@ -1,0 +1,114 @@
+"""Which sequence stands at which position: a pure function of the manifest's counts, the seed and the position.
+
+An epoch visits every sequence once. Its shards are permuted and taken in windows of WINDOW shards; within a window all
+sequences are permuted together, so a reader needs WINDOW shards at hand and no more (decision "Data order in two
+levels"). Both permutations are keyed Feistel networks with cycle walking: any position is computed by itself, without
+state and without a table of sequences. In plain integers; `concertina_trainer.data.order` finds many positions at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+
+WINDOW = 16
+ROUNDS = 6
+_TABLE_BITS = 12
+"""Up to which there are tables of the rounds' functions: some milliseconds once, and each position takes half a
+microsecond."""
+_MASK = 2**64 - 1
+
+
+class Permutation:
+    """Of 0 ... size-1; `key` (64 bits) chooses it."""
+
+    def __init__(self, size: int, key: int) -> None:
+        self._size, self._half = size, half_bits(size)
+        self._keys = [mixed(key + i) for i in range(ROUNDS)]
+        mask, tabulated = (1 << self._half) - 1, self._half <= _TABLE_BITS
+        self._tables = [[mix(right ^ key) & mask for right in range(mask + 1)] for key in self._keys if tabulated]
+
+    def at(self, value: int) -> int:
+        value = self._network(value)
+        while value >= self._size:  # it permutes a power of 4 >= size: walk on until within
+            value = self._network(value)
+        return value
+
+    def _network(self, value: int) -> int:
+        mask = (1 << self._half) - 1
+        left, right = value >> self._half, value & mask
+        if self._tables:
+            for table in self._tables:
+                left, right = right, left ^ table[right]
+        else:
+            for key in self._keys:
+                left, right = right, left ^ (mix(right ^ key) & mask)
+        return left << self._half | right
+
+
+def half_bits(size: int) -> int:
+    return max(1, ((size - 1).bit_length() + 1) // 2)
+
+
+def mix(x: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+    return x ^ x >> 31
+
+
+def mixed(x: int) -> int:
+    """One step of SplitMix64."""
+    return mix(x + 0x9E3779B97F4A7C15 & _MASK)
+
+
+def key_of(*numbers: int) -> int:
+    key = 0
+    for number in numbers:
+        key = mixed(key ^ number)
+    return key
+
+
+class Order:
+    """The order of sequences over shards that hold `counts` of them each."""
+
+    def __init__(self, counts: Sequence[int], seed: int) -> None:
+        self._counts, self._seed = counts, seed
+        self.epoch_size = self._total()
+        if not self.epoch_size:
+            raise ValueError("there is no whole sequence in any shard")
+        self._epoch = functools.lru_cache(maxsize=2)(self._epoch_tables)
+        self._permutation = functools.lru_cache(maxsize=2)(Permutation)
+
+    def _total(self) -> int:
+        return sum(self._counts)
+
+    def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
+        """Shards in this epoch's order, and where each begins in it (counted in sequences)."""
+        permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
+        shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
+        for shard in shards:
+            begins.append(begins[-1] + self._counts[shard])
+        return shards, begins
+
+    def find(self, position: int) -> tuple[int, int]:
+        """Its shard, and which of the shard's sequences it is, from 0 on."""
+        epoch, place = divmod(position, self.epoch_size)
+        shards, begins = self._epoch(epoch)
+        window = (bisect_right(begins, place) - 1) // WINDOW
+        first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(shards))]
+        shuffled = first + self._permutation(last - first, key_of(self._seed, epoch, 2, window)).at(place - first)
+        found = bisect_right(begins, shuffled) - 1
+        return shards[found], shuffled - begins[found]
+
+    def nearby(self, position: int) -> list[int]:
+        """The shards of this position's window, and then those of the next one."""
+        epoch, place = divmod(position, self.epoch_size)
+        shards, begins = self._epoch(epoch)
+        first = (bisect_right(begins, place) - 1) // WINDOW * WINDOW
+        found = [*shards[first : first + 2 * WINDOW]]
+        if first + WINDOW >= len(shards):
+            found += self._epoch(epoch + 1)[0][:WINDOW]
+        return [shard for shard in dict.fromkeys(found) if self._counts[shard]]

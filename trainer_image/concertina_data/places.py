@@ -1,0 +1,96 @@
+"""Where data lie: a folder of this machine, or a store, of which a bounded folder of this machine keeps copies."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from concertina_data.files import Content, ManifestFile, mapped
+from concertina_data.manifest import NAME, DataManifest, parse
+from concertina_state.errors import BadInput
+
+OnWait = Callable[[str, float], None]
+"""Why something is waited for, in a sentence, and for how many seconds now."""
+PATIENCE_SECONDS = 600
+"""For which a store that is slow or away only stalls the training. Then the round fails and the next one waits anew:
+how long in all is failurePolicy's to say."""
+
+
+def folder_on_node() -> Path:
+    return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{os.getuid()}")))
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Of the folder that keeps what stores give."""
+
+    limit: int
+    """Bytes, for all data sets and rounds."""
+    patience: float = PATIENCE_SECONDS
+    """Seconds for which a store that doesn't answer is asked again."""
+    begun: bool = False
+    """The run has read its data before, in an earlier round, so that a store that refuses now is waited for."""
+    folder: Path = field(default_factory=folder_on_node)
+
+
+class Place(Protocol):
+    uri: str
+
+    @property
+    def waiting_for(self) -> str:
+        """Why a thread is waiting for a store right now: a sentence; "" where none is."""
+        ...
+
+    def get(self, name: str, on_wait: OnWait = ...) -> bytes | None:
+        """A small file; None where there is no such one. `on_wait`: why it is waited for, again and again."""
+        ...
+
+    def open(self, wanted: ManifestFile) -> Content:
+        """The whole file, checked. Raises BadInput where it is missing or damaged."""
+        ...
+
+
+class InPlace:
+    """A folder, whose files are read where they lie."""
+
+    waiting_for = ""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.removeprefix("file://").rstrip("/") or "/"
+        if not Path(self.uri).is_dir():
+            raise BadInput(f"{uri} does not exist: build the data there, or correct the URI of the data.")
+
+    def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
+        try:
+            return Path(self.uri, name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def open(self, wanted: ManifestFile) -> Content:
+        content = mapped(Path(self.uri, wanted.file))
+        if content is None:
+            raise wanted.missing(self.uri)
+        if not wanted.matches(content):
+            raise wanted.damaged(self.uri, len(content))
+        return content
+
+
+def open_place(uri: str, cache: CacheSettings) -> Place:
+    """Raises BadInput, or StorageError, where it is not there or the settings for it can't be used."""
+    if uri.partition("://")[0] == "file" or "://" not in uri:
+        return InPlace(uri)
+    from concertina_data.cache import Stored  # which needs obstore
+
+    return Stored(uri, cache)
+
+
+def read_manifest(place: Place, on_wait: OnWait = lambda reason, seconds: None) -> DataManifest:
+    """Raises BadInput, or StorageError."""
+    text = place.get(NAME, on_wait)
+    if text is None:
+        raise BadInput(f"{place.uri} has no {NAME}: build the data there, or correct the URI of the data.")
+    return parse(text, place.uri)

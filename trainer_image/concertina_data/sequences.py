@@ -1,0 +1,62 @@
+"""Rows of tokens by position, of one data set."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from concertina_data.files import tokens_file
+from concertina_data.manifest import TOO_SHORT
+from concertina_data.opening import FETCH_THREADS, OpenShards, Threads
+from concertina_data.order import Order
+from concertina_data.places import CacheSettings, open_place, read_manifest
+from concertina_state.errors import BadInput
+
+TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+"""By bytes of a token."""
+
+
+class Sequences:
+    """Cut out of the stream of documents, `length` tokens each and the one after them, in the order of a seed."""
+
+    def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings) -> None:
+        """Raises BadInput, or StorageError."""
+        self._place, self._length = open_place(uri, cache), length
+        self._manifest = read_manifest(self._place)
+        self.digest = self._manifest.digest
+        counts = self._manifest.sequences(length)
+        if not sum(counts):
+            raise BadInput(TOO_SHORT.format(uri=uri, length=length))
+        self._order = Order(counts, seed)
+        self.epoch_size = self._order.epoch_size
+        sizes = [shard.size for shard in self._manifest.shards]
+        self._shards = OpenShards(sizes, cache.limit, self._open, Threads(FETCH_THREADS))
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens are below this."""
+        return self._manifest.vocab_size
+
+    @property
+    def waiting_for(self) -> str:
+        """Why reading waits for a store: a sentence; "" where it doesn't."""
+        return self._place.waiting_for
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """int64 [stop - start, length + 1]. Raises BadInput, or StorageError."""
+        self._shards.expect(self._order.nearby(start))
+        rows = torch.empty(stop - start, self._length + 1, dtype=torch.int64)
+        for row, position in enumerate(range(start, stop)):
+            shard, index = self._order.find(position)
+            begin = index * self._length
+            rows[row] = self._shards.get(shard)[begin : begin + self._length + 1]
+        return rows
+
+    def _open(self, index: int) -> Tensor:
+        content = self._place.open(tokens_file(self._manifest.shards[index]))
+        # What a store has just given is bytes, which torch warns of, where the folder did not keep it.
+        return torch.frombuffer(bytearray(content) if isinstance(content, bytes) else content, dtype=self._type)
+
+    @property
+    def _type(self) -> torch.dtype:
+        return TYPES[self._manifest.token_bytes]
