@@ -1,6 +1,7 @@
 """Agents running a command of one's own: real processes, TLS and sockets; the test speaks as the operator."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -224,6 +225,25 @@ while True:
             assert not report.failures
             assert gone(stubborn)
             assert job[0].log().splitlines().count("saved") == job[1].log().splitlines().count("saved") == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_drain_reaches_workers_that_are_only_being_started(folder, warm):
+    (folder / "sleeps.py").write_text("import time; time.sleep(600)")
+    environment = {"CONCERTINA_WARM_START": json.dumps({"enabled": warm, "preload": []})}
+
+    async def body():
+        async with running(folder, 2, ["--", sys.executable, str(folder / "sleeps.py")], **environment) as job:
+            await job.begin(1, job[0], job[1])
+            drain = p.Drain(UID, 1, "claim-1", "scale", durable=False, grace_seconds=50.0)
+            assert isinstance(await job.call(job[0], drain), p.Accepted)
+            await job.until(job[0], lambda r: r.state == "drained", "never drained")
+            codes = [
+                e["code"] for replica in (job[0], job[1]) for e in replica.events() if e["event"] == "worker_ended"
+            ]
+            assert codes == [-signal.SIGTERM] * 2
 
     run(body)
 

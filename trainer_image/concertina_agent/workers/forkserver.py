@@ -33,6 +33,7 @@ from concertina_agent.workers.family import die_with_parent, exit_code
 
 MAX_PACKET = 1 << 18
 MAX_FDS = 8
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def unfit() -> str:
@@ -78,7 +79,7 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
     os.environ.clear()
     os.environ.update(environment)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+    for number in (*STOPPING, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -148,14 +149,18 @@ class Forkserver:
             self.send(refused)
             return False
         parent = os.getpid()
+        # The child ignores them as this process does, until it has handlers of its own: what comes before waits.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self.send({"pid": pid})
             return False
         try:
             for end in (self._control, self._wakeup, self._wake):
                 end.close()
             leave_parent(parent, request["environment"], fds)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -187,8 +192,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
         stacks.register(os.environ)
         _leave(run_target(options.run, [int(a) if a.isdigit() else a for a in options.arguments]))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
     server = Forkserver(socket.socket(fileno=options.control))
     try:
         for module in options.preload:

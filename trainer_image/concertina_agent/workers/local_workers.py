@@ -74,12 +74,14 @@ class LocalWorkers:
         self._over = asyncio.Event()
         self._tasks, self._collecting = tasks, Nursery()
         self._started = asyncio.Event()
+        self._signal: Optional[int] = None
+        """What the workers of this round were sent; who is started later gets it, too."""
 
     # --- start ------------------------------------------------------------------------------------------------------
 
     def start(self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]) -> None:
         """Start the workers of members[me] in the background; `store`: a bound socket to be served here."""
-        self._over, self._started = asyncio.Event(), asyncio.Event()
+        self._over, self._started, self._signal = asyncio.Event(), asyncio.Event(), None
         self._starting = self._tasks.start("start workers", self._start(assign, me, store, environment))
 
     async def _start(
@@ -138,6 +140,8 @@ class LocalWorkers:
         self._tasks.start("watch worker", self._watch(worker, self._over))
         if not self._settings.bundled:
             self._emit(e.WorkerMessage(assign.round, rank, w.Hello(rank, process.pid)))
+        if self._signal is not None:
+            process.send_signal(self._signal)
         return True
 
     async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
@@ -176,6 +180,7 @@ class LocalWorkers:
             worker.channel.send(message)
 
     def signal(self, number: int) -> None:
+        self._signal = number
         for worker in self._workers.values():
             worker.process.send_signal(number)
 

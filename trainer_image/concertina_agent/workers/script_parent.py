@@ -28,7 +28,7 @@ from typing import Optional
 
 from concertina_agent.workers import blas
 from concertina_agent.workers.family import die_with_parent
-from concertina_agent.workers.forkserver import Forkserver, unfit
+from concertina_agent.workers.forkserver import STOPPING, Forkserver, unfit
 from concertina_agent.workers.learned import Imported, Recorder, read
 
 MOST_FILES = 30_000
@@ -72,9 +72,9 @@ def run(text: str, known: Iterable[str]) -> None:
     if told.probe:
         control.send(json.dumps({"held": True}).encode())
         os._exit(0)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.getsignal(number) for number in (*STOPPING, signal.SIGCHLD)}
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
     name = _renamed(NAME)
     files: dict[str, tuple[int, ...]] = {}
     server = Forkserver(control, lambda: _refused(files))

@@ -11,7 +11,7 @@ from concertina.plan.facts.names import first_of
 from concertina.plan.facts.reasons import Reason
 from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims, drains
-from concertina_protocol import Report, State, StorageHealth
+from concertina_protocol import Report, RestoreSource, State, StorageHealth
 
 
 def suspend(ctx: JobContext) -> Decision | None:
@@ -24,6 +24,9 @@ def suspend(ctx: JobContext) -> Decision | None:
     if _is_over(ctx):
         return _suspended(ctx)
     if _goes_on(ctx):
+        report = ctx.round.report
+        if report is not None and report.state == State.DRAINED and _stopped_unsaved(ctx, report):
+            return None  # the next round saves it
         return _draining(ctx, Phase.SUSPENDING, "Suspending", "spec.suspend is set")
     can_go_on = sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     return None if can_go_on and not _overdue(ctx) else _suspended(ctx)
@@ -70,9 +73,21 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
         return True
     latest = report.storage.latest if report.storage else None
     step = report.progress.step if report.progress else 0
-    if latest is not None and latest.uid == ctx.observed.job.uid and latest.step >= step:
+    if latest is not None and latest.uid == ctx.observed.job.uid and latest.step >= max(step, _in_memory(ctx)):
         return True
-    return drains.saved_as_asked(ctx, constants.RETRY)
+    return not _stopped_unsaved(ctx, report) and drains.saved_as_asked(ctx, constants.RETRY)
+
+
+def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
+    """A script was stopped before it had saved what the round went on from, which node memory alone has."""
+    made = report.progress.step if report.progress else 0
+    return not ctx.spec.bundled and made <= _in_memory(ctx) > 0
+
+
+def _in_memory(ctx: JobContext) -> int:
+    """The step that the round went on from, where that was in node memory; else 0."""
+    base = ctx.world.base
+    return base.step if base is not None and base.source == RestoreSource.MEMORY else 0
 
 
 def _goes_on(ctx: JobContext) -> bool:

@@ -68,6 +68,27 @@ def test_a_command_gets_sigterm_then_sigkill_and_may_end_as_it_likes():
     assert (driver.report.state, driver.report.failures) == ("drained", ())
 
 
+def test_a_script_whose_state_only_memory_has_is_waited_for_at_its_first_step_to_save_it():
+    for durable, restore in ((True, memory(6)), (False, memory(6)), (True, p.Restore("Fresh"))):
+        driver = Driver(bundled=False)
+        driver.begun("a", restore=restore)
+        signalled = e.SignalWorkers(15) in driver.ask(drain(durable=durable))
+        assert signalled != (durable and restore.step > 0), "nothing has been trained that could be lost"
+        if not signalled:
+            assert driver.say(w.Register(0))[0] == e.SendToWorker(0, w.StopAtCall(1))
+
+
+def test_a_script_that_lives_on_after_sigterm_is_not_kept_waiting():
+    driver = Driver(bundled=False)
+    driver.begun("a")
+    driver.ask(drain())
+    assert driver.say(w.Register(0))[0] == e.SendToWorker(0, w.Registered())
+
+
+def memory(step: int) -> p.Restore:
+    return p.Restore("Memory", step, snapshot(0, step, 1))
+
+
 def through(driver: Driver, outcome: str, step: int, **want) -> list[e.Effect]:
     id = snapshot(1, step, 2)
     driver.say(w.Committed(id, 0, "slot-0"))

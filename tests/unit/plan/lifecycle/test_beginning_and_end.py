@@ -10,7 +10,7 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import JobStatus, rfc3339
+from concertina.api.status import Base, JobStatus, rfc3339
 from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Plan
 from concertina.plan.facts import constants
 from concertina.plan.observed import Observed, PodPhase
@@ -216,6 +216,24 @@ def test_a_round_that_was_drained_for_another_reason_is_saved_before_its_pods_go
     saved = replace(lead, report=replace(lead.report, storage=Storage("Ready", durable)))
     assert pods_changed(plan(replace(seen, agents={**seen.agents, "demo-0-0": saved}), T0 + 20.2))
     assert pods_changed(plan(seen, T0 + 30)), "a part went with its member: nothing more will be saved"
+
+
+@pytest.mark.parametrize(("durable", "again"), [(30, True), (40, False), (None, True)])
+def test_what_node_memory_alone_has_of_a_script_is_saved_by_another_round(durable: int | None, again: bool) -> None:
+    spec = jobs.command_spec(checkpoint={"uri": "file:///c"})
+    seen = suspended(jobs.running(spec), spec)
+    base = Base(round=1, step=40, source="Memory")
+    world = seen.job.status.world.model_copy(update={"base": base})
+    seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"world": world})))
+    latest = None if durable is None else protocol.Durable(jobs.UID, 1, durable, "file:///c/step")
+    report = jobs.lead_report(state="drained", progress=None, keeps_state=True, storage=Storage("Ready", latest))
+    drain = protocol.Drain(jobs.UID, 1, "claim-a", "spec.suspend is set", True, 300.0)
+    lead = jobs.called(
+        replace(seen.agents["demo-0-0"], report=report),
+        drain, T0 + 19, done_at=T0 + 19, reply=protocol.Accepted(1, "claim-a"),
+    )  # fmt: skip
+    made = plan(replace(seen, agents={**seen.agents, "demo-0-0": lead}), T0 + 21)
+    assert (bool(jobs.sends(made, protocol.Prepare)), bool(pods_changed(made))) == (again, not again)
 
 
 def test_a_suspend_that_can_not_be_saved_waits_and_says_so() -> None:

@@ -5,7 +5,8 @@ workers how many calls they have passed; from that answer on a worker waits at i
 number plus one: nobody has passed that call, everybody reaches it, and there should_checkpoint() is true. No collective
 is needed, and none can hang (decision "A script's ranks agree by counting calls").
 
-Where no worker asks at all (call 0), the command gets SIGTERM and its grace.
+Where no worker asks at all (call 0), the command gets SIGTERM and its grace. Not so where its state is to be saved and
+only node memory has it: then its first call is waited for.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Stopping:
         self.call: Optional[int] = None
         """What the lead has decided."""
         self._asked_at: Optional[float] = None
+        self._passed_unasked = -1
+        """Calls that count as passed where no worker has asked yet."""
         self._waiting: set[int] = set()
         self._passed: dict[int, int] = {}
 
@@ -42,10 +45,11 @@ class Stopping:
         """The workers stop by themselves, without a signal."""
         return bool(self.call)
 
-    def ask(self, now: float) -> list[e.Effect]:
-        """A drain has begun."""
+    def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
+        """A drain has begun. `will_attend`: workers that do not ask yet will."""
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)
+            self._passed_unasked = 0 if will_attend else -1
             self._settle()
             return [e.SendToWorker(rank, w.QueryCalls()) for rank in sorted(self._waiting)]
         return []
@@ -55,7 +59,8 @@ class Stopping:
         self.attending.add(rank)
         if self.call:
             return [e.SendToWorker(rank, w.StopAtCall(self.call))]
-        return [e.SendToWorker(rank, w.Registered() if self._asked_at is None else w.QueryCalls())]
+        asked = self._asked_at is not None and self.call is None
+        return [e.SendToWorker(rank, w.QueryCalls() if asked else w.Registered())]
 
     def passed(self, rank: int, calls: int) -> None:
         self._passed[rank] = calls
@@ -87,4 +92,4 @@ class Stopping:
 
     def _settle(self) -> None:
         if self._asked_at is not None and not self._waiting:
-            self.next_call = 1 + max(self._passed.values(), default=-1)
+            self.next_call = 1 + max(self._passed.values(), default=self._passed_unasked)

@@ -45,7 +45,8 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
     r.drain = ActiveDrain(order, t.now + order.grace_seconds, over)
     effects: list[e.Effect] = []
     if not agent.bundled:
-        effects += r.stopping.ask(t.now)
+        kept = r.workers.keep_state or r.assign.restore.source == p.RestoreSource.MEMORY
+        effects += r.stopping.ask(t.now, will_attend=order.durable and kept)
     elif r.workers.alive(0):
         effects.append(e.SendToWorker(0, w.DrainRequest(order.durable)))
     return [*effects, *ship_last(agent, r), *own_state.changed(agent, t)]
