@@ -34,7 +34,7 @@ class Model(torch.nn.Module):
             torch.nn.Linear(7, 33), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(33, 1)
         )
 
-    def forward(self, x, labels, index, **_):
+    def forward(self, x, labels, index):
         return {"loss": (self.layers(x) - labels).square().mean()}
 
 
@@ -155,15 +155,17 @@ def with_transformers() -> None:
 
 
 def with_accelerate() -> None:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DataLoaderConfiguration
 
     import trainingjob.accelerate
 
-    accelerator = Accelerator(cpu=True)
+    # With split_batches schedulers step once a step; without it, as many times as there are ranks.
+    configuration = DataLoaderConfiguration(split_batches=not options.each)
+    accelerator = Accelerator(cpu=True, dataloader_config=configuration)
     model = Model(options.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30, gamma=0.7)
-    loader = DataLoader(Items(), size(), shuffle=True, num_workers=options.workers)
+    loader = DataLoader(Items(), options.each or options.batch, shuffle=True, num_workers=options.workers)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     state = trainingjob.accelerate.register(accelerator, overhead=1.0)
     step = state.restore(default=0)

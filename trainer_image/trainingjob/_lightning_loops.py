@@ -77,8 +77,8 @@ class Loops:
         """The order of these loaders is to be known, from their first item on."""
         if self._tell:
             return
-        new = [each for each in self._loaders if not isinstance(_sampler(each), Order)]
-        if any([order_of(each) for each in new]):
+        new = [order_of(each) for each in self._loaders if not isinstance(_sampler(each), Order)]
+        if any(new):
             iter(self._fit._data_fetcher)
 
     def go_on(self) -> None:

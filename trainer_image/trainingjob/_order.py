@@ -72,12 +72,13 @@ class Order:
 
 def order_of(loader: Any) -> Order | None:
     """Of a loader that takes items in batches by a sampler, in whose place it is put; None of others."""
-    batches = getattr(loader, "batch_sampler", None)
+    batches: Any = getattr(loader, "batch_sampler", None)
     batches = getattr(batches, "batch_sampler", batches)  # Accelerate deals batches out to ranks
     sampler = getattr(batches, "sampler", None)
     if isinstance(sampler, Order):
         return sampler
     if not hasattr(sampler, "__len__") or not getattr(batches, "batch_size", None):
         return None
-    batches.sampler = Order(sampler)
-    return batches.sampler  # type: ignore[no-any-return]
+    order = Order(sampler)
+    batches.sampler = order
+    return order

@@ -33,7 +33,7 @@ class Callback(base.Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         others = {each.state_key: each for each in trainer.callbacks if each is not self}
-        data = getattr(trainer, "datamodule", None)
+        data = {} if trainer.datamodule is None else {"data": trainer.datamodule}
         self._loops = Loops(trainer)
         self._state = State(
             folder=self._folder,
@@ -41,7 +41,7 @@ class Callback(base.Callback):
             model=trainer.strategy.model,
             **{f"optimizer{number}": each for number, each in enumerate(trainer.optimizers)},
             **{f"scheduler{number}": each.scheduler for number, each in enumerate(trainer.lr_scheduler_configs)},
-            others=Several({"precision": trainer.precision_plugin, **({} if data is None else {"data": data}), **others}),
+            others=Several({"precision": trainer.precision_plugin, **data, **others}),
             loops=self._loops,
         )
         self._done = self._state.restore(default=0)
