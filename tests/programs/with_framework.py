@@ -46,8 +46,14 @@ def started(step: int) -> None:
     say(f"rank {RANK} of {WORLD} starts at step {step}")
 
 
-def trained(step: int, epoch: int, loss: torch.Tensor, index: torch.Tensor) -> None:
+GIVEN: list[torch.Tensor] = []
+"""Indexes of batches since the last step."""
+
+
+def trained(step: int, epoch: int, loss: torch.Tensor) -> None:
     """`step`, from 0, is finished."""
+    index = torch.cat(GIVEN)
+    GIVEN.clear()
     items = ",".join(str(each) for each in sorted(index.tolist()))
     say(f"step {step} rank {RANK} epoch {epoch} items {items}")
     total = loss.detach().clone() * len(index)
@@ -77,11 +83,12 @@ def with_lightning() -> None:
             started(self.trainer.global_step)
 
         def training_step(self, batch, _):
-            self.batch = batch
+            GIVEN.append(batch["index"])
             return self.model(**batch)["loss"]
 
         def on_train_batch_end(self, outputs, batch, _) -> None:
-            trained(self.trainer.global_step - 1, self.trainer.current_epoch, outputs["loss"], batch["index"])
+            if len(GIVEN) == options.accumulate or self.trainer.is_last_batch:
+                trained(self.trainer.global_step - 1, self.trainer.current_epoch, outputs["loss"])
 
         def validation_step(self, batch, _) -> None:
             self.log("validated", self.model(**batch)["loss"], sync_dist=True)
@@ -123,12 +130,13 @@ def with_transformers() -> None:
                 self.begun = started(state.global_step)
 
         def on_step_end(self, args, state, control, **_) -> None:
-            trained(state.global_step - 1, int(state.epoch - 1e-6), *self.seen)
+            trained(state.global_step - 1, int(state.epoch - 1e-6), self.loss)
 
     class Telling(Trainer):
         def compute_loss(self, model, inputs, **more):
             loss = super().compute_loss(model, inputs, **more)
-            tell.seen = loss, inputs["index"]
+            tell.loss = loss
+            GIVEN.append(inputs["index"])
             return loss
 
     tell = Tell()
@@ -172,12 +180,13 @@ def with_accelerate() -> None:
     started(step)
     while step < options.steps:
         for batch in state.batches(loader):
+            GIVEN.append(batch["index"])
             loss = model(**batch)["loss"]
             accelerator.backward(loss)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            trained(step, loader.iteration, loss, batch["index"])
+            trained(step, loader.iteration, loss)
             state.commit(step, durable=step == options.steps - 1)
             step += 1
             if step == options.steps:

@@ -66,12 +66,11 @@ def begun(text: str) -> set[tuple[int, int]]:
 
 WAYS: dict[str, tuple[str, Sequence[str], int, int]] = {
     "lightning": ("lightning", ["--dropout", "0.3", "--workers", "1"], 2, 7),
-    "lightning, one process, an epoch's end": ("lightning", ["--dropout", "0.3"], 1, 10),
-    "lightning, accumulating": ("lightning", ["--dropout", "0.3", "--batch", "6", "--accumulate", "2"], 1, 7),
+    "lightning, at an epoch's end": ("lightning", ["--dropout", "0.3", "--batch", "6", "--accumulate", "2"], 1, 10),
     "transformers": ("transformers", ["--dropout", "0.3"], 2, 7),
     "transformers, accumulating": ("transformers", ["--batch", "8", "--accumulate", "3"], 1, 7),
     "accelerate": ("accelerate", ["--dropout", "0.3"], 2, 7),
-    "accelerate, one process, an epoch's end": ("accelerate", ["--dropout", "0.3", "--workers", "1"], 1, 10),
+    "accelerate, at an epoch's end": ("accelerate", ["--dropout", "0.3", "--workers", "1"], 1, 10),
 }  # fmt: skip
 
 
@@ -87,8 +86,8 @@ def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(tmp_path, way
     second = run(tmp_path, world, *arguments)
     assert begun(second) == {(world, stop)}
     assert read(first, second) == whole
-    third = run(tmp_path, world, *arguments)
-    assert read(third) == Step({}, {}, {}), "there was no step left"
+    if world == 1:
+        assert read(run(tmp_path, world, *arguments)) == Step({}, {}, {}), "there was no step left"
 
 
 @pytest.mark.long(law=f"{GATE}[lightning]")
