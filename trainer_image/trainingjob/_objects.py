@@ -327,6 +327,8 @@ def _is_fsdp1(module: Module) -> bool:
 
 def _kept(name: str, value: Any, names: Mapping[int, str], flat: Sequence[Module]) -> Kept:
     """`flat`: modules of FSDP1."""
+    if any(each.__module__.startswith("deepspeed.") for each in type(value).__mro__):
+        raise TypeError(f"{name} is DeepSpeed's, which cuts states in its own way: save it by DeepSpeed's checkpoints")
     if isinstance(value, Module):
         return KeptFsdp1Module(value) if value in flat else KeptModule(value)
     if isinstance(value, Optimizer):

@@ -5,15 +5,16 @@ finished. So ranks agree not in each step but in those that are saved, and how f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,7 +66,8 @@ class State:
     def __init__(self, *, folder: str = "checkpoints", overhead: float = 0.01, **objects: Any) -> None:
         """See `trainingjob.State`."""
         self._world = trainingjob.world()
-        self._kept = {**_objects.kept(objects), "random": _objects.KeptStateful(_objects.RandomNumbers())}
+        self._kept: dict[str, _objects.Kept] = {}
+        self.add(**objects)
         self._together = self._world.size > 1 and dist.is_initialized()
         self._checkpoint: Mapping[str, Any] = json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
         channel = trainingjob.connection()
@@ -83,14 +85,30 @@ class State:
         self._saving: Saving | None = None
         self._restored = 0
         self._continued: Continued | None = None
+        self._found: SavedState | None = None
+
+    def add(self, **objects: Any) -> None:
+        """More objects, before `restore`: those that a framework makes once it knows where it goes on. An optimizer
+        comes with the modules that it trains."""
+        random = _objects.KeptStateful(_objects.RandomNumbers())
+        self._kept = {**self._kept, **_objects.kept(objects)}
+        self._kept.pop("random", None)
+        self._kept["random"] = random  # put back last, as putting back others may draw
 
     # --- back -------------------------------------------------------------------------------------------------------
+
+    def peek(self, name: str) -> Any:
+        """What `state_dict()` of one object gave in the newest saved state, for this rank, before that object is there;
+        None where nothing was saved. `restore` takes the same state then."""
+        with self._failures_told():
+            self._found = self._newest()
+            return None if self._found is None else self._values_of(self._found).get(name)
 
     def restore(self, default: int = 0) -> int:
         """Fill all objects with the newest saved state, of whatever world; returns the step to go on with, or `default`
         where nothing was saved. Raises BadInput where it is of other objects."""
-        try:
-            saved = self._newest()
+        with self._failures_told():
+            saved = self._found or self._newest()
             if saved is None:
                 self._end.restored(default, RestoreSource.FRESH)
                 return default
@@ -102,10 +120,6 @@ class State:
             same = (saved.id.layout, saved.id.shards) == (layout, self._world.size)
             found = find(saved, self._world.rank if same else None, lambda held: catalogue.plan(held, _INSTEAD))
             catalogue.fill(found.plan, found.shards)
-        except BadInput as error:
-            self._fail(FailureReason.BAD_INPUT, error)
-        except RestoreFailed as error:
-            self._fail(FailureReason.RESTORE_FAILED, error)
         for name, each in self._kept.items():
             each.load(values[name])
         if self._world.rank >= saved.id.shards:
@@ -171,9 +185,14 @@ class State:
         drawn = hashlib.sha256(repr(values["python"]).encode() + str(self._world.rank).encode()).digest()
         torch.manual_seed(int.from_bytes(drawn[:8], "little"))
 
-    def _fail(self, reason: FailureReason, error: Exception) -> NoReturn:
-        self._end.send(Fault(reason, str(error)))
-        raise error
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
+        except (BadInput, RestoreFailed) as error:
+            reason = FailureReason.BAD_INPUT if isinstance(error, BadInput) else FailureReason.RESTORE_FAILED
+            self._end.send(Fault(reason, str(error)))
+            raise
 
     # --- forth ------------------------------------------------------------------------------------------------------
 

@@ -1,43 +1,77 @@
-"""The whole scripts in docs/scripts.md run as they stand there."""
+"""Every snippet of Python in these pages is run: it is a whole script, or stands in one of the examples."""
 
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
 from builders.programs import SEARCH_PATH
+from concertina.api.parse import parse_spec
 from concertina_trainer.data.build.build import build
 
-PAGE = Path(__file__).parents[3] / "docs" / "scripts.md"
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples" / "scripts"
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("scripts.md", "from-ray-train.md")}
+SNIPPETS = [text for page in PAGES.values() for text in re.findall(r"```python\n(.*?)```", page, re.S)]
+WHOLE = [text for text in SNIPPETS if text.startswith("import ")]
+STATE = ["hf_accelerate_state.py", "hf_trainer_state.py", "lightning_state.py"]
+GATE = "tests/train/scripts/test_frameworks.py::test_it_goes_on_from_memory_in_any_world"
 TOKENS = "s3://bucket/tokens"
-WHOLE = [text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if text.startswith("import ")]
+LIMIT = 400
+pytestmark = pytest.mark.timeout(LIMIT)
 
 
-def test_there_are_some():
-    assert {name for name in ("scheduler", "data") for text in WHOLE if f"{name}={name}" in text} == {
-        "scheduler",
-        "data",
-    }
+def run(folder: Path, script: Path, *arguments: str) -> str:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(script), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("text", WHOLE)
+@pytest.mark.parametrize("text", WHOLE, ids=range(len(WHOLE)))
 def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path):
     path = tmp_path / "script.py"
     if TOKENS in text:
-        list(build([PAGE], str(tmp_path / "tokens")))
+        list(build([ROOT / "docs" / "scripts.md"], str(tmp_path / "tokens")))
         text = text.replace(TOKENS, str(tmp_path / "tokens"))
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
     trained: list[set[int]] = []
     for steps in (20, 30):
         told = text.replace("steps = 200", f"steps = {steps}")
-        told = told.replace("    loss.backward", "    print(f'step {step}.', flush=True)\n    loss.backward")
+        told = re.sub(
+            r"^( +)loss\.backward", r"\1print(f'step {step}.', flush=True)\n\1loss.backward", told, flags=re.M
+        )
         path.write_text(told)
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        assert all(f"rank {rank} is through" in done.stdout for rank in (0, 1))
-        trained.append(set(map(int, re.findall(r"step (\d+)\.", done.stdout))))
+        out = run(tmp_path, path)
+        assert all(f"rank {rank} is through" in out for rank in (0, 1))
+        trained.append(set(map(int, re.findall(r"step (\d+)\.", out))))
     assert trained == [set(range(20)), set(range(20, 30))]
+
+
+def test_what_is_no_whole_script_stands_in_an_example():
+    examples = [(EXAMPLES / name).read_text() for name in STATE]
+    for snippet in set(SNIPPETS) - set(WHOLE):
+        assert any(textwrap.indent(snippet, "    ") in text for text in examples), snippet
+
+
+@pytest.mark.long(law=f"{GATE}[accelerate]")
+@pytest.mark.parametrize("name", STATE)
+def test_an_example_goes_on_where_it_ended(name, tmp_path):
+    for steps in (10, 15):
+        out = run(tmp_path, EXAMPLES / name, "--steps", str(steps))
+        assert all(f"rank {rank} is through at step {steps}" in out for rank in (0, 1))
+
+
+def test_manifests_are_accepted():
+    found = [text for page in PAGES.values() for text in re.findall(r"```yaml\n(.*?)```", page, re.S)]
+    jobs = [job for job in map(yaml.safe_load, found) if "kind" in job]
+    assert jobs
+    for job in jobs:
+        parse_spec(job)

@@ -63,6 +63,13 @@ def alike(ways: dict[str, tuple]) -> tuple:
     return ways["plain"]
 
 
+THREADS = """
+        import torch
+        print(torch.get_num_threads(), torch.get_num_interop_threads(), torch.__config__.parallel_info())
+        torch.rand(300, 300) @ torch.rand(300, 300)
+        torch.rand(1 << 18).exp()
+        print(len(os.listdir("/proc/self/task")))
+"""
 SCRIPTS = {
     "what a script knows of itself": """
         print(sys.argv, sys.path, sys.orig_argv[1:], __name__, __file__, __spec__, __package__, __doc__, __builtins__)
@@ -161,6 +168,29 @@ SCRIPTS = {
         print([each in open("seen").read() for each in drawn])
         open("seen", "a").write(" ".join(drawn))
     """,
+    "torch's random numbers are not those of others": """
+        import torch
+        drawn = [str(torch.initial_seed()), str(torch.rand(1, dtype=torch.float64).item())]
+        print([each in open("seen").read() for each in drawn])
+        open("seen", "a").write(" ".join(drawn))
+    """,
+    "what a package has seeded stays seeded": """
+        import numpy, torch, seeds
+        print(torch.initial_seed(), torch.rand(1).item(), numpy.random.rand())
+    """,
+    "threads of torch": THREADS,
+    "threads of torch, as it says before": "os.environ['OMP_NUM_THREADS'] = '3'" + THREADS,
+    "the collector": """
+        import gc, torch
+        print(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.callbacks, gc.garbage)
+        class Cycle:
+            def __init__(self):
+                self.self = self
+            def __del__(self):
+                print("collected")
+        Cycle()
+        print(gc.collect() > 0, any(type(each) is Cycle for each in gc.get_objects()))
+    """,
     "threads of numpy": "import numpy; print(len(os.listdir('/proc/self/task')))",
     "variables set before an import": """
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -180,6 +210,9 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "reads_variables.py").write_text(
         "import os\nVALUE = os.environ.get('READ_WHEN_IMPORTED')\n"
+    )
+    (tmp_path / "site-packages" / "seeds.py").write_text(
+        "import numpy, torch\ntorch.manual_seed(7)\nnumpy.random.seed(7)\n"
     )
     return tmp_path
 
@@ -203,6 +236,13 @@ def other_pythons() -> list[str]:
     """Of other versions than ours, where they are installed."""
     found = [sorted(place.parent.glob(f"{place.name}/bin/python")) for place in OTHERS]
     return [str(each[-1]) for each in found if each]
+
+
+@pytest.mark.parametrize("number", ["1", "100"])  # OpenBLAS takes no more than there are processors
+def test_libraries_have_as_many_threads_as_the_worker_says(number, place):
+    written(place, THREADS)
+    out, _, _ = alike(started(place, "python", "script.py", OMP_NUM_THREADS=number))
+    assert number != "1" or "at::get_num_threads() : 1\n" in out
 
 
 @pytest.mark.skipif(not other_pythons(), reason="no other Python from 3.9 on is installed by pyenv")

@@ -22,13 +22,14 @@ def set_threads(environment: Mapping[str, str]) -> None:
 
 
 def _threads(environment: Mapping[str, str]) -> int:
-    """As OpenBLAS reads them."""
+    """As OpenBLAS reads them: never more than there are processors for it."""
+    processors = len(os.sched_getaffinity(0))
     for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         with contextlib.suppress(ValueError):
             number = int(environment.get(name, "").partition(",")[0])
             if number > 0:
-                return number
-    return len(os.sched_getaffinity(0))
+                return min(number, processors)
+    return processors
 
 
 def _libraries() -> set[str]:

@@ -107,8 +107,17 @@ def _be_oneself(wanted: Iterable[Imported]) -> None:
     importlib.invalidate_caches()
     threads = {name: value for each in wanted for name, value in each.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})
-    if (numbers := sys.modules.get("numpy.random")) is not None:
-        numbers.seed()  # made when it was imported; random is seeded anew by Python, torch's is the same everywhere
+    _draw_anew()
+
+
+def _draw_anew() -> None:
+    """Generators that numpy and torch seeded by chance when they were imported; `random` Python seeds itself. What a
+    package has seeded on purpose while it was imported stays so."""
+    if (numpy := sys.modules.get("numpy.random")) is not None and numpy.get_bit_generator()._seed_seq is not None:
+        numpy.seed()
+    torch = getattr(sys.modules.get("torch"), "default_generator", None)
+    if torch is not None and torch.initial_seed() >= 1 << 32:  # by chance it is one of 64 bits, and nobody's choice
+        torch.seed()
 
 
 # --- what is imported ---------------------------------------------------------------------------------------------

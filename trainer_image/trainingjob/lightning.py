@@ -1,0 +1,98 @@
+"""Lightning: `Trainer(callbacks=[trainingjob.lightning.Callback()])`, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import trainingjob
+from trainingjob._lightning_loops import Loops
+from trainingjob._objects import RandomNumbers
+from trainingjob._state import State
+
+if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import callbacks as base
+else:
+    from pytorch_lightning import callbacks as base
+
+__all__ = ["Callback"]
+
+
+class Callback(base.Callback):
+    """Keeps model, optimizers, schedulers, scaler, the loops' places, other callbacks, the data module and random
+    numbers as `trainingjob.State` does. A step is committed when the next one begins, so that what is due after it (a
+    validation, a log, the end of an epoch) has been done."""
+
+    def __init__(self, *, folder: str = "checkpoints", overhead: float = 0.01) -> None:
+        self._folder, self._overhead = folder, overhead
+        self._done = 0
+        """Steps that are committed."""
+        self._random: dict[str, Any] | None = None
+        self._loss: float | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        others = {each.state_key: each for each in trainer.callbacks if each is not self}
+        data = {} if trainer.datamodule is None else {"data": trainer.datamodule}
+        self._loops = Loops(trainer)
+        self._state = State(
+            folder=self._folder,
+            overhead=self._overhead,
+            model=trainer.strategy.model,
+            **{f"optimizer{number}": each for number, each in enumerate(trainer.optimizers)},
+            **{f"scheduler{number}": each.scheduler for number, each in enumerate(trainer.lr_scheduler_configs)},
+            others=Several({"precision": trainer.precision_plugin, **data, **others}),
+            loops=self._loops,
+        )
+        self._done = self._state.restore(default=0)
+        self._random = RandomNumbers().state_dict() if self._done else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._loops.go_on()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._loops.follow()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._random is not None:  # the step was saved when this batch had been fetched
+            RandomNumbers().load_state_dict(self._random)
+            self._random = None
+        self._commit(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._loops.fetched()
+        if trainer.global_step % trainer.log_every_n_steps == 0 and isinstance(outputs, dict) and "loss" in outputs:
+            self._loss = float(outputs["loss"])
+        self._report(trainer, "training")
+
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        self._report(trainer, "evaluating")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._loops.end()
+        self._commit(trainer, durable=True)
+
+    def _report(self, trainer: Trainer, phase: str) -> None:
+        steps = max(trainer.max_steps, 0)
+        trainingjob.report(step=trainer.global_step, steps=steps, loss=self._loss, phase=phase)
+
+    def _commit(self, trainer: Trainer, durable: bool = False) -> None:
+        if trainer.global_step > self._done:
+            self._done = trainer.global_step
+            self._state.commit(self._done - 1, durable=durable)
+
+
+class Several:
+    """What has a state, or none, by name."""
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self._objects = objects
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: state for name, each in self._objects.items() if (state := each.state_dict())}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        for name in values.keys() & self._objects.keys():
+            self._objects[name].load_state_dict(values[name])
