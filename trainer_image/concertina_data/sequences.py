@@ -48,12 +48,12 @@ class Sequences:
         """int64 [stop - start, length + 1]. Raises BadInput, or StorageError."""
         self._shards.expect(self._order.nearby(start))
         rows = torch.empty(stop - start, self._length + 1, dtype=torch.int64)
-        for row, position in zip(rows, range(start, stop), strict=True):
+        for row, position in enumerate(range(start, stop)):
             shard, index = self._order.find(position)
-            begin = index * self._length
-            tokens = self._shards.get(shard)[begin : begin + self._length + 1]
-            for into, part in zip(row.split(PIECE), tokens.split(PIECE), strict=True):
-                into.copy_(part)
+            tokens, begin = self._shards.get(shard), index * self._length
+            for at in range(0, self._length + 1, PIECE):
+                to = min(at + PIECE, self._length + 1)
+                rows[row, at:to] = tokens[begin + at : begin + to]
         return rows
 
     def _open(self, index: int) -> Tensor:
