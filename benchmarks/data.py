@@ -6,6 +6,7 @@ All read the same random tokens (two bytes each), shuffled, in sequences of 2048
 what is counted is an epoch from its second batch on, of files that were just written. Rows, taken in turn:
 - gather: numpy alone takes the same sequences in the same order out of one memory map: what nothing can exceed;
 - concertina, local: each file is checked; cold S3: from SeaweedFS into an empty cache, its start included;
+  trainingjob.data: what a script of one's own reads by, of the same files;
 - raw store: the same objects by plain GETs, as many at once;
 - grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk, each set up in the several ways of
   data_peers.WAYS, of which the fastest of a first pass is measured, and in runs of 8 sequences that stay together,
@@ -35,6 +36,7 @@ import numpy as np
 import report
 from rich.console import Console
 
+import trainingjob
 from concertina.local import s3
 from concertina_data.manifest import FORMAT, NAME, DataManifest, TokenizerFacts
 from concertina_state.objects.prefix import ObjectPrefix
@@ -104,6 +106,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
             CONSOLE.print(f"run {run + 1} of {options.runs}")
             speeds["gather (limit)"].append(speed(gather(made)))
             speeds["concertina, local"].append(speed(read(str(made))))
+            speeds["trainingjob.data, local"].append(speed(read_in_script(str(made))))
             for name, way in best:
                 found = data_peers.measure(name, way, made, LENGTH, BATCH, MOST_SECONDS)
                 speeds[f"{name}: {way}"].append(found)
@@ -156,6 +159,13 @@ def read(uri: str) -> Iterator[Any]:
     reader = Reader(DataConfig(uri=uri), LENGTH, seed=1, threads=THREADS)
     for position in range(0, reader.epoch_size // BATCH * BATCH, BATCH):
         yield reader.read(position, position + BATCH)
+
+
+def read_in_script(uri: str) -> Iterator[Any]:
+    """An epoch as a script has it."""
+    data = trainingjob.data(uri, length=LENGTH, batch=BATCH, seed=1)
+    for _ in range(data.epoch_size // BATCH):
+        yield next(data)
 
 
 def cold(uri: str) -> float:

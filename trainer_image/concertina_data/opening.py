@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -49,9 +50,10 @@ class Threads:
     def __del__(self) -> None:
         self.end()
 
-    def join(self, seconds: float) -> None:
+    def join(self, until: float) -> None:
+        """Returns at `until` (monotonic seconds) at the latest."""
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 _live: weakref.WeakSet[Threads] = weakref.WeakSet()
@@ -59,11 +61,11 @@ _live: weakref.WeakSet[Threads] = weakref.WeakSet()
 
 @atexit.register
 def _end() -> None:
-    every = list(_live)
+    every, until = list(_live), time.monotonic() + LAST_SECONDS
     for each in every:
         each.end()
     for each in every:
-        each.join(LAST_SECONDS)
+        each.join(until)
 
 
 def _work(waiting: queue.SimpleQueue[Callable[[], None]], ended: threading.Event) -> None:

@@ -80,7 +80,7 @@ class Order:
         if not self.epoch_size:
             raise ValueError("there is no whole sequence in any shard")
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_tables)
-        self._permutation = functools.lru_cache(maxsize=2)(Permutation)
+        self._window = functools.lru_cache(maxsize=2)(self._permuted_window)
 
     def _total(self) -> int:
         return sum(self._counts)
@@ -93,13 +93,18 @@ class Order:
             begins.append(begins[-1] + self._counts[shard])
         return shards, begins
 
+    def _permuted_window(self, epoch: int, window: int) -> tuple[int, Permutation]:
+        """Where it begins in the epoch, and the order of its sequences."""
+        _, begins = self._epoch(epoch)
+        first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(begins) - 1)]
+        return first, Permutation(last - first, key_of(self._seed, epoch, 2, window))
+
     def find(self, position: int) -> tuple[int, int]:
         """Its shard, and which of the shard's sequences it is, from 0 on."""
         epoch, place = divmod(position, self.epoch_size)
         shards, begins = self._epoch(epoch)
-        window = (bisect_right(begins, place) - 1) // WINDOW
-        first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(shards))]
-        shuffled = first + self._permutation(last - first, key_of(self._seed, epoch, 2, window)).at(place - first)
+        first, permutation = self._window(epoch, (bisect_right(begins, place) - 1) // WINDOW)
+        shuffled = first + permutation.at(place - first)
         found = bisect_right(begins, shuffled) - 1
         return shards[found], shuffled - begins[found]
 

@@ -14,6 +14,8 @@ from concertina_state.errors import BadInput
 
 TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 """By bytes of a token."""
+PIECE = 1 << 14
+"""Tokens that are copied at once: with twice as many torch would use threads of its own, which the training needs."""
 
 
 class Sequences:
@@ -48,8 +50,10 @@ class Sequences:
         rows = torch.empty(stop - start, self._length + 1, dtype=torch.int64)
         for row, position in enumerate(range(start, stop)):
             shard, index = self._order.find(position)
-            begin = index * self._length
-            rows[row] = self._shards.get(shard)[begin : begin + self._length + 1]
+            tokens, begin = self._shards.get(shard), index * self._length
+            for at in range(0, self._length + 1, PIECE):
+                to = min(at + PIECE, self._length + 1)
+                rows[row, at:to] = tokens[begin + at : begin + to]
         return rows
 
     def _open(self, index: int) -> Tensor:

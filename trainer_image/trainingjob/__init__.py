@@ -11,9 +11,9 @@
             save(folder, step + 1)
 
 It is there in every replica whose command is your own: on PYTHONPATH, for Python 3.9+, with `concertina_protocol`
-beside it and nothing else but the standard library. Outside of a TrainingJob nothing happens: `should_checkpoint()` is
-False, `world()` is one worker, `checkpoint_dir()` a folder in the current one. Importing it does nothing at all; the
-first call of `report` or `should_checkpoint` connects.
+beside it and nothing else but the standard library; `State` and `data` take torch, and Python 3.10. Outside of a
+TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, `checkpoint_dir()` a folder in
+the current one. Importing it does nothing at all; the first call of `report` or `should_checkpoint` connects.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ from concertina_trainer.data.read.reader import Reader
 LENGTH = 24
 
 
-def write(uri: str, token_bytes: int, shards: int = 20) -> str:
+def write(uri: str, token_bytes: int, shards: int = 20, least: int = 400) -> str:
     """Random tokens, the highest ones among them."""
     generator = np.random.default_rng(token_bytes)
     folder, written = ObjectPrefix(uri, create=True), []
     for index in range(shards):
-        tokens = generator.integers(0, 2 ** (8 * token_bytes), 400 + 31 * index, dtype=np.uint64)
+        tokens = generator.integers(0, 2 ** (8 * token_bytes), least + 31 * index, dtype=np.uint64)
         draft = Draft()
         draft.documents = [part.astype(f"<u{token_bytes}").tobytes() for part in np.array_split(tokens, 5)]
         written += draft.put(folder, f"shard-{index:06}", token_bytes)
@@ -213,7 +213,22 @@ print([row[0] for step in range(9) for row in next(data).tolist()])
 
 
 def test_it_needs_torch_alone_for_data_in_a_folder(folders):
-    assert first_tokens(BARE, folders[4]) == Reader(DataConfig(uri=folders[4]), LENGTH, 1).read(0, 45)[:, 0].tolist()
+    assert printed(BARE, folders[4]) == Reader(DataConfig(uri=folders[4]), LENGTH, 1).read(0, 45)[:, 0].tolist()
+
+
+THREADS = """
+import os, sys, torch, trainingjob
+torch.set_num_threads(4)
+data = trainingjob.data(sys.argv[1], length=100_000, batch=8, seed=1)
+before = len(os.listdir("/proc/self/task"))
+for step in range(4):
+    next(data)
+print([len(os.listdir("/proc/self/task")) - before])
+"""
+
+
+def test_reading_takes_no_threads_of_torchs_own(tmp_path):
+    assert printed(THREADS, write(str(tmp_path / "long"), 2, shards=1, least=500_000)) == [0]
 
 
 ENDS = """
@@ -228,10 +243,10 @@ def test_a_script_may_end_while_shards_are_fetched(s3, tmp_path, data_cache):
     expected = Reader(DataConfig(uri=uri), LENGTH, 1).read(0, 5)[:, 0].tolist()
     for path in data_cache.iterdir():
         path.unlink()
-    assert first_tokens(ENDS, uri) == expected
+    assert printed(ENDS, uri) == expected
 
 
-def first_tokens(script: str, uri: str) -> list[int]:
+def printed(script: str, uri: str) -> list[int]:
     known = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "CONCERTINA_CACHE"))}
     done = subprocess.run(
         [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-c", script, uri],

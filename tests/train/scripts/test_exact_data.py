@@ -96,7 +96,7 @@ def test_an_uninterrupted_run_consumes_the_order_of_the_bundled_trainer(tokens, 
 
 
 LAW = "tests/train/scripts/test_exact_data.py::test_killed_and_resized_it_is_the_uninterrupted_run[ddp-1-2]"
-MORE = [pytest.param(kind, seed, 3, marks=pytest.mark.long(law=LAW)) for kind in ("ddp", "fsdp2") for seed in (3,)]
+MORE = [pytest.param(kind, seed, 3, marks=pytest.mark.long(law=LAW)) for kind in ("ddp", "fsdp2") for seed in (3, 4)]
 
 
 @pytest.mark.parametrize(("kind", "seed", "troubles"), [("ddp", 1, 2), ("fsdp2", 2, 2), *MORE])

@@ -61,7 +61,7 @@ def mix(x: _Numbers) -> _Numbers:
 class Order(order.Order):
     def __init__(self, counts: Sequence[int] | NDArray[np.int64], seed: int) -> None:
         self._array = np.asarray(counts, dtype=np.int64)
-        super().__init__(array("q", self._array.tobytes()), seed)
+        super().__init__(self._array.data, seed)
 
     def _total(self) -> int:
         return int(self._array.sum())
