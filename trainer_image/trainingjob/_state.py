@@ -90,10 +90,12 @@ class State:
     def add(self, **objects: Any) -> None:
         """More objects, before `restore`: those that a framework makes once it knows where it goes on. An optimizer
         comes with the modules that it trains."""
-        random = _objects.KeptStateful(_objects.RandomNumbers())
+        if "random" in objects:
+            raise TypeError("random is what random numbers are called: give this object another name")
         self._kept = {**self._kept, **_objects.kept(objects)}
         self._kept.pop("random", None)
-        self._kept["random"] = random  # put back last, as putting back others may draw
+        # Put back last, as putting back others may draw.
+        self._kept["random"] = _objects.KeptStateful(_objects.RandomNumbers())
 
     # --- back -------------------------------------------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class State:
         """Fill all objects with the newest saved state, of whatever world; returns the step to go on with, or `default`
         where nothing was saved. Raises BadInput where it is of other objects."""
         with self._failures_told():
-            saved = self._found or self._newest()
+            saved, self._found = self._found or self._newest(), None
             if saved is None:
                 self._end.restored(default, RestoreSource.FRESH)
                 return default

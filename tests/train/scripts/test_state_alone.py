@@ -91,6 +91,7 @@ def test_all_that_it_keeps_comes_back_in_one_process(tmp_path):
     ("text", "sentence"),
     [
         ("trainingjob.State(model=3)", "model is a int, which has no state"),
+        ("trainingjob.State(random={})", "random is what random numbers are called"),
         (
             "m = torch.nn.Linear(2, 2, dtype=torch.complex64); trainingjob.State(model=m).commit(0)",
             "model.bias has the dtype torch.complex64, which can't be saved",
