@@ -20,8 +20,8 @@ PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("scripts.md", "fr
 SNIPPETS = [text for page in PAGES.values() for text in re.findall(r"```python\n(.*?)```", page, re.S)]
 WHOLE = [text for text in SNIPPETS if text.startswith("import ")]
 STATE = ["hf_accelerate_state.py", "hf_trainer_state.py", "lightning_state.py"]
-GATE = "tests/train/scripts/test_frameworks.py::test_it_goes_on_from_memory_in_any_world"
 TOKENS = "s3://bucket/tokens"
+LAW = "tests/train/scripts/test_frameworks.py::test_it_goes_on_from_memory_in_any_world[accelerate]"
 LIMIT = 400
 pytestmark = pytest.mark.timeout(LIMIT)
 
@@ -61,7 +61,7 @@ def test_what_is_no_whole_script_stands_in_an_example():
         assert any(textwrap.indent(snippet, "    ") in text for text in examples), snippet
 
 
-@pytest.mark.long(law=f"{GATE}[accelerate]")
+@pytest.mark.long(law=LAW)
 @pytest.mark.parametrize("name", STATE)
 def test_an_example_goes_on_where_it_ended(name, tmp_path):
     for steps in (10, 15):

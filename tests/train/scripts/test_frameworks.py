@@ -19,10 +19,11 @@ from builders.programs import PROGRAMS, SEARCH_PATH
 from builders.train.replicas import UID, newest_complete, running, trained
 
 SCRIPT = PROGRAMS / "with_framework.py"
-FRAMEWORKS = ["lightning", "transformers", "accelerate"]
 LIMIT = 600.0
 pytestmark = pytest.mark.timeout(LIMIT)
-GATE = "tests/train/scripts/test_frameworks.py::test_it_goes_on_from_memory_in_any_world"
+HERE = "tests/train/scripts/test_frameworks.py::"
+ALONE = f"{HERE}test_a_world_that_goes_on_trains_as_one_that_was_never_stopped"
+AGENTS = f"{HERE}test_it_goes_on_from_memory_in_any_world[accelerate]"
 
 
 class Step(NamedTuple):
@@ -74,8 +75,11 @@ WAYS: dict[str, tuple[str, Sequence[str], int, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long(law=f"{GATE}[lightning]")
-@pytest.mark.parametrize("way", WAYS)
+QUICK = ["lightning, at an epoch's end", "transformers, accumulating"]
+LONG = [pytest.param(way, marks=pytest.mark.long(law=f"{ALONE}[{QUICK[0]}]")) for way in WAYS if way not in QUICK]
+
+
+@pytest.mark.parametrize("way", [*QUICK, *LONG])
 def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(tmp_path, way):
     """Bit for bit: data, dropout, schedulers, validations."""
     framework, options, world, stop = WAYS[way]
@@ -90,7 +94,7 @@ def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(tmp_path, way
         assert read(run(tmp_path, world, *arguments)) == Step({}, {}, {}), "there was no step left"
 
 
-@pytest.mark.long(law=f"{GATE}[lightning]")
+@pytest.mark.long(law=f"{ALONE}[{QUICK[0]}]")
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
 def test_no_item_is_trained_twice_where_the_batch_grows_with_the_world(tmp_path, framework):
     first = run(tmp_path, 2, framework, "--each", "4", "--steps", "30", "--stop", "11")
@@ -103,12 +107,14 @@ def test_no_item_is_trained_twice_where_the_batch_grows_with_the_world(tmp_path,
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The same training by two ranks."""
+    """The same training with no job: by one process, where its items then come in the same order."""
     known: dict[str, Step] = {}
 
     def of(framework: str) -> Step:
         if framework not in known:
-            known[framework] = read(run(tmp_path_factory.mktemp(framework), 2, framework, "--steps", "60"))
+            world = 2 if framework == "accelerate" else 1
+            arguments = [framework, "--steps", "60", "--always-ddp"]
+            known[framework] = read(run(tmp_path_factory.mktemp(framework), world, *arguments))
         return known[framework]
 
     return of
@@ -118,7 +124,10 @@ def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+OTHERS = [pytest.param(each, marks=pytest.mark.long(law=AGENTS)) for each in ("lightning", "transformers")]
+
+
+@pytest.mark.parametrize("framework", ["accelerate", *OTHERS])
 def test_it_goes_on_from_memory_in_any_world(folder, framework, undisturbed):
     """Two; one of them is killed; one goes on; three end it."""
     arguments = [sys.executable, str(SCRIPT), framework, "--steps", "60", "--pause", "0.1", "--always-ddp"]
