@@ -26,10 +26,11 @@ from obstore.exceptions import (
 from obstore.store import LocalStore
 
 from concertina_state.objects import messages
+from concertina_state.objects.file_writer import FileWriter
 from concertina_state.objects.stores import KINDS, CloudStore, open_store
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, UpdateVersion
+    from obstore import ObjectMeta, UpdateVersion, WritableFile
     from obstore.store import RetryConfig
 
 PATIENCE = timedelta(seconds=20)
@@ -163,14 +164,24 @@ class ObjectPrefix:
         return read
 
     def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
-        """An object of about `size` bytes that comes in pieces; it is there once all of them are."""
-        with self._as_messages(f"write {key}", missing_is_error=True):
-            writer = obstore.open_writer(self._store, key, buffer_size=max(PIECE, size // MOST_PIECES))
-        for piece in pieces:
-            with self._as_messages(f"write {key}", missing_is_error=True):
-                writer.write(piece)
-        with self._as_messages(f"write {key}", missing_is_error=True):
-            writer.close()
+        """An object of about `size` bytes that comes in pieces, which stay as they are meanwhile; it is there once all
+        of them are."""
+        writing = functools.partial(self._as_messages, f"write {key}", missing_is_error=True)
+        with writing():
+            if self._directory is not None:
+                writer: FileWriter | WritableFile = FileWriter(self._directory / key)
+            else:
+                writer = obstore.open_writer(self._store, key, buffer_size=max(PIECE, size // MOST_PIECES))
+        try:
+            for piece in pieces:
+                with writing():
+                    writer.write(piece)
+            with writing():
+                writer.close()
+        except BaseException:
+            if isinstance(writer, FileWriter):
+                writer.give_up()
+            raise
 
     def put(self, key: str, value: bytes | Path) -> None:
         size = value.stat().st_size if isinstance(value, Path) else len(value)
