@@ -12,6 +12,7 @@ the request for a shard that only another agent holds until the tensors are fill
 
 import argparse
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -134,7 +135,37 @@ def timed(runs: int, work: Callable[[], object], before: Callable[[], object] = 
     return seconds[1:]
 
 
-def saves(subject: Subject, runs: int, disk: Path) -> dict[str, list[float]]:
+def in_turn(runs: int, works: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Seconds of each, one after the other, again and again: what else the machine does hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(runs + 1):
+        for name, work in works.items():
+            started = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
+    """What the loop waits for at the first snapshots of a round, when a step has passed before each."""
+    seconds = []
+    for run in range(runs):
+        folder = memory / f"first-{run}"
+        snapshots = Snapshots(folder, subject.state)
+        for step in range(3):
+            while not (folder / f"slot-{step}").exists():  # a step takes longer than that
+                time.sleep(0.01)
+            metadata = ShardMetadata(SnapshotId(1, step, subject.state.digest, 1), 0, step, "", "")
+            started = time.perf_counter()
+            snapshots.begin(metadata)
+            seconds.append(time.perf_counter() - started)
+            snapshots.finish()
+            snapshots.complete = step
+        shutil.rmtree(folder)
+    return seconds
+
+
+def saves(subject: Subject, runs: int, memory: Path, disk: Path) -> dict[str, list[float]]:
     """What the training loop waits for."""
     tensors = subject.tensors()
     copies = [torch.empty_like(tensor) for tensor in tensors.values()]
@@ -147,6 +178,7 @@ def saves(subject: Subject, runs: int, disk: Path) -> dict[str, list[float]]:
 
     rows = {"memcpy": timed(runs, memcpy)}
     rows["concertina: snapshot, stall"] = timed(max(runs, 9), subject.begin, subject.snapshots.finish)
+    rows["concertina: snapshot, first three of a round, stall"] = firsts(subject, runs, memory)
     rows["concertina: snapshot, committed"] = timed(max(runs, 9), subject.take)
     rows["torch: stager"] = timed(runs, lambda: stager.stage(tensors))
     return rows | dcp_saves(tensors, runs, disk / "dcp", stager)
@@ -181,19 +213,29 @@ def dcp_saves(
     return rows
 
 
-def durables(subject: Subject, runs: int, uris: dict[str, str]) -> tuple[dict[str, list[float]], dict[str, Durable]]:
-    """From the start of a save until LATEST names it."""
-    rows, newest = {}, {}
-    for name, uri in uris.items():
-        folder = ObjectPrefix(uri, create=True)
+def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict[str, list[float]], dict[str, Durable]]:
+    """From the start of a save until LATEST names it; in turn with dcp.save, and with obstore's own put of the same
+    file to the same server."""
+    newest = {}
+    target, tensors = disk / "dcp", subject.tensors()
 
-        def save(folder: ObjectPrefix = folder, name: str = name) -> None:
-            taken = subject.take()
-            uploader.ship(folder, UID, taken.id, 0, taken.path)
-            newest[name] = uploader.publish(folder, CONFIG, UID, taken.id, False)
+    def save(name: str, folder: ObjectPrefix) -> None:
+        taken = subject.take()
+        uploader.ship(folder, UID, taken.id, 0, taken.path)
+        newest[name] = uploader.publish(folder, CONFIG, UID, taken.id, False)
 
-        rows[f"concertina: durable, {name}"] = timed(runs, save)
-    return rows, newest
+    def dcp_save() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        dcp.save(tensors, checkpoint_id=target, no_dist=True)
+
+    file, cloud = (ObjectPrefix(uri, create=True) for uri in (f"file://{disk}/durable", f"s3://{bucket}"))
+    works = {
+        "concertina: durable, file": lambda: save("file", file),
+        "torch: dcp.save, in turn": dcp_save,
+        "concertina: durable, S3": lambda: save("S3", cloud),
+        "obstore: put to S3": lambda: cloud.put("plain", subject.take().path),
+    }
+    return in_turn(runs, works), newest
 
 
 def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
@@ -201,14 +243,19 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
     taken = subject.take()
     size = taken.path.stat().st_size
     target = memoryview(bytearray(size))
-    rows = {"plain TCP copy": timed(runs, lambda: checkpoint_peer.plain_copy(taken.path, target))}
     with checkpoint_peer.holder(memory, subject.volume, taken.id) as holder:
 
         def from_a_peer() -> None:
             subject.load(LocalShard(holder.pull(), taken.id))
 
-        rows["concertina: a peer, pull alone"] = timed(runs, holder.pull, holder.forget)
-        rows["concertina: a peer"] = timed(runs, from_a_peer, holder.forget)
+        rows = {"concertina: a peer, pull alone": timed(runs, holder.pull, holder.forget)}
+        works = {
+            "plain TCP copy": lambda: checkpoint_peer.plain_copy(taken.path, target),
+            "concertina: a peer": from_a_peer,
+            "(given back)": holder.forget,
+        }
+        rows |= in_turn(runs, works)
+    del rows["(given back)"]
     return rows
 
 
@@ -232,11 +279,12 @@ def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]
         "concertina: memory": timed(runs, load_from_memory),
         "concertina: memory, with its check": timed(runs, from_memory),
     }
-    for name, durable in newest.items():
-        rows[f"concertina: {name}"] = timed(runs, lambda durable=durable: from_storage(durable))
     into = {name: torch.empty_like(tensor) for name, tensor in subject.tensors().items()}
-    rows["torch: dcp.load"] = timed(runs, lambda: dcp.load(into, checkpoint_id=disk / "dcp", no_dist=True))
-    return rows
+    works: dict[str, Callable[[], object]] = {
+        f"concertina: {name}": functools.partial(from_storage, durable) for name, durable in newest.items()
+    }
+    works["torch: dcp.load"] = lambda: dcp.load(into, checkpoint_id=disk / "dcp", no_dist=True)
+    return rows | in_turn(runs, works)
 
 
 def main() -> None:
@@ -258,9 +306,8 @@ def main() -> None:
             memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
             disk = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.folder)))
             subject = Subject(size, world, memory)
-            rows = saves(subject, options.runs, disk)
-            uris = {"file": f"file://{disk}/durable", "S3": f"s3://bench/{int(size)}"}
-            more, newest = durables(subject, options.runs, uris)
+            rows = saves(subject, options.runs, memory, disk)
+            more, newest = durables(subject, options.runs, disk, f"bench/{int(size)}")
             rows |= more
             report.show(f"save, {subject.mebibytes:.0f} MiB of state", rows)
             back = restores(subject, options.runs, disk, newest) | pulls(subject, options.runs, memory)

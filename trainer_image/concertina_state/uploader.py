@@ -132,17 +132,18 @@ def _ship(request: Ship, destination: Destination, uid: str) -> Shipped:
 
 def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path) -> None:
     """Put one shard file into storage, to stay. Raises StorageError or Damaged."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        begin = header_length(content[:8])
-        header = content[:begin]
-        metadata = parse_header(header[8:]).metadata
-        if (metadata.id, metadata.shard) != (id, shard):
-            raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
-        name, blocks = part_name(id, shard), running_crc32(content)
-        shipped = ShardFile(f"{name}.safetensors", len(content), blocks[-1], begin, zlib.crc32(header))
-    keys = [f"{here(uid, id)}/{key}" for key in (shipped.key, f"{name}.json")]
-    folder.put(keys[0], path)
-    folder.put(keys[1], to_json(StoredSidecar(shipped, metadata, blocks)))
+    with path.open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    begin = header_length(bytes(content[:8]))
+    header = bytes(content[:begin])
+    metadata = parse_header(header[8:]).metadata
+    if (metadata.id, metadata.shard) != (id, shard):
+        raise Damaged(f"{path} holds shard {metadata.shard} of step {metadata.id.step}, not {shard} of {id.step}")
+    name, ends = part_name(id, shard), list[int]()
+    keys = [f"{here(uid, id)}/{name}{ending}" for ending in (".safetensors", ".json")]
+    folder.put_pieces(keys[0], running_crc32(content, ends), len(content))
+    shipped = ShardFile(f"{name}.safetensors", len(content), ends[-1], begin, zlib.crc32(header))
+    folder.put(keys[1], to_json(StoredSidecar(shipped, metadata, tuple(ends))))
     folder.settle(keys)
 
 

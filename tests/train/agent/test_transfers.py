@@ -199,6 +199,7 @@ def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(t
             with pytest.raises(Damaged, match="did not arrive whole"):
                 await slow.take(tmp_path / "slow", header)
             with contextlib.suppress(OSError):
+                await slow.send(p.Refused("did not arrive whole", 0, ""))
                 assert await slow.receive() is None, "the holder has seen it too"
         kept = holder.snapshots.find(taken[3].id, 0)
         assert kept is not None

@@ -20,7 +20,7 @@ from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.checkpoints.retention import found, lease
 from concertina_state.format.shardfile import Continued, header_length
-from concertina_state.objects.prefix import PIECE, Changed, ObjectPrefix, StorageError
+from concertina_state.objects.prefix import PIECE, Changed, Missing, ObjectPrefix, StorageError
 from concertina_state.uploader import Destination, answer
 
 
@@ -174,7 +174,11 @@ def test_a_large_object_goes_in_pieces_and_comes_back(storage_uri, tmp_path):
     folder.put_pieces("pieces", (memoryview(content)[at : at + PIECE // 3] for at in range(0, size, PIECE // 3)), size)
     assert folder.list("") == {"whole": size, "pieces": size}
     for key in ("whole", "pieces"):
-        assert folder.read_range(key, 1, size) == content[1:]
+        first, rest = bytearray(PIECE + 1), bytearray(size - PIECE - 2)
+        folder.read_into(key, 1, [memoryview(first), memoryview(rest)])
+        assert first + rest == content[1:]
+        with pytest.raises(Missing):
+            folder.read_into(key, 2, [memoryview(first), memoryview(rest)])
 
 
 def test_a_missing_part_is_not_published(storage_uri, tmp_path):

@@ -14,7 +14,7 @@ from concertina_state.checkpoints.retention import lease, remove
 from concertina_state.objects.prefix import Changed, ObjectPrefix, StorageError
 
 GIVE_UP = 60.0
-REQUESTS = ("get", "put", "delete", "entries", "read_range")
+REQUESTS = ("get", "put", "delete", "entries", "read_into")
 READER, DELETER = 4, 6
 """How many requests each of them makes at most: a lease, the manifest, a part, no lease; and leases, the manifest, no
 manifest, leases again, what there is, all of it gone."""

@@ -10,10 +10,10 @@ from builders.stores import hostile
 from concertina.local.control_plane import certificates
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
-from concertina_state.checkpoints import reader as stored_checkpoints
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.objects import retry
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_state.uploader import Destination, answer
 
@@ -31,7 +31,7 @@ def line(s3, monkeypatch):
 @pytest.fixture
 def hasty(monkeypatch):
     """As many tries as ever, one soon after the other."""
-    monkeypatch.setattr(stored_checkpoints, "GRACE", (0.01, 0.01))
+    monkeypatch.setattr(retry, "GRACE", (0.01, 0.01))
 
 
 def ship(tmp_path, uri: str) -> tuple[SnapshotId, str]:

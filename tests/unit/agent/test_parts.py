@@ -2,6 +2,8 @@
 
 import io
 import os
+import resource
+import zlib
 
 import pytest
 
@@ -9,7 +11,7 @@ import concertina_protocol as protocol
 from concertina_agent import main, settings
 from concertina_agent.core.round.failures import signal_name
 from concertina_agent.files import seen
-from concertina_agent.files.shards import commit, fill
+from concertina_agent.files.shards import commit, committed_shard, fill
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.workers import store
 from concertina_agent.workers.environment import worker_environment
@@ -123,6 +125,20 @@ def test_a_copy_counts_once_it_is_whole_and_alternates_its_slot(tmp_path):
     snapshots.drop([ID])
     assert snapshots.scan() == ()
     assert not first.parent.parent.exists()
+
+
+def test_a_shard_for_which_there_is_no_room_is_not_there(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    data = bytes(20 << 20)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20 << 20, hard))
+    try:
+        write(tmp_path / "fits", data, zlib.crc32(data))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, hard))
+        with pytest.raises(OSError, match="File too large"):
+            write(tmp_path / "large", data, zlib.crc32(data))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert committed_shard(tmp_path / "large") is None
 
 
 @pytest.mark.parametrize("mark", ["{", "{}", '{"id": 3}', "[]"])

@@ -16,7 +16,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional, TypeVar, cast
 
 import concertina_protocol as p
 from concertina_agent.files.shards import Shard, commit, fill
@@ -28,6 +28,10 @@ PREFACE = b"shard\n"
 """TLS begins with the byte 0x16."""
 STALL_SECONDS = 30.0
 """A transfer that brings no byte for this long is given up."""
+RECEIVED = 1 << 18
+"""Bytes of one call of the kernel, at most."""
+RECORD = 1 << 14
+"""Bytes, of TLS: at most."""
 THREADS = 512
 """At most; a transfer takes one, at each end, and so does waiting for the next."""
 
@@ -35,10 +39,19 @@ T = TypeVar("T")
 
 
 class ShardWire:
-    """One thing at a time. A thread knows nothing of cancellation: who no longer waits closes, which ends it."""
+    """One thing at a time. A thread knows nothing of cancellation: who no longer waits closes, which ends it.
 
-    def __init__(self, connection: ssl.SSLSocket, threads: concurrent.futures.Executor) -> None:
+    TLS works in memory, and the socket carries hundreds of kilobytes at a time: a TLS socket makes two calls of the
+    kernel for each record of 16 KiB (decision "Shards travel in large pieces").
+    """
+
+    def __init__(
+        self, connection: socket.socket, threads: concurrent.futures.Executor, context: ssl.SSLContext, **side: Any
+    ) -> None:
         self._socket, self._threads = connection, threads
+        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._arrived, self._leaving, **side)
+        self._buffer = memoryview(bytearray(RECEIVED))
         self._working: Optional[concurrent.futures.Future[Any]] = None
         self._ahead = b""
         """Arrived behind the last line."""
@@ -46,19 +59,27 @@ class ShardWire:
     async def handshake(self) -> None:
         """Without a thread, of which anybody at all could take one (decision "Strangers at an agent's door"). Raises
         OSError."""
-        self._socket.setblocking(False)
+        loop, ended = asyncio.get_running_loop(), False
         while True:
             try:
-                self._socket.do_handshake()
-                break
+                self._tls.do_handshake()
+                ended = True
             except ssl.SSLWantReadError:
-                await readable(self._socket)
-        self._socket.setblocking(True)
+                pass
+            finally:
+                if self._leaving.pending:  # what is wrong with the other end is told to it, too
+                    await loop.sock_sendall(self._socket, self._leaving.read())
+            if ended:
+                return self._socket.setblocking(True)
+            data = await loop.sock_recv(self._socket, RECEIVED)
+            if not data:
+                raise ConnectionError("the connection was closed")
+            self._arrived.write(data)
 
     @property
     def certificate(self) -> Mapping[str, Any]:
         """The other end's, which has been checked."""
-        return self._socket.getpeercert() or {}
+        return self._tls.getpeercert() or {}
 
     async def receive(self) -> Optional[p.Message]:
         """The next line, however long it takes; None at the end. Raises OSError or ProtocolError."""
@@ -66,11 +87,10 @@ class ShardWire:
 
     async def send(self, message: p.Message) -> None:
         """Raises OSError when the connection is gone."""
-        await self._run(lambda: self._socket.sendall(p.encode(message)))
+        await self._run(lambda: self._send(memoryview(p.encode(message))))
 
     async def give(self, shard: Shard) -> None:
-        """Its header and its bytes. Raises OSError; and Damaged, once they have gone, where they are not those that
-        were committed."""
+        """Its header and its bytes, which the other end checks. Raises OSError, and Damaged where there are too few."""
         await self._run(lambda: self._give(shard))
 
     async def take(self, path: Path, header: p.ShardHeader) -> Shard:
@@ -88,7 +108,7 @@ class ShardWire:
     def close(self) -> None:
         """At once; whatever a thread is at ends with an error, and nobody hears of it."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
         if self._working is None:
             self._socket.close()
         else:
@@ -103,10 +123,11 @@ class ShardWire:
     def _receive(self) -> Optional[p.Message]:
         self._socket.settimeout(None)
         while b"\n" not in self._ahead:
-            data = self._socket.recv(1 << 16)
-            if not data:
+            record = memoryview(bytearray(RECORD))
+            count = self._decrypt_into(record)
+            if not count:
                 return None
-            self._ahead += data
+            self._ahead += record[:count]
             if len(self._ahead) > p.MAX_LINE:
                 raise ProtocolError(f"a line over the limit of {p.MAX_LINE} bytes")
         line, _, self._ahead = self._ahead.partition(b"\n")
@@ -114,9 +135,9 @@ class ShardWire:
 
     def _give(self, shard: Shard) -> None:
         self._socket.settimeout(STALL_SECONDS)
-        self._socket.sendall(p.encode(shard.header))
+        self._send(memoryview(p.encode(shard.header)))
         for chunk in shard.chunks():
-            self._socket.sendall(chunk)
+            self._send(chunk)
 
     def _take(self, path: Path, header: p.ShardHeader) -> None:
         self._socket.settimeout(STALL_SECONDS)
@@ -125,9 +146,27 @@ class ShardWire:
     def _read_into(self, buffer: memoryview) -> int:
         count = min(len(buffer), len(self._ahead))
         if not count:
-            return self._socket.recv_into(buffer)
+            return self._decrypt_into(buffer)
         buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]
         return count
+
+    def _decrypt_into(self, buffer: memoryview) -> int:
+        """A record at most; 0 at the end."""
+        while True:
+            try:
+                return cast(int, self._tls.read(len(buffer), buffer))
+            except ssl.SSLWantReadError:
+                count = self._socket.recv_into(self._buffer)
+                if not count:
+                    return 0
+                self._arrived.write(self._buffer[:count])
+            except ssl.SSLZeroReturnError:
+                return 0
+
+    def _send(self, data: memoryview) -> None:
+        while data:
+            data = data[self._tls.write(data) :]
+            self._socket.sendall(self._leaving.read())
 
 
 async def readable(connection: socket.socket) -> None:
@@ -145,16 +184,20 @@ async def dial(address: str, context: ssl.SSLContext, name: str, threads: concur
     """To the agent whose certificate has this name. Raises OSError."""
     loop, (host, port) = asyncio.get_running_loop(), split(address)
     connection = socket.socket(family(host))
-    with contextlib.closing(connection):  # of no effect once TLS has taken it over
+    try:
         connection.setblocking(False)
         await loop.sock_connect(connection, (host, port))
         await loop.sock_sendall(connection, PREFACE)
         return await _secure(connection, threads, context, server_hostname=name)
+    except BaseException:
+        connection.close()
+        raise
 
 
 async def accept(connection: socket.socket, context: ssl.SSLContext, threads: concurrent.futures.Executor) -> ShardWire:
     """The other end of `dial`. Raises OSError."""
-    with contextlib.closing(connection):
+    try:
+        connection.setblocking(False)
         received = b""
         while len(received) < len(PREFACE) and PREFACE.startswith(received):
             data = await asyncio.get_running_loop().sock_recv(connection, len(PREFACE) - len(received))
@@ -162,15 +205,14 @@ async def accept(connection: socket.socket, context: ssl.SSLContext, threads: co
         if received != PREFACE:
             raise ConnectionError("neither TLS nor a connection for shards")
         return await _secure(connection, threads, context, server_side=True)
+    except BaseException:
+        connection.close()
+        raise
 
 
 async def _secure(
     connection: socket.socket, threads: concurrent.futures.Executor, context: ssl.SSLContext, **side: Any
 ) -> ShardWire:
-    wire = ShardWire(context.wrap_socket(connection, do_handshake_on_connect=False, **side), threads)
-    try:
-        await wire.handshake()
-    except BaseException:
-        wire.close()
-        raise
+    wire = ShardWire(connection, threads, context, **side)
+    await wire.handshake()
     return wire

@@ -75,7 +75,7 @@ class Peers:
                 await wire.send(p.Pull(self._uid, number, None, round, after))
                 while True:
                     header = _header(await wire.receive())
-                    shard = await wire.take(self._snapshots.copy_slot(header.id, header.shard), header)
+                    shard = await _take(wire, self._snapshots.copy_slot(header.id, header.shard), header)
                     after = shard.id.step
                     self._emit(e.CopyHeld(shard.id, number))
                     await wire.send(p.Copied(shard.id, number))
@@ -143,7 +143,10 @@ class Peers:
             if (header.id, header.shard) != (id, number):
                 sent = f"shard {header.shard} of round {header.id.round}, step {header.id.step}"
                 raise Damaged(f"{sent} was sent instead")
-            return (await wire.take(self._snapshots.fetched_path(id, number), header)).path
+            shard = await _take(wire, self._snapshots.fetched_path(id, number), header)
+            with contextlib.suppress(OSError):
+                await wire.send(p.Copied(id, number))
+            return shard.path
 
     def _holders(self, number: int) -> list[p.Member]:
         return nearest(self._assign, self._replica, number) if self._assign else []
@@ -166,7 +169,8 @@ class Peers:
         shard = self._snapshots.find(message.id, message.shard)
         if shard is None:
             return await wire.send(_not_here(message.id, message.shard))
-        return await self._give(wire, shard)
+        await self._give(wire, shard)
+        return None
 
     async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
         """Every newest commit of one shard of this round, until the copier leaves or the round ends."""
@@ -179,22 +183,38 @@ class Peers:
             if shard is None:
                 await news.wait(count, p.BEAT_SECONDS)
                 continue
-            await self._give(wire, shard)
-            answer = await wire.receive()
-            if not isinstance(answer, p.Copied):
+            answer = await self._give(wire, shard)
+            if answer is None:
                 return None
             after = answer.id.step
             self._emit(e.PeerCopied(answer.id, answer.shard))
         return None
 
-    async def _give(self, wire: ShardWire, shard: Shard) -> None:
-        """Raises ConnectionError where its bytes are damaged: what was announced can't be kept, which the other end
-        sees by the checksum; and nobody is to be sent here for it again."""
+    async def _give(self, wire: ShardWire, shard: Shard) -> Optional[p.Copied]:
+        """The other end checks what it was given; where it does not say that this has arrived, it is checked here:
+        nobody is to be sent here again for damaged bytes (decision "Who takes a shard checks it")."""
         try:
             await wire.give(shard)
+            with contextlib.suppress(OSError, ProtocolError):
+                answer = await wire.receive()
+                if isinstance(answer, p.Copied):
+                    return answer
+            await asyncio.get_running_loop().run_in_executor(None, shard.verify)
         except Damaged as error:
             self._snapshots.discard(shard)
             raise ConnectionError(str(error)) from error
+        return None
+
+
+async def _take(wire: ShardWire, path: Path, header: p.ShardHeader) -> Shard:
+    """Raises Damaged, after the holder has seen it too: the next round is not to count on that shard."""
+    try:
+        return await wire.take(path, header)
+    except Damaged as error:
+        with contextlib.suppress(*GONE):
+            await wire.send(p.Refused(str(error), 0, ""))
+            await asyncio.wait_for(wire.receive(), STALL_SECONDS)
+        raise
 
 
 def _header(answer: Optional[p.Message]) -> p.ShardHeader:

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableSequence
 from typing import Any, Optional
 
 from concertina_protocol import SnapshotId, Undone
@@ -144,14 +144,16 @@ def _version(name: str) -> str:
         return ""
 
 
-def running_crc32(content: Any) -> tuple[int, ...]:
-    """crc32 of a buffer up to the end of each block, since a resized world reads byte ranges: one pass for the whole's
-    checksum and the blocks' (decision "Checksums of blocks, as running values")."""
-    view, value, ends = memoryview(content), 0, []
-    for begin in range(0, len(view), BLOCK):
-        value = zlib.crc32(view[begin : begin + BLOCK], value)
+def running_crc32(content: memoryview, ends: MutableSequence[int]) -> Iterator[memoryview]:
+    """Its blocks; as they are taken, the crc32 up to the end of each is added to `ends`, since a resized world reads
+    byte ranges: one pass for the whole's checksum and the blocks' (decision "Checksums of blocks, as running
+    values")."""
+    value = 0
+    for begin in range(0, len(content), BLOCK):
+        block = content[begin : begin + BLOCK]
+        value = zlib.crc32(block, value)
         ends.append(value)
-    return tuple(ends) or (0,)
+        yield block
 
 
 def parse(text: bytes, uri: str) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from concertina_protocol import SnapshotId
@@ -15,7 +15,7 @@ from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Header, parse_header
-from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError
+from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError, window
 from concertina_state.objects.retry import GRACE, tries
 
 Span = tuple[int, int]
@@ -26,7 +26,7 @@ class StoredShard:
     """One shard, read by byte ranges."""
 
     batch_bytes = 16 * BLOCK
-    """So many are best asked for at once: as many requests as go at a time, and whole blocks."""
+    """So many are best asked for at once: some requests of a cloud's store, and whole blocks."""
 
     def __init__(self, folder: ObjectPrefix, file: ShardFile) -> None:
         self._folder, self.file = folder, file
@@ -35,22 +35,26 @@ class StoredShard:
     @cached_property
     def header(self) -> Header:
         """Raises BadInput or StorageError."""
-        size = self.file.header_size
-        data = self._checked((0, size), lambda data: zlib.crc32(data) == self.file.header_crc32)
+        data = memoryview(bytearray(self.file.header_size))
+        self._read_checked(0, [data], lambda views: _crc32(views, 0) == self.file.header_crc32)
         try:
             return parse_header(bytes(data[8:]))
         except Damaged as error:
             raise BadInput(f"{self.uri} can't be used: {error}.") from error
 
     def read(self, ranges: Sequence[Span]) -> list[memoryview]:
-        """The bytes of each range; whole blocks are read, and checked. Raises BadInput or StorageError."""
-        spans = _merged(sorted(_blocks(span, self.file.size) for span in ranges))
-        held = [(span[0], self._checked(span, functools.partial(self._is_whole, span[0]))) for span in spans]
-        return [_cut(held, begin, end) for begin, end in ranges]
+        """The bytes of each range. Raises BadInput or StorageError."""
+        held = [memoryview(bytearray(end - begin)) for begin, end in ranges]
+        self.read_into([(begin, target) for (begin, _), target in zip(ranges, held, strict=True)])
+        return held
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each with the file's bytes from that offset on. Raises BadInput or StorageError."""
-        copy_ranges(self.read, parts)
+        """Fill each with the file's bytes from that offset on; whole blocks are read, straight into place, and checked
+        there. Raises BadInput or StorageError, and what is in place is good for nothing then."""
+        for run in _runs(parts):
+            begin = run[0][0] // BLOCK * BLOCK
+            end = min(self.file.size, -(-(run[-1][0] + len(run[-1][1])) // BLOCK) * BLOCK)
+            self._read_checked(begin, _covering(run, begin, end), functools.partial(self._is_whole, begin))
 
     def blocks(self) -> Iterator[memoryview]:
         """The whole file in order, some blocks at a time."""
@@ -58,11 +62,11 @@ class StoredShard:
         for begin in range(0, self.file.size, step):
             yield self.read([(begin, min(begin + step, self.file.size))])[0]
 
-    def _is_whole(self, begin: int, data: memoryview) -> bool:
-        first = begin // BLOCK
+    def _is_whole(self, begin: int, views: Sequence[memoryview]) -> bool:
+        first, size = begin // BLOCK, sum(map(len, views))
         value = self._ends[first - 1] if first else 0
-        for number, at in enumerate(range(0, len(data), BLOCK), first):
-            value = zlib.crc32(data[at : at + BLOCK], value)
+        for number, at in enumerate(range(0, size, BLOCK), first):
+            value = _crc32(window(views, at, at + BLOCK), value)
             if value != self._ends[number]:
                 return False
         return True
@@ -82,19 +86,21 @@ class StoredShard:
             raise BadInput(f"{self._folder.uri}/{key} does not fit the manifest: use an older checkpoint.")
         return sidecar.blocks
 
-    def _checked(self, span: Span, whole: Callable[[memoryview], bool]) -> memoryview:
+    def _read_checked(
+        self, begin: int, views: Sequence[memoryview], whole: Callable[[Sequence[memoryview]], bool]
+    ) -> None:
         problem = ""
         for _ in tries():
             try:
-                data = self._folder.read_range(self.file.key, *span)
-                if len(data) == span[1] - span[0] and whole(data):
-                    return data
+                self._folder.read_into(self.file.key, begin, views)
+                if whole(views):
+                    return
                 problem = "do not have the checksum of the manifest"
             except Missing:
                 problem = "are not there"
         raise BadInput(
-            f"{self.uri} is damaged: its bytes {span[0]} to {span[1]} {problem}, read {len(GRACE) + 1} times. Use an "
-            "older checkpoint: `concertina checkpoint list` shows which there are."
+            f"{self.uri} is damaged: its bytes {begin} to {begin + sum(map(len, views))} {problem}, read "
+            f"{len(GRACE) + 1} times. Use an older checkpoint: `concertina checkpoint list` shows which there are."
         )
 
 
@@ -128,13 +134,6 @@ class StoredCheckpoint:
         return [StoredShard(self.folder, file) for file in self.manifest.parts]
 
 
-def copy_ranges(read: Callable[[Sequence[Span]], list[memoryview]], parts: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill each part with what `read` has from that offset on."""
-    found = read([(begin, begin + len(target)) for begin, target in parts])
-    for (_, target), data in zip(parts, found, strict=True):
-        target[:] = data
-
-
 def _gone(uri: str) -> StorageError:
     return StorageError(
         f"{uri} has no {manifests.NAME}: it was never finished, or has been deleted to keep the newer ones. "
@@ -157,26 +156,31 @@ def resolve(uri: str) -> str:
     return f"{folder.uri}/{manifests.CheckpointKey(latest.uid, latest.round, latest.step).folder}"
 
 
-def _blocks(span: Span, size: int) -> Span:
-    return span[0] // BLOCK * BLOCK, min(size, -(-span[1] // BLOCK) * BLOCK)
+def _crc32(views: Iterable[memoryview], value: int) -> int:
+    for view in views:
+        value = zlib.crc32(view, value)
+    return value
 
 
-def _merged(spans: list[Span]) -> Iterator[Span]:
-    """Of sorted spans, those that touch as one."""
-    current: Span | None = None
-    for begin, end in spans:
-        if current is not None and begin <= current[1]:
-            current = current[0], max(current[1], end)
-            continue
-        if current is not None:
-            yield current
-        current = begin, end
-    if current is not None:
-        yield current
+def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, memoryview]]]:
+    """In the file's order, those that share a block or stand in neighbouring ones; of two that want the same bytes each
+    is in a run of its own."""
+    run: list[tuple[int, memoryview]] = []
+    end = 0
+    for begin, target in sorted((part for part in parts if part[1]), key=lambda part: part[0]):
+        if run and not end <= begin <= -(-end // BLOCK) * BLOCK:
+            yield run
+            run = []
+        run.append((begin, target))
+        end = begin + len(target)
+    if run:
+        yield run
 
 
-def _cut(held: list[tuple[int, memoryview]], begin: int, end: int) -> memoryview:
-    for at, data in held:
-        if at <= begin and end <= at + len(data):
-            return data[begin - at : end - at]
-    raise AssertionError((begin, end))
+def _covering(run: Sequence[tuple[int, memoryview]], begin: int, end: int) -> list[memoryview]:
+    """Places for all bytes [begin, end) of the file: those of the run, and others for what nobody wants."""
+    views: list[memoryview] = []
+    for at, target in run:
+        views += [memoryview(bytearray(at - begin)), target]
+        begin = at + len(target)
+    return [*views, memoryview(bytearray(max(0, end - begin)))]

@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
-import mmap
+import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,10 +26,11 @@ from obstore.exceptions import (
 from obstore.store import LocalStore
 
 from concertina_state.objects import messages
+from concertina_state.objects.file_writer import FileWriter
 from concertina_state.objects.stores import KINDS, CloudStore, open_store
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, UpdateVersion
+    from obstore import ObjectMeta, UpdateVersion, WritableFile
     from obstore.store import RetryConfig
 
 PATIENCE = timedelta(seconds=20)
@@ -41,6 +43,8 @@ PIECE = 16 << 20
 """Bytes of one request within a large object."""
 MOST_PIECES = 5000
 """Of an object that is written in pieces (S3 takes 10,000)."""
+MOST_VIEWS = 1024
+"""That the kernel fills by one call (IOV_MAX)."""
 AGAIN = 0.2
 """Seconds until what was cut off is tried again, at first."""
 T = TypeVar("T")
@@ -136,29 +140,48 @@ class ObjectPrefix:
             starts, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
             return [memoryview(data) for data in obstore.get_ranges(self._store, key, starts=starts, ends=ends)]
 
-    def read_range(self, key: str, begin: int, end: int) -> memoryview:
-        """The bytes [begin, end), asked for in pieces at the same time."""
-        if end - begin <= PIECE:
-            return self.get_ranges(key, [(begin, end)])[0]
-        whole = memoryview(mmap.mmap(-1, end - begin))
+    def read_into(self, key: str, begin: int, views: Sequence[memoryview]) -> None:
+        """Fill these, one behind the other, with the bytes from `begin` on; an object that ends before is `Missing`."""
+        size = sum(map(len, views))
+        with self._as_messages(f"read {key}", missing_is_error=True):
+            if self._directory is not None:
+                read = _read_file(self._directory / key, begin, views)
+            else:
+                with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+                    fetch = functools.partial(self._read_piece, key, begin, views)
+                    read = sum(pool.map(fetch, range(0, size, PIECE)))
+        if read < size:
+            raise Missing(f"{self.uri}/{key} ends before byte {begin + size}.")
 
-        def fetch(at: int) -> None:
-            piece = self.get_ranges(key, [(at, min(at + PIECE, end))])[0]
-            whole[at - begin : at - begin + len(piece)] = piece
-
-        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
-            list(pool.map(fetch, range(begin, end, PIECE)))
-        return whole
+    def _read_piece(self, key: str, begin: int, views: Sequence[memoryview], at: int) -> int:
+        targets = list(window(views, at, at + PIECE))
+        start = begin + at
+        data = memoryview(obstore.get_range(self._store, key, start=start, end=start + sum(map(len, targets))))
+        read = len(data)
+        for target in targets:
+            part, data = data[: len(target)], data[len(target) :]
+            target[: len(part)] = part
+        return read
 
     def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
-        """An object of about `size` bytes that comes in pieces; it is there once all of them are."""
-        with self._as_messages(f"write {key}", missing_is_error=True):
-            writer = obstore.open_writer(self._store, key, buffer_size=max(PIECE, size // MOST_PIECES))
-        for piece in pieces:
-            with self._as_messages(f"write {key}", missing_is_error=True):
-                writer.write(piece)
-        with self._as_messages(f"write {key}", missing_is_error=True):
-            writer.close()
+        """An object of about `size` bytes that comes in pieces, which stay as they are meanwhile; it is there once all
+        of them are."""
+        writing = functools.partial(self._as_messages, f"write {key}", missing_is_error=True)
+        with writing():
+            if self._directory is not None:
+                writer: FileWriter | WritableFile = FileWriter(self._directory / key)
+            else:
+                writer = obstore.open_writer(self._store, key, buffer_size=max(PIECE, size // MOST_PIECES))
+        try:
+            for piece in pieces:
+                with writing():
+                    writer.write(piece)
+            with writing():
+                writer.close()
+        except BaseException:
+            if isinstance(writer, FileWriter):
+                writer.give_up()
+            raise
 
     def put(self, key: str, value: bytes | Path) -> None:
         size = value.stat().st_size if isinstance(value, Path) else len(value)
@@ -251,6 +274,28 @@ class ObjectPrefix:
         if self._kind is None:
             return messages.of_files(self.uri, doing, error)
         return messages.of_cloud(self.uri, self._kind, self._holder, doing, error)
+
+
+def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memoryview]:
+    """Of views one behind the other, the bytes [begin, end)."""
+    at = 0
+    for view in views:
+        if part := view[max(0, begin - at) : max(0, end - at)]:
+            yield part
+        at += len(view)
+
+
+def _read_file(path: Path, begin: int, views: Sequence[memoryview]) -> int:
+    """Into place, without a copy in between; how many bytes there are."""
+    with path.open("rb", buffering=0) as file:
+        size, read = sum(map(len, views)), 0
+        while read < size:
+            several = itertools.islice(window(views, read, size), MOST_VIEWS)
+            count = os.preadv(file.fileno(), list(several), begin + read)
+            if not count:
+                break
+            read += count
+        return read
 
 
 def _version(meta: ObjectMeta) -> UpdateVersion:

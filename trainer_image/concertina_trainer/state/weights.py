@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from concertina_protocol import SnapshotId
@@ -12,7 +12,7 @@ from concertina_protocol.codec.typed_json import MOST
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints.latest import LATEST
 from concertina_state.checkpoints.manifest import NAME
-from concertina_state.checkpoints.reader import StoredShard, copy_ranges
+from concertina_state.checkpoints.reader import StoredShard
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import (
     ITEM_SIZES,
@@ -48,7 +48,9 @@ class FileWeights:
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Raises StorageError."""
-        copy_ranges(partial(self._folder.get_ranges, self._key), parts)
+        found = self._folder.get_ranges(self._key, [(begin, begin + len(target)) for begin, target in parts])
+        for (_, target), data in zip(parts, found, strict=True):
+            target[:] = data
 
 
 class SafetensorsFiles:

@@ -135,3 +135,44 @@ def test_no_room_is_said_before_a_byte_is_written(tmp_path, other, error, senten
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(folder.iterdir()) == []
+
+
+def slots_in(folder):
+    return sorted(path.name for path in folder.glob("slot-?"))
+
+
+def settled(folder, *names):
+    """Whether just these slots are there, and stay so for as long as one takes to come."""
+    give_up = time.monotonic() + node.GIVE_UP
+    while slots_in(folder) != [*names]:
+        assert time.monotonic() < give_up, slots_in(folder)
+        time.sleep(0.01)
+    time.sleep(0.3)
+    return slots_in(folder) == [*names]
+
+
+def test_room_for_the_next_snapshot_is_there_before_it_is_taken_and_no_more(folder):
+    state = State(500_000)
+    snapshots = Snapshots(folder, state)
+    assert settled(folder, "slot-0")
+    assert resident(folder / "slot-0") >= state.layout.size
+    snapshots.take(state.at(0))
+    assert settled(folder, "slot-0", "slot-1")
+    snapshots.take(state.at(1))
+    assert settled(folder, "slot-0", "slot-1"), "older rounds have that room until the first one is complete"
+    snapshots.complete = 0
+    assert settled(folder, "slot-0", "slot-1", "slot-2")
+    assert steps_in(folder) == {0, 1}
+
+
+def test_room_that_was_not_there_beside_training_is_looked_for_again(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = State(1_000_000)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        snapshots = Snapshots(tmp_path, state)
+        assert settled(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    snapshots.take(state.at(3))
+    assert steps_in(tmp_path) == {3}

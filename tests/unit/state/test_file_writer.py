@@ -1,0 +1,65 @@
+"""A file that comes in pieces is there whole or not at all; what the disk refused is said, also where a later call
+would not hear of it any more."""
+
+import errno
+import os
+import resource
+
+import pytest
+
+from concertina_state.objects.file_writer import MOST_WAITING, SYNC
+from concertina_state.objects.prefix import ObjectPrefix, StorageError
+
+
+def pieces(count, size=1 << 20):
+    return [memoryview(os.urandom(size)) for _ in range(count)]
+
+
+def test_whole_or_not_at_all(tmp_path):
+    folder, content = ObjectPrefix(str(tmp_path)), pieces(3 * MOST_WAITING)
+    folder.put_pieces("a/whole", content, 0)
+    assert (tmp_path / "a" / "whole").read_bytes() == b"".join(content)
+
+    def broken():
+        yield from content
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        folder.put_pieces("a/broken", broken(), 0)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["whole"]
+
+
+def test_a_writer_that_does_not_keep_up_is_waited_for(tmp_path, monkeypatch):
+    made, most = [], []
+    write = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: (most.append(len(made)), write(file)))
+
+    def counted():
+        for _ in range(4 * SYNC // (8 << 20)):
+            made.append(bytes(8 << 20))
+            yield memoryview(made[-1])
+            assert len(made) * (8 << 20) - (tmp_path / "file#1").stat().st_size <= (MOST_WAITING + 2) * (8 << 20)
+
+    ObjectPrefix(str(tmp_path)).put_pieces("file", counted(), 0)
+    assert len(most) == 4
+
+
+def test_what_the_disk_refused_is_said(tmp_path, monkeypatch):
+    def refused(file):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", refused)
+    with pytest.raises(StorageError, match="Input/output error"):
+        ObjectPrefix(str(tmp_path)).put_pieces("file", pieces(SYNC >> 20), 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_room_is_said(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, hard))
+    try:
+        with pytest.raises(StorageError, match="write file"):
+            ObjectPrefix(str(tmp_path)).put_pieces("file", pieces(20), 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

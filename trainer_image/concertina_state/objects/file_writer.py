@@ -1,0 +1,60 @@
+"""A file that comes in pieces: written, and brought to the disk, beside whoever makes the pieces."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+MOST_WAITING = 4
+"""Pieces, and syncs: who makes them waits for the disk then, not memory for either."""
+SYNC = 32 << 20
+"""Bytes after which the disk is set to work; a sync at the end alone would find all of it still to be done."""
+
+
+class FileWriter:
+    """The file is there, whole and on the disk, once it is closed; with its name once its folder is synced."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._draft = path, path.with_name(f"{path.name}#1")
+        """As obstore's own drafts are called, which its listings pass over."""
+        self._file = self._draft.open("wb", buffering=0)
+        self._writing, self._syncing = (ThreadPoolExecutor(1, name) for name in ("write", "sync"))
+        self._waiting: deque[Future[None]] = deque()
+        self._unsynced = 0
+
+    def write(self, piece: memoryview) -> None:
+        """It must stay as it is until the file is closed. Raises OSError, of earlier ones too."""
+        self._add(self._writing.submit(self._write, piece))
+        self._unsynced += len(piece)
+        if self._unsynced >= SYNC:
+            self._unsynced = 0
+            self._add(self._syncing.submit(os.fdatasync, self._file.fileno()))
+
+    def _add(self, work: Future[None]) -> None:
+        self._waiting.append(work)
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting.popleft().result()
+
+    def _write(self, piece: memoryview) -> None:
+        while piece:
+            piece = piece[self._file.write(piece) :]
+
+    def close(self) -> None:
+        """Raises OSError."""
+        while self._waiting:
+            self._waiting.popleft().result()
+        os.fsync(self._file.fileno())
+        self._draft.replace(self._path)
+        self._end()
+
+    def give_up(self) -> None:
+        self._draft.unlink(missing_ok=True)
+        self._end()
+
+    def _end(self) -> None:
+        for pool in (self._writing, self._syncing):
+            pool.shutdown(cancel_futures=True)
+        self._file.close()
