@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from concertina_state.objects.file_writer import MOST_WAITING, SYNC
+from concertina_state.objects.file_writer import MOST_WAITING, SYNC, FileWriter
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 
 
@@ -27,6 +27,18 @@ def test_whole_or_not_at_all(tmp_path):
     with pytest.raises(RuntimeError, match="no more"):
         folder.put_pieces("a/broken", broken(), 0)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["whole"]
+
+
+def test_two_that_write_the_same_file_do_not_mix(tmp_path):
+    one, two = (FileWriter(tmp_path / "file") for _ in range(2))
+    for letter in (b"a", b"b"):
+        one.write(memoryview(letter * 9))
+        two.write(memoryview(letter.upper() * 9))
+    two.close()
+    assert (tmp_path / "file").read_bytes() == b"A" * 9 + b"B" * 9
+    one.close()
+    assert (tmp_path / "file").read_bytes() == b"a" * 9 + b"b" * 9
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_writer_that_does_not_keep_up_is_waited_for(tmp_path, monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,9 +21,8 @@ class FileWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._draft = path, path.with_name(f"{path.name}#1")
-        """As obstore's own drafts are called, which its listings pass over."""
-        self._file = self._draft.open("wb", buffering=0)
+        self._path = path
+        self._file, self._draft = _open_draft(path)
         self._writing, self._syncing = (ThreadPoolExecutor(1, name) for name in ("write", "sync"))
         self._waiting: deque[Future[None]] = deque()
         self._unsynced = 0
@@ -58,3 +60,12 @@ class FileWriter:
         for pool in (self._writing, self._syncing):
             pool.shutdown(cancel_futures=True)
         self._file.close()
+
+
+def _open_draft(path: Path) -> tuple[io.FileIO, Path]:
+    """Nobody else's, and called as obstore's own are, which its listings pass over."""
+    for number in itertools.count(1):
+        draft = path.with_name(f"{path.name}#{number}")
+        with contextlib.suppress(FileExistsError):
+            return io.FileIO(draft, "xb"), draft
+    raise AssertionError("there is always another number")
