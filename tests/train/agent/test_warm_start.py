@@ -85,6 +85,18 @@ def test_a_killed_script_comes_back_with_its_modules_imported_and_a_new_agent_kn
     asyncio.run(body())
 
 
+def test_a_script_that_is_killed_before_its_imports_came_to_rest_is_warm_from_its_second_start_on(folder):
+    async def body():
+        async with running(folder, 1, python(folder), **prepared(folder)) as job:
+            await job.begin(1, job[0])
+            await seen(job[0], "UP 1 first\n")
+            assert not any(e["event"] == "script_parent" and e["learned"] for e in job[0].events())
+            await killed_and_begun(job, 2)
+            await seen(job[0], "UP 2 first heavy\n")
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize(("recorded", "imported"), [("heavy-1.0.dist-info", " heavy"), ("heavy-1.0", "")])
 def test_a_folder_is_one_of_installed_packages_where_pip_has_recorded_what_it_put_there(recorded, imported, folder):
     async def body():

@@ -275,6 +275,10 @@ class WarmStart:
         request = {"environment": environment, "record": record}
         if self._parent is None:
             return self.why
+        if record and self._parent.size == 0 and self.has_learned and self._started < MOST_PARENTS:
+            # A run that ended before QUIET_SECONDS were over: what this start would import is imported once for all.
+            self._renew()
+            return Again()
         try:
             forked = await self._parent.fork(request, (), prefix)
         except StartError as error:
