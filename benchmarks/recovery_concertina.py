@@ -31,6 +31,8 @@ STEADY_STEPS = 90
 """Of all ranks together, before a script is hurt."""
 SLOW = 5.0
 """Seconds; what takes longer is explained."""
+WINDOW = 5
+"""Seconds: a script that tells no step has failed at the same one each time, and would be waited for ever longer."""
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -81,7 +83,7 @@ def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
         "spec": {
             "replicas": 3,
             "elastic": {"minReplicas": 2, "growAfterSeconds": 0},
-            "failurePolicy": {"maxRestarts": 1000},
+            "failurePolicy": {"maxRestarts": 1000, "windowSeconds": WINDOW},
             "template": {
                 "spec": {
                     "containers": [
@@ -184,6 +186,8 @@ class Bench:
 
         again = until("a step of a new round", RECOVERY_LIMIT, first)[0]
         done = max(s.step for s in recovery_torchrun.steps(trace) if s.restart == known)
+        if again.at - killed_at > SLOW:
+            self._explain(killed_at)
         self._heal()
         return Traced(again.at - killed_at, done - again.step + 1)
 

@@ -218,20 +218,21 @@ class State:
         self._returned = time.perf_counter()
 
     def _save(self, done: int, durable: bool, ends: bool, began: float) -> None:
+        started = time.perf_counter()
         catalogue, saving = self._current()
+        ready = time.perf_counter()
         flags = dataclasses.replace(saving.local_flags(done), drain=int(ends))
         if durable:
             flags = dataclasses.replace(flags, checkpoint_due=1)
         agreed = self._agree(flags, catalogue)
+        together = time.perf_counter()  # others are waited for until then, as they are in each step
         saving.of_layout(agreed.layout)
-        before = time.perf_counter()
         saving.save(saving.decide(done, agreed.flags), self._samples() if self._data else done)
         if durable:
             saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
         if self._returned is not None:
-            since = max(1, agreed.every)
-            self._pace.took(time.perf_counter() - before, (began - self._returned) / since)
+            self._pace.took(ready - started + time.perf_counter() - together, began - self._returned)
 
     def _current(self) -> tuple[Catalogue, Saving]:
         """With this rank's values as they are now."""

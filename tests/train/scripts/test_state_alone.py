@@ -114,6 +114,27 @@ def test_what_can_not_be_kept_is_said(tmp_path, text, sentence):
     assert sentence in done.stderr
 
 
+def test_snapshots_do_not_become_rarer_as_a_run_goes_on(tmp_path):
+    text = """
+        from pathlib import Path
+        model = torch.nn.Linear(512, 512)
+        state, seen, halves = trainingjob.State(model=model, overhead=0.1), set(), []
+        for step in range(state.restore(), 400):
+            x = torch.randn(256, 512)
+            for _ in range(3):
+                model(x).sum().backward()
+            state.commit(step)
+            slots = Path("checkpoints").glob("round-1/shard-0/slot-?.json")
+            seen |= {(each, each.stat().st_mtime_ns) for each in slots}
+            if step in (199, 399):
+                halves.append(len(seen))
+        print("HALVES", *halves)
+    """
+    done = run(tmp_path, 1, script(tmp_path, text))
+    first, both = map(int, re.search(r"HALVES (\d+) (\d+)", done.stdout).groups())
+    assert both - first > first / 3 > 1, (first, both)
+
+
 def test_a_parameter_that_differs_from_rank_to_rank_is_no_copy(tmp_path):
     text = """
         dist.init_process_group("gloo")
