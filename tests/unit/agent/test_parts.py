@@ -141,6 +141,12 @@ def test_a_shard_for_which_there_is_no_room_is_not_there(tmp_path):
     assert committed_shard(tmp_path / "large") is None
 
 
+def test_a_shorter_shard_in_the_place_of_a_longer_one_is_whole(tmp_path):
+    write(tmp_path / "slot", b"abcdef", zlib.crc32(b"abcdef"))
+    write(tmp_path / "slot", b"abc", zlib.crc32(b"abc"))
+    assert (tmp_path / "slot").read_bytes() == b"abc"
+
+
 @pytest.mark.parametrize("mark", ["{", "{}", '{"id": 3}', "[]"])
 def test_a_mark_that_cant_be_read_is_no_snapshot(tmp_path, mark):
     snapshots = SnapshotFiles(tmp_path)

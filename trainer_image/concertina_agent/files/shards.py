@@ -80,7 +80,6 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
     path.parent.mkdir(parents=True, exist_ok=True)
     left = header.size
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file, _Arriving(file) as arriving:
-        file.truncate(left)
         while left:
             buffer = arriving.buffer()
             filled = 0
@@ -93,6 +92,8 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
             arriving.keep(buffer[:filled])
         if arriving.checksum() != header.checksum:
             raise Damaged(f"shard {header.shard} of step {header.id.step} did not arrive whole")
+        if os.fstat(file.fileno()).st_size > header.size:  # the slot held a longer one
+            file.truncate(header.size)
 
 
 class _Arriving:
