@@ -2,7 +2,6 @@
 KILLED_AT it is killed before that request of its second save that changes what is stored, and ends after the save if
 there are not so many."""
 
-import functools
 import itertools
 import os
 import signal
@@ -15,6 +14,7 @@ import torch
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Ship
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
+from concertina_state.objects.file_writer import FileWriter
 from concertina_state.snapshots import Snapshots
 from concertina_state.uploader import Destination, answer
 
@@ -58,8 +58,12 @@ def killed_at(number):
             os.kill(os.getpid(), signal.SIGKILL)
         return request(*arguments, **options)
 
-    for name in ("put", "delete"):
-        setattr(obstore, name, functools.partial(counted, getattr(obstore, name)))
+    def changed(owner, name):
+        request = getattr(owner, name)
+        setattr(owner, name, lambda *arguments, **options: counted(request, *arguments, **options))
+
+    for owner, name in ((obstore, "put"), (obstore, "delete"), (FileWriter, "write"), (FileWriter, "close")):
+        changed(owner, name)
 
 
 def until_done(request, config):

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("kind", choices=["plain", "ddp", "fsdp1", "fsdp2", "hsdp"])
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--pause", type=float, default=0.01)
-    parser.add_argument("--overhead", type=float, default=1.0)
+    parser.add_argument("--overhead", type=float, default=1000.0)
     options = parser.parse_args()
 
     world = trainingjob.world()

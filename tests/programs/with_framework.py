@@ -108,7 +108,7 @@ def with_lightning() -> None:
         strategy="ddp" if WORLD > 1 or options.always_ddp else "auto",
         accelerator="cpu",
         accumulate_grad_batches=options.accumulate,
-        callbacks=[trainingjob.lightning.Callback(overhead=1.0)],
+        callbacks=[trainingjob.lightning.Callback(overhead=1000.0)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -159,7 +159,7 @@ def with_transformers() -> None:
     )
     torch.manual_seed(0)
     trainer = Telling(model=Model(options.dropout), args=arguments, train_dataset=Items(), callbacks=[tell])
-    trainingjob.transformers.train(trainer, overhead=1.0)
+    trainingjob.transformers.train(trainer, overhead=1000.0)
 
 
 def with_accelerate() -> None:
@@ -175,7 +175,7 @@ def with_accelerate() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30, gamma=0.7)
     loader = DataLoader(Items(), options.each or options.batch, shuffle=True, num_workers=options.workers)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
-    state = trainingjob.accelerate.register(accelerator, overhead=1.0)
+    state = trainingjob.accelerate.register(accelerator, overhead=1000.0)
     step = state.restore(default=0)
     started(step)
     while step < options.steps:

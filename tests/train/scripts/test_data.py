@@ -105,7 +105,8 @@ def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypat
     next(data)
     next(data)
     state.commit(0, durable=True)
-    [slot] = tmp_path.glob("checkpoints/round-1/shard-0/slot-?")
+    [mark] = tmp_path.glob("checkpoints/round-1/shard-0/slot-?.json")
+    slot = mark.with_suffix("")
     said = LocalShard(slot, read_sidecar(slot).id).header.metadata
     assert (said.position, said.data) == (8, data.digest)
     again = trainingjob.data(folders[2], length=LENGTH, batch=4)
