@@ -29,6 +29,8 @@ from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.tensors import DTYPES, Tensors
 
 ROOM_SECONDS = 10.0
+SPARED = 1 << 20
+"""Bytes of the volume that are left for marks and other small files."""
 POPULATED = 4 << 20
 """Bytes at a time: the call keeps Python's lock, and the process's memory map."""
 _MADV_POPULATE_WRITE = 23
@@ -88,7 +90,7 @@ class Snapshots:
         self._complete = -1
         self._committer, self._preparer = ThreadPoolExecutor(1, "commit"), ThreadPoolExecutor(1, "prepare")
         self._committing: Future[None] | None = None
-        self._preparing: Future[MappedShard] | None = None
+        self._preparing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._prepare()
 
@@ -164,11 +166,17 @@ class Snapshots:
             slot = self._slots[index] = MappedShard(self._folder / f"slot-{index}", self._state)
         return slot
 
+    def _slot_if_room(self, index: int) -> None:
+        """Never the last of it: the snapshot that is being committed needs some for its mark."""
+        room = os.statvfs(self._folder)
+        if room.f_bavail * room.f_frsize >= self._state.layout.size + SPARED:
+            self._slot(index)
+
     def _prepare(self) -> None:
         """A thread finds room for the next snapshot, once that may be taken: never for more (decision "Room for a
         snapshot is found beside training")."""
         if self.keeping_up and (self._preparing is None or self._preparing.done()):
-            self._preparing = self._preparer.submit(self._slot, self._next())
+            self._preparing = self._preparer.submit(self._slot_if_room, self._next())
 
     def _await_prepared(self) -> None:
         """Where there was no room yet, whoever takes the snapshot looks again, and says so."""

@@ -80,6 +80,8 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
     path.parent.mkdir(parents=True, exist_ok=True)
     left = header.size
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file, _Arriving(file) as arriving:
+        if left:  # at once or not at all: whoever shares the volume needs what room there is
+            os.posix_fallocate(file.fileno(), 0, left)
         while left:
             buffer = arriving.buffer()
             filled = 0
