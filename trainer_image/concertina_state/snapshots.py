@@ -29,10 +29,6 @@ from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.tensors import DTYPES, Tensors
 
 ROOM_SECONDS = 10.0
-SPARED = 1 << 20
-"""Bytes of the volume that are left for marks and other small files."""
-POPULATED = 4 << 20
-"""Bytes at a time: the call keeps Python's lock, and the process's memory map."""
 _MADV_POPULATE_WRITE = 23
 
 
@@ -87,31 +83,18 @@ class Snapshots:
         self._slots: list[MappedShard | None] = [None] * SNAPSHOT_SLOTS
         self._holds = [-1] * SNAPSHOT_SLOTS
         self._steps: list[int] = []
-        self._complete = -1
-        self._committer, self._preparer = ThreadPoolExecutor(1, "commit"), ThreadPoolExecutor(1, "prepare")
+        self.complete = -1
+        """Ordinal of the newest one that is complete on the peers of all ranks."""
+        self._committer = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
-        self._preparing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self._prepare()
 
     def of_tensors(self, state: Tensors) -> None:
         """Other ones are saved from now on; in files of their own size, where that is another."""
         self.finish()
-        self._await_prepared()
         if state.layout.chunks != self._state.layout.chunks:
             self._slots = [None] * SNAPSHOT_SLOTS
         self._state = state
-        self._prepare()
-
-    @property
-    def complete(self) -> int:
-        """Ordinal of the newest one that is complete on the peers of all ranks."""
-        return self._complete
-
-    @complete.setter
-    def complete(self, ordinal: int) -> None:
-        self._complete = ordinal
-        self._prepare()
 
     @property
     def count(self) -> int:
@@ -142,47 +125,20 @@ class Snapshots:
         is called there (decision "A snapshot's checksum is a thread's"). Where peers don't keep up this still leaves
         the newest complete one and the newest committed one untouched."""
         self.finish()
-        self._await_prepared()
-        index = self._next()
-        slot = self._slot(index)
-        slot.fill(metadata, self._state)
-        self._holds[index] = self.count
-        self._steps.append(metadata.id.step)
-        taken = Taken(metadata.id, slot.path)
-        self._committing = self._committer.submit(_commit, slot, metadata, taken, committed)
-        self._prepare()
-        return taken
-
-    def _next(self) -> int:
-        """Which slot the next snapshot goes into."""
-        kept = {self.complete, self.count - 1}
+        ordinal = self.count
+        kept = {self.complete, ordinal - 1}
         free = [index for index in range(SNAPSHOT_SLOTS) if self._holds[index] < 0 or self._holds[index] not in kept]
-        return min(free, key=self._holds.__getitem__)
-
-    def _slot(self, index: int) -> MappedShard:
-        """To write into. Raises RestoreFailed or BadInput where there is no room."""
+        index = min(free, key=self._holds.__getitem__)
         slot = self._slots[index]
+        path = self._folder / f"slot-{index}"
         if slot is None or slot.shared:
-            slot = self._slots[index] = MappedShard(self._folder / f"slot-{index}", self._state)
-        return slot
-
-    def _slot_if_room(self, index: int) -> None:
-        """Never the last of it: the snapshot that is being committed needs some for its mark."""
-        room = os.statvfs(self._folder)
-        if room.f_bavail * room.f_frsize >= self._state.layout.size + SPARED:
-            self._slot(index)
-
-    def _prepare(self) -> None:
-        """A thread finds room for the next snapshot, once that may be taken: never for more (decision "Room for a
-        snapshot is found beside training")."""
-        if self.keeping_up and (self._preparing is None or self._preparing.done()):
-            self._preparing = self._preparer.submit(self._slot_if_room, self._next())
-
-    def _await_prepared(self) -> None:
-        """Where there was no room yet, whoever takes the snapshot looks again, and says so."""
-        if self._preparing is not None:
-            self._preparing.exception()
-            self._preparing = None
+            slot = self._slots[index] = MappedShard(path, self._state)
+        slot.fill(metadata, self._state)
+        self._holds[index] = ordinal
+        self._steps.append(metadata.id.step)
+        taken = Taken(metadata.id, path)
+        self._committing = self._committer.submit(_commit, slot, metadata, taken, committed)
+        return taken
 
     def finish(self) -> None:
         """Wait until the last one is committed. Raises what went wrong there."""
@@ -223,8 +179,7 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
     finally:
         os.close(descriptor)
     with contextlib.suppress(OSError):  # an old kernel: the pages are faulted in one by one
-        for begin in range(0, size, POPULATED):
-            mapped.madvise(_MADV_POPULATE_WRITE, begin, min(POPULATED, size - begin))
+        mapped.madvise(_MADV_POPULATE_WRITE)
     remove_sidecar(path)
     draft.replace(path)
     return mapped
