@@ -147,14 +147,12 @@ def in_turn(runs: int, works: dict[str, Callable[[], object]]) -> dict[str, list
 
 
 def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
-    """What the loop waits for at the first snapshots of a round, when a step has passed before each."""
+    """What the loop waits for at the first snapshots of a round, whose pages are found then."""
     seconds = []
     for run in range(runs):
         folder = memory / f"first-{run}"
         snapshots = Snapshots(folder, subject.state)
         for step in range(3):
-            while not (folder / f"slot-{step}").exists():  # a step takes longer than that
-                time.sleep(0.01)
             metadata = ShardMetadata(SnapshotId(1, step, subject.state.digest, 1), 0, step, "", "")
             started = time.perf_counter()
             snapshots.begin(metadata)

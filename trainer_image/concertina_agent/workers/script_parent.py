@@ -129,15 +129,14 @@ def _wanted(told: Parent, learned: Iterable[Imported]) -> list[Imported]:
     return [each for each in (*asked, *installed) if each.package not in told.left_out]
 
 
-def _is_installed(package: str, known: dict[str, bool] = {}) -> bool:  # noqa: B006
+@functools.cache
+def _is_installed(package: str) -> bool:
     """Whether it is in a folder of installed packages: what lies elsewhere is the script's own."""
-    if package not in known:
-        spec = None
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.machinery.PathFinder.find_spec(package, sys.path)
-        places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
-        known[package] = any(_of_package(place) or _is_filled_by_pip(os.path.dirname(place)) for place in places)
-    return known[package]
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.machinery.PathFinder.find_spec(package, sys.path)
+    places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
+    return any(_of_package(place) or _is_filled_by_pip(os.path.dirname(place)) for place in places)
 
 
 @functools.cache

@@ -27,10 +27,11 @@ class TrainState:
 
     def __init__(self, model: Decoder, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._optimizer = optimizer
+        kinds = optimizer.moments()
         tensors: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
-            for kind, moments in optimizer.moments().items():
+            for kind, moments in kinds.items():
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
                 moment = moments.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
