@@ -39,7 +39,7 @@ from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 
 SCENARIOS = (*BLOWS, "join")
-SCRIPT_SCENARIOS = ("worker", "member", "lead", "node")
+SCRIPT_SCENARIOS = ("worker", "member", "lead", "node", "join")
 LIMIT = 100.0
 CONSOLE = Console(stderr=True)
 T = TypeVar("T")

@@ -152,22 +152,27 @@ class Bench:
     def join(self) -> Recovery:
         """Kill a member; then, from the new agent's being ready (in its pod or a new one) to the first step with it."""
         before = self._steady()
-        known = {member["instance"] for member in before["world"]["members"]}
         self._hurt("member", before)
         until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         replayed = self._status().get("stepsReplayed", 0)
-        after = until("the successor at work", GROW_LIMIT, lambda: self._with_others(known))
-        joined = next(m["replica"] for m in after["world"]["members"] if m["instance"] not in known)
-        round_number = after["world"]["round"]
-        at_work = until("its first step", RECOVERY_LIMIT, lambda: self._at_work_since(round_number - 1))
-        warm = [json.loads(line)["t"] for line in self._log(joined).splitlines() if '"event":"warm"' in line]
+        warm, joined_in = self._joined(before)
+        at_work = until("its first step", RECOVERY_LIMIT, lambda: self._at_work_since(joined_in - 1))
         replayed = self._status().get("stepsReplayed", 0) - replayed
-        return Recovery(at_work.at - warm[-1], replayed, self._parts(at_work, warm[-1]))
+        return Recovery(at_work.at - warm, replayed, self._parts(at_work, warm))
 
-    def _with_others(self, known: set[str]) -> dict[str, Any] | None:
-        status = self._status()
-        members = {member["instance"] for member in status["world"]["members"]}
-        return status if len(members) == 3 and members != known else None
+    def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
+        """When (Unix seconds) the successor of a member of `before` was warm, and the round that it is in."""
+        known = {member["instance"] for member in before["world"]["members"]}
+
+        def with_others() -> dict[str, Any] | None:
+            status = self._status()
+            members = {member["instance"] for member in status["world"]["members"]}
+            return status if len(members) == 3 and members != known else None
+
+        after = until("the successor at work", GROW_LIMIT, with_others)
+        joined = next(m["replica"] for m in after["world"]["members"] if m["instance"] not in known)
+        warm = [json.loads(line)["t"] for line in self._log(joined).splitlines() if '"event":"warm"' in line]
+        return warm[-1], after["world"]["round"]
 
     def recover_traced(self, scenario: str, trace: Path) -> Traced:
         """The same for a script, whose steps stand in `trace`: a script is at work when these say so."""
@@ -178,18 +183,21 @@ class Bench:
             return status if len(made) > STEADY_STEPS else None
 
         before = until("a script at work", GROW_LIMIT, steady)
-        killed_at = self._hurt(scenario, before)
+        since = self._hurt("member" if scenario == "join" else scenario, before)
         known = before["world"]["round"]
+        if scenario == "join":
+            since, joined_in = self._joined(before)
+            known = joined_in - 1
 
         def first() -> list[recovery_torchrun.Step]:
-            return [s for s in recovery_torchrun.steps(trace) if s.at > killed_at and s.restart > known]
+            return [s for s in recovery_torchrun.steps(trace) if s.at > since and s.restart > known]
 
         again = until("a step of a new round", RECOVERY_LIMIT, first)[0]
-        done = max(s.step for s in recovery_torchrun.steps(trace) if s.restart == known)
-        if again.at - killed_at > SLOW:
-            self._explain(killed_at)
+        done = max(s.step for s in recovery_torchrun.steps(trace) if s.restart <= known)
+        if again.at - since > SLOW:
+            self._explain(since)
         self._heal()
-        return Traced(again.at - killed_at, done - again.step + 1)
+        return Traced(again.at - since, done - again.step + 1)
 
     def _status(self) -> dict[str, Any]:
         return dict(self._stage.job(self._name).get("status", {}))

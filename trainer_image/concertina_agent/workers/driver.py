@@ -74,10 +74,9 @@ class WorkersDriver:
     async def _warm_up(self) -> None:
         if self._command is not None:
             await self._command.warm_up()
-        if self.parent is None:
-            return self._emit(e.Warm())
-        self.parent.start()
-        error = await asyncio.shield(self.parent.warm)
+        if self.parent is not None:
+            self.parent.start()
+        error = await self.until_warm()
         log_event("warm", error=error)
         return self._emit(e.Warm(error))
 
