@@ -76,6 +76,9 @@ from concertina_protocol.messages.records import (
 )
 from concertina_protocol.messages.report_changes import ReportChange, change, changed, only_numbers
 from concertina_protocol.messages.reports import (
+    COMMUNICATION,
+    MOST_METRICS,
+    Busy,
     CheckpointInterval,
     Evaluated,
     Failure,
@@ -86,21 +89,25 @@ from concertina_protocol.messages.reports import (
     Part,
     Progress,
     Report,
+    StepPart,
     Straggler,
 )
 from concertina_protocol.messages.undone import Undone
 
 __all__ = [
     "BEAT_SECONDS",
+    "COMMUNICATION",
     "EXIT_OLD_PYTHON",
     "KINDS",
     "MAX_LINE",
+    "MOST_METRICS",
     "PORT",
     "REPORT_SECONDS",
     "SILENCE_SECONDS",
     "VERSION",
     "Accepted",
     "Assign",
+    "Busy",
     "Candidate",
     "CheckpointInterval",
     "Copied",
@@ -141,6 +148,7 @@ __all__ = [
     "ShardHeader",
     "SnapshotId",
     "State",
+    "StepPart",
     "StopAt",
     "Storage",
     "StorageHealth",

@@ -144,6 +144,7 @@ class AgentState:
             starts_plainly=self.warm_start.starts_plainly,
             imports_anew=self.warm_start.imports_anew,
             notice=self.notice.grace if self.notice else None,
+            busy=lead.watchdog.busy if lead else None,
             takes_calls=True,
             keeps_state=r is not None and r.workers.keep_state,
         )

@@ -48,7 +48,7 @@ def only_numbers(before: Report, after: Report) -> bool:
     return (
         _outline(before.progress) == _outline(after.progress)
         and _same_members(before.members, after.members)
-        and before == dataclasses.replace(after, progress=before.progress, members=before.members)
+        and before == dataclasses.replace(after, progress=before.progress, members=before.members, busy=before.busy)
     )
 
 

@@ -77,6 +77,25 @@ class Evaluated:
     loss: float
 
 
+class StepPart(OpenEnum):
+    """Where the time of steps goes, as rank 0 measures it; what it waits for others is in no other part."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    EVALUATION = "evaluation"
+    COMPILE = "compile"
+
+
+COMMUNICATION = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE)
+"""Exposed: training waits for it."""
+MOST_METRICS = 32
+"""That a worker may tell of itself by names of its own."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """From rank 0's worker."""
@@ -118,6 +137,12 @@ class Progress:
     """The last time in this round."""
     shares: tuple[int, ...] = ()
     """Sequences of a step by rank, where that follows their speed (`data.balance: speed`)."""
+    tokens: Optional[int] = None
+    """Trained on since the run began, each once, whatever was trained again. None: not known."""
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Of this round's steps, its first apart, by `StepPart`; a script says what it knows."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """As of this step, by name: gradient_norm, learning_rate ..., at most MOST_METRICS."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +207,16 @@ class Straggler:
 
 
 @dataclasses.dataclass(frozen=True)
+class Busy:
+    """`Heartbeat.busy`, over all ranks of the round."""
+
+    lead: float
+    """Rank 0's."""
+    median: float
+    most: float
+
+
+@dataclasses.dataclass(frozen=True)
 class MemberState:
     """One member as the lead knows it."""
 
@@ -241,6 +276,8 @@ class Report:
     """What each start imports anew, and why, though it is warm."""
     keeps_state: bool = False
     """Whether the workers save snapshots: the bundled trainer's, and those of a script with `trainingjob.State`."""
+    busy: Optional[Busy] = None
+    """On a lead whose workers measure it."""
     takes_calls: bool = False
     """Whether Prepare, Assign, Drain and Save may come on the connection of this stream, to be answered between its
     lines."""

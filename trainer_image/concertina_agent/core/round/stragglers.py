@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
-from concertina_protocol import Heartbeat, Straggler
+from concertina_protocol import Busy, Heartbeat, Straggler
 
 WINDOW_SECONDS, WINDOW_STEPS = 5.0, 10
 """A window lasts both."""
@@ -93,3 +94,10 @@ def _work(begin: Heartbeat, end: Heartbeat) -> Work:
 def _straggler(rank: int, replica: str, work: Mapping[int, Work]) -> Straggler:
     others = _others(work[rank], sorted(one.per_step for one in work.values()))
     return Straggler(replica, rank, round(work[rank].per_step, 4), round(others, 4))
+
+
+def busy(seconds: Mapping[int, float]) -> Optional[Busy]:
+    """By rank, seconds of own work; None where some rank measures none."""
+    if 0 not in seconds or min(seconds.values()) <= 0:
+        return None
+    return Busy(round(seconds[0], 3), round(statistics.median(seconds.values()), 3), round(max(seconds.values()), 3))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Deque, Optional
 
-from concertina_agent.core.round.stragglers import Stragglers
-from concertina_protocol import Hang, Heartbeat, Limits
+from concertina_agent.core.round.stragglers import Stragglers, busy
+from concertina_protocol import Busy, Hang, Heartbeat, Limits
 from concertina_protocol.heartbeat import WorkerPhase
 
 STEP_PHASES = tuple(phase for phase in WorkerPhase if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING))
@@ -37,6 +38,8 @@ STACKS_SECONDS = 3.0
 COLLECTIVE = ("torch/distributed/", "torch/_ops.py", "deepspeed/comm", "megatron/core/parallel_state")
 """Code in which a rank waits for others."""
 INNERMOST = 4
+BUSY_SECONDS = 2.0
+"""How often it is worked out how busy all ranks were."""
 
 
 class Heartbeats:
@@ -107,6 +110,9 @@ class Watchdog:
         self._hung_at: Optional[float] = None
         self.hang: Optional[Hang] = None
         self.stragglers = Stragglers(limits.straggler_factor)
+        self.busy: Optional[Busy] = None
+        """As of the last look, BUSY_SECONDS ago at most."""
+        self._busy_at = -math.inf
 
     @property
     def hung(self) -> bool:
@@ -128,6 +134,8 @@ class Watchdog:
     def check(self, now: float) -> bool:
         """Whether there is news of a hang or a straggler."""
         places = {rank: (place.replica, place.heartbeat) for rank, place in self._places.items()}
+        if now >= self._busy_at + BUSY_SECONDS:
+            self._busy_at, self.busy = now, busy({rank: heartbeat.busy for rank, (_, heartbeat) in places.items()})
         return self._hangs(now) | self.stragglers.check(places, now)
 
     def _hangs(self, now: float) -> bool:
