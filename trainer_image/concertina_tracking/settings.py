@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Optional
 
 from concertina_protocol.codec.typed_json import parse_json
 
@@ -21,9 +22,9 @@ class Spec:
     """In the names of the manifest."""
 
     backend: str
-    uri: str | None = None
-    experiment: str | None = None
-    runName: str | None = None
+    uri: Optional[str] = None  # noqa: UP045 (typed_json knows typing's form)
+    experiment: Optional[str] = None  # noqa: UP045
+    runName: Optional[str] = None  # noqa: UP045
     tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
