@@ -20,9 +20,9 @@ class WandbRun:
         offline = parsed.scheme == "file"
         folder = unquote(parsed.path) if offline else str(settings.spool)
         team, _, project = settings.experiment.rpartition("/")
-        known = wandb.Settings(
-            console="off", silent=True, disable_git=True, base_url=None if offline else settings.uri or None
-        )
+        known = wandb.Settings(console="off", silent=True, disable_git=True)
+        if settings.uri and not offline:
+            known.base_url = settings.uri
         self._run = wandb.init(
             id=settings.run_id, resume="allow", entity=team or None, project=project, name=settings.run_name,
             tags=[f"{name}:{value}"[:64] for name, value in settings.tags.items()], dir=folder,
