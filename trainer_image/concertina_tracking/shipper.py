@@ -72,7 +72,7 @@ class Shipper:
             self._run().annotate(f"{record.kind}.{record.round}.{number}", f"{record.text}{at_step}")
         elif isinstance(record, Checkpointed):
             self._run().reference(record)
-        elif isinstance(record, RunEnded) and self._is_latest(record.round):
+        elif isinstance(record, RunEnded) and all(begun.round <= record.round for begun in self._spool.begun):
             self._run().end(record.outcome)
 
     def _steps(self, steps: Sequence[StepDone]) -> None:
@@ -90,7 +90,8 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        return all(begun.round <= round for begun in self._spool.begun)
+        """No other replica has led a later round: what follows is all in this spool."""
+        return all(begun.round <= round or begun.leads for begun in self._spool.begun)
 
 
 def _with_world(step: StepDone, begun: Sequence[RoundBegan]) -> StepDone:
