@@ -1,8 +1,14 @@
 """A run as its tracker shows it, through rounds, kills and a new lead; the files of TensorBoard are read back."""
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 
 import pytest
 
@@ -53,4 +59,79 @@ def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, traine
     assert [step for step, _ in points["loss"]] == list(range(1, steps + 1))
     assert [value for _, value in points["workers"]][-1] == 2.0
     assert points["samples"][-1] == (steps, steps * trainer["globalBatchSize"])
-    assert texts["outcome/text_summary" if "outcome/text_summary" in texts else "outcome"] == "succeeded"
+    assert texts["outcome"] == "succeeded"
+
+
+@contextlib.contextmanager
+def mlflow_server(folder, port):
+    """A real one; its store outlives it."""
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "HOME": str(folder)}
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)]
+    with (folder / "mlflow.log").open("ab") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            until(lambda: answers(port), 120)
+            yield
+        finally:
+            os.killpg(server.pid, 9)
+            server.wait()
+
+
+def answers(port):
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+        return answer.status == 200
+    return False
+
+
+def until(holds, seconds):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long(law="tests/unit/tracking/test_shipper.py::test_each_step_once_whatever_happens")
+def test_an_mlflow_server_that_is_killed_in_between_has_each_step_once(folder, trainer, tmp_path):
+    for package in ("mlflow", "flask", "sqlalchemy", "alembic"):
+        pytest.importorskip(package, reason=f"the MLflow server is not tried: {package} is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    uri = f"http://127.0.0.1:{port}"
+    tracking = {"backend": "MLflow", "uri": uri, "experiment": "tests", "tags": {"kind": "test"}}
+    environment = {
+        "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 400}),
+        "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
+        "CONCERTINA_TRACKING": json.dumps(tracking),
+    }
+
+    async def body(server):
+        async with running(folder, 2, ["--bundled"], **environment) as job:
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], trained(100))
+            server.close()
+            os.kill(job[1].worker_pids()[1], 9)
+            await job.until(job[0], lambda r: r.failures)
+            prepared = await job.prepare(2, job[1], job[0])
+            restore = newest_complete(prepared)
+            await job.assign(job.assignment(prepared, restore))
+            report = await job.until(job[1], lambda r: r.round == 2 and r.tracking, "nobody says that it is away")
+            assert "MLflow" in report.tracking
+            await asyncio.to_thread(server.enter_context, mlflow_server(tmp_path, port))
+            await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
+            for one in (job[0], job[1]):
+                assert await asyncio.to_thread(one.process.wait, 60) == 0
+
+    import mlflow
+
+    with contextlib.ExitStack() as server:
+        server.enter_context(mlflow_server(tmp_path, port))
+        asyncio.run(body(server))
+        client = mlflow.MlflowClient(uri)
+        (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+        assert run.info.status == "FINISHED"
+        assert (run.data.params["steps"], run.data.tags["kind"]) == ("400", "test")
+        assert "concertina.round.2" in run.data.tags
+        history = sorted(metric.step for metric in client.get_metric_history(run.info.run_id, "loss"))
+        assert history == list(range(1, 401))
