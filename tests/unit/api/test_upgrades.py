@@ -145,8 +145,8 @@ def test_a_status_of_an_operator_before_internal_is_read_without_a_loss_and_can_
     written = status.manifest()
     assert _of(written, old) == old
     assert JobStatus.model_validate(written) == status
-    lost = [path for path in dropped(written, old) if not path.startswith("status.goodput.")]
-    assert lost == ["status.internal"], "said to whoever has an older CRD"
+    lost = {".".join(path.split(".")[:2]) for path in dropped(written, old)}
+    assert lost == {"status.internal", "status.goodput", "status.incidents"}, "said to whoever has an older CRD"
 
 
 def _of(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
