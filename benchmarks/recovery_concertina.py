@@ -32,7 +32,7 @@ WARM = ("warm", "script_parent")
 """What an agent logs when it has imported something in advance."""
 STEADY_STEPS = 90
 """Of all ranks together, before a script is hurt."""
-SLOW = 1.2
+SLOW = 5.0
 """Seconds; what takes longer is explained."""
 WINDOW = 5
 """Seconds: a script that tells no step has failed at the same one each time, and would be waited for ever longer."""

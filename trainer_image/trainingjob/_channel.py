@@ -19,7 +19,7 @@ from concertina_protocol.heartbeat import WorkerPhase
 T = TypeVar("T")
 MOST_NAME = 64
 """Characters of a metric's name."""
-PARTS = {WorkerPhase.EVALUATING: StepPart.EVALUATION, WorkerPhase.COMPILING: StepPart.COMPILE}
+PARTS: Mapping[str, StepPart] = {WorkerPhase.EVALUATING: StepPart.EVALUATION, WorkerPhase.COMPILING: StepPart.COMPILE}
 
 
 @dataclasses.dataclass(frozen=True)
