@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
@@ -33,7 +33,7 @@ def made(manifest: Raw, create: CreatePod = SECOND) -> Raw:
     view = job_view(manifest)
     assert view.spec is not None, view.spec_error
     create = replace(create, snapshot_memory=snapshot_memory.room(view.spec))
-    return pod_manifest(view, view.spec, create, Images("registry/agent:1"))
+    return pod_manifest(view, view.spec, create, PodSettings("registry/agent:1"))
 
 
 def container(pod: Raw, name: str = "trainer") -> Raw:

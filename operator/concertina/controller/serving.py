@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from aiohttp import web
@@ -16,8 +17,8 @@ from prometheus_client.registry import Collector
 from concertina.controller.settings import Settings
 from concertina.metrics import REGISTRY
 
-Look = Callable[[], None]
-"""Sets the gauges of what is there at this moment."""
+Look = Callable[[], Collector | None]
+"""Sets the gauges of what is there at this moment, and may have more to tell: that is collected beside the loop."""
 
 
 @contextlib.asynccontextmanager
@@ -45,11 +46,11 @@ async def _healthy(_: web.Request) -> web.Response:
 
 
 class _Seen(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    def __init__(self, families: list[Metric], more: list[Collector]) -> None:
+        self._families, self._more = families, more
 
-    def collect(self) -> list[Metric]:
-        return self._families
+    def collect(self) -> Iterable[Metric]:
+        return itertools.chain(self._families, *(collector.collect() for collector in self._more))
 
 
 class _Metrics:
@@ -65,8 +66,7 @@ class _Metrics:
                 headers={"WWW-Authenticate": "Bearer"},
                 text="the metrics of this operator ask for its token: Authorization: Bearer TOKEN\n",
             )
-        for look in self._looks:
-            look()
+        more = [collector for look in self._looks if (collector := look()) is not None]
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        seen = _Seen(list(REGISTRY.collect()))  # here, where nothing changes meanwhile; the text beside passes
+        seen = _Seen(list(REGISTRY.collect()), more)  # here, where nothing changes meanwhile; the text beside passes
         return web.Response(body=await asyncio.to_thread(encode, seen), headers={"Content-Type": content_type})
