@@ -3,6 +3,7 @@ each means stands in docs/metrics.md too."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -190,13 +191,15 @@ FAMILIES = (
 class JobCollector(Collector):
     """Of jobs as they were when it was made; it may be collected in any thread."""
 
-    def __init__(self, jobs: Sequence[JobView]) -> None:
-        self._jobs, self._now = jobs, time.time()
+    def __init__(self, jobs: Sequence[JobView], now: float | None = None) -> None:
+        """`now`: Unix seconds."""
+        self._jobs, self._now = jobs, time.time() if now is None else now
 
     def collect(self) -> Iterable[Metric]:
         for family in FAMILIES:
             metric = family.metric()
             for job in self._jobs:
-                for labels, value in family.values(job, self._now):
-                    metric.add_metric([job.namespace, job.name, *labels], value)
+                with contextlib.suppress(ValueError):  # a time that can't be read costs one series, not all
+                    for labels, value in family.values(job, self._now):
+                        metric.add_metric([job.namespace, job.name, *labels], value)
             yield metric
