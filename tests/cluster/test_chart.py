@@ -353,8 +353,8 @@ def test_training_pods_are_found_in_one_way(release: Release, settings: list[str
     """By what the operator puts into pods: its settings are those that it reads."""
     done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
     assert done.returncode == 0, done.stderr
-    parts = {part["metadata"]["name"]: part for part in yaml.safe_load_all(done.stdout) if part}
-    deployment = next(part for part in parts.values() if part["kind"] == "Deployment")
+    parts = {(part["kind"], part["metadata"]["name"]): part for part in yaml.safe_load_all(done.stdout) if part}
+    deployment = parts["Deployment", "x-concertina"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     environment = {
         each["name"]: each.get("value") or "x" for each in container["env"] if each["name"] != "CONCERTINA_HEALTH"
@@ -363,7 +363,7 @@ def test_training_pods_are_found_in_one_way(release: Release, settings: list[str
     assert (told is None) == ("metrics.pods.port=0" in settings)
     if told is not None:
         assert told.annotated == ("metrics.discovery=Annotations" in settings)
-    monitor = parts.get("x-concertina-training-pods")
+    monitor = parts.get(("PodMonitor", "x-concertina-training-pods"))
     assert (monitor is not None) == found
     if monitor is None:
         return
