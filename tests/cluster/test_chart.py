@@ -357,7 +357,7 @@ def test_training_pods_are_found_in_one_way(release: Release, settings: list[str
     deployment = parts["Deployment", "x-concertina"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     environment = {
-        each["name"]: each.get("value") or "x" for each in container["env"] if each["name"] != "CONCERTINA_HEALTH"
+        each["name"]: each.get("value", "x") for each in container["env"] if each["name"] != "CONCERTINA_HEALTH"
     }
     told = from_environment({**environment, "CONCERTINA_METRICS": ""}).pods.metrics
     assert (told is None) == ("metrics.pods.port=0" in settings)

@@ -13,7 +13,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from builders.train.replicas import GIVE_UP, Replica, running
+import concertina_protocol as p
+from builders.train.replicas import GIVE_UP, UID, Replica, running, trained
 from concertina_agent.metrics import families as f
 
 PORT = 9400
@@ -116,6 +117,32 @@ def test_a_command_that_tells_nothing_is_told_of_by_worker_where_that_is_asked_f
             os.kill(job[0].worker_pids()[1], 9)
             found = await until(job[0], lambda found: found["concertina_worker_running", "1"] == 0)
             assert found["concertina_worker_running", "0"] == 1
+
+    run(body)
+
+
+def test_what_goes_to_durable_storage_is_counted_and_what_it_refuses(folder):
+    bucket = folder / "bucket"
+    environment = {"TINY_BUCKET": str(bucket), "CONCERTINA_CHECKPOINT": json.dumps({"uri": "s3://b/run"}), **metrics()}
+    tiny = ["--bundled", "--package", "tiny"]
+
+    async def body():
+        async with running(folder, 2, tiny, TINY_STEPS="1000", TINY_PAUSE="0.05", **environment) as job:
+            await job.until(job[0], lambda report: report.storage and report.storage.state == "Error")
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], trained(5))
+            bucket.mkdir()
+            await job.call(job[0], p.Drain(UID, 1, "claim-1", "suspend", durable=True, grace_seconds=20))
+            report = await job.until(job[0], lambda report: report.state == "drained")
+            lead, member = [await asyncio.to_thread(scraped, replica) for replica in (job[0], job[1])]
+            for seen in (lead, member):
+                assert seen["concertina_checkpoint_shards_shipped_total", ""] >= 1
+                assert seen["concertina_checkpoint_shipped_bytes_total", ""] > 100
+                assert seen["concertina_checkpoint_ship_seconds_total", ""] > 0
+                assert seen["concertina_checkpoint_storage_failures_total", ""] >= 1
+            assert lead["concertina_training_checkpoint_step", ""] == report.storage.latest.step
+            assert lead["concertina_training_snapshot_step", ""] >= 1
+            assert ("concertina_training_checkpoint_step", "") not in member
 
     run(body)
 
