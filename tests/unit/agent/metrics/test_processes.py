@@ -15,6 +15,8 @@ from concertina_agent.metrics.processes import Worker, Workers
 
 BURN = "while True: sum(range(10000))"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}])"
+CHILD = "import time\nwhile time.process_time() < 0.4: pass"
+ENDED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}]); print('over', flush=True); input()"
 HOLDS = "x = b'x' * (64 << 20); print('held', flush=True); input()"
 
 
@@ -41,6 +43,13 @@ def test_what_a_worker_starts_counts_as_its_own() -> None:
         assert (found.rank, found.running, found.threads >= 2) == (4, True, True)
 
 
+def test_so_does_what_has_ended() -> None:
+    with process(ENDED) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        assert Workers().look([Worker(0, 0, worker.pid)])[0].cpu_seconds > 0.3
+
+
 def test_memory_and_its_peak() -> None:
     with process(HOLDS) as worker:
         assert worker.stdout is not None
@@ -58,8 +67,9 @@ def test_the_next_worker_in_a_place_adds_to_what_was_counted() -> None:
     gone = looked.look([])[0]
     assert (gone.running, gone.resident_bytes, gone.cpu_seconds) == (False, 0, before)
     with process(BURN) as second:
-        until(lambda: looked.look([Worker(0, 1, second.pid)])[0].cpu_seconds > before + 0.1, "time of the second")
-        assert looked.look([Worker(0, 1, second.pid)])[0].cpu_seconds < 2 * before + 5
+        place = [Worker(0, 1, second.pid)]
+        own = until(lambda: seen if (seen := Workers().look(place)[0].cpu_seconds) > 0.1 else None, "its time")
+        assert looked.look(place)[0].cpu_seconds >= before + own
 
 
 def test_who_is_gone_by_now_is_not_running() -> None:

@@ -29,6 +29,8 @@ def values(training: Training, current: p.Progress | None = None, now: float = 0
 def test_steps_are_timed_but_the_first_of_each_round() -> None:
     training = Training()
     for round, steps in ((1, (1, 2, 5)), (2, (3, 4))):
+        starting = told(steps[0] - 1, step_seconds=0.0, first_step_at=None)
+        training.on_progress(round, starting, 0.0)
         for step in steps:
             training.on_progress(round, told(step, step_seconds=9.0 if step in (1, 3) else 0.25), 0.0)
     assert values(training)[f.STEP_SECONDS,] == [1.25, 5]
