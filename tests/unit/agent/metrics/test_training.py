@@ -6,9 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families as parse
+
 import concertina_protocol as p
 from concertina_agent.metrics import families as f
-from concertina_agent.metrics.text import Histogram
+from concertina_agent.metrics.text import Histogram, render
 from concertina_agent.metrics.training import Training
 
 FIRST = p.Progress(1, 10, 2.5, 100.0, 9.0, 8, "training", 1000.0, first_step_at=999.0)
@@ -96,6 +100,46 @@ def test_the_age_of_a_snapshot_is_that_of_its_step() -> None:
     for now, step in ((10.0, 3), (20.0, 3), (30.0, 4), (32.0, 4)):
         training.on_progress(1, told(5, snapshot_step=step), now)
     assert values(training, told(5, snapshot_step=4), now=35.0)[f.SNAPSHOT_AGE,] == 5.0
+
+
+NUMBERS = st.floats() | st.integers().map(float)
+STEPS = st.integers() | st.sampled_from([0, 1, 2, 10**400])
+STRANGE = st.builds(
+    p.Progress,
+    step=STEPS,
+    steps=st.none() | STEPS,
+    loss=NUMBERS,
+    tokens_per_second=NUMBERS,
+    step_seconds=NUMBERS,
+    position=STEPS,
+    phase=st.text(),
+    at=NUMBERS,
+    first_step_at=st.none() | NUMBERS,
+    snapshot_step=st.none() | STEPS,
+    checkpoint_seconds=NUMBERS,
+    stalled_seconds=NUMBERS,
+    mfu=st.none() | NUMBERS,
+    timeline=st.dictionaries(st.text() | st.just("start"), NUMBERS),
+    save_seconds=st.none() | NUMBERS,
+    evaluated=st.none() | st.builds(p.Evaluated, STEPS, NUMBERS),
+    tokens=st.none() | STEPS,
+    seconds=st.dictionaries(st.text() | st.just("forward"), NUMBERS),
+    metrics=st.dictionaries(st.text() | st.just("gradient_norm"), NUMBERS),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), STRANGE), min_size=1, max_size=4))
+def test_whatever_a_worker_says_is_taken_and_can_be_read_by_prometheus(said: list[tuple[int, p.Progress]]) -> None:
+    """An error here would end the agent."""
+    training = Training()
+    for round, progress in said:
+        training.on_progress(round, progress, 0.0)
+    told = render(training.samples(said[-1][1], p.Busy(1.0, math.nan, math.inf), 1.0), (("replica", "r"),))
+    samples = [sample for family in parse(told.decode()) for sample in family.samples]
+    assert samples
+    assert len({(sample.name, *sorted(sample.labels.items())) for sample in samples}) == len(samples)
+    counters = [sample for sample in samples if sample.name.endswith(("_total", "_bucket", "_count"))]
+    assert not [sample for sample in counters if not sample.value >= 0]
 
 
 def test_what_ranks_do_beside_waiting_is_counted_over_rounds() -> None:
