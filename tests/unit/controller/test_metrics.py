@@ -145,6 +145,25 @@ def test_metrics_are_looked_at_and_served_in_either_format_and_health_beside_the
     served(ask, [lambda: looked.append(None)], **addresses)
 
 
+def test_a_crowd_that_asks_at_once_shares_what_is_made() -> None:
+    (port,) = processes.free_ports("127.0.0.1", 1)
+    looked: list[None] = []
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        async def one() -> int:
+            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                return len(await answer.read())
+
+        sizes = await asyncio.gather(*(one() for _ in range(60)))
+        assert min(sizes) > 1000
+        assert len(looked) < 30
+        before = len(looked)
+        await one()
+        assert len(looked) == before + 1, "who asks later gets what is so then"
+
+    served(ask, [lambda: looked.append(None)], CONCERTINA_METRICS=f"127.0.0.1:{port}")
+
+
 @pytest.mark.parametrize("given", [{}, {"Authorization": "Bearer no"}, {"Authorization": "s3cret"}, {"x": "s3cret"}])
 def test_a_token_is_asked_for(given: dict[str, str]) -> None:
     (port,) = processes.free_ports("127.0.0.1", 1)
