@@ -288,6 +288,21 @@ class WarmStart(Model):
     )
 
 
+class Metrics(Model):
+    """What the job's pods tell Prometheus."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Whether pods serve metrics, where the operator was installed so. Pods that are there stay as they "
+        "are.",
+    )
+    per_rank: bool = Field(
+        default=False,
+        description="Whether each worker has metrics of its own, not only its pod: so many times more series. Pods "
+        "that are there stay as they are.",
+    )
+
+
 class JobSpec(Model):
     """A training job that goes on when replicas are lost and grows back when they return."""
 
@@ -370,6 +385,10 @@ class JobSpec(Model):
         default=Parallelism(),
         description="For a command of your own whose workers only work in groups: the job runs at sizes that are a "
         "whole number of groups. The bundled trainer only does data parallelism.",
+    )
+
+    metrics: Metrics = Field(
+        default=Metrics(), description="What the job's pods tell Prometheus (docs/metrics.md), under launcher agent."
     )
 
     @property
