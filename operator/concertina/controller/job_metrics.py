@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 from concertina.api.status import (
     CheckpointMark,
     ConditionType,
-    Goodput,
     JobProgress,
     JobStatus,
     SnapshotMark,
@@ -28,14 +27,6 @@ JOB_LABELS = ("namespace", "trainingjob")
 MOST_REASONS = 16
 """By which the failures of one job are told apart; the rarest others are one."""
 OTHER = "Other"
-_SECONDS = "_seconds"
-TIME_CLASSES = {
-    name.removesuffix(_SECONDS): name
-    for name, field in Goodput.model_fields.items()
-    if name.endswith(_SECONDS) and isinstance(field.default, float)
-}
-"""Fields of status.goodput by the class of time that they count."""
-
 Values = Iterator[tuple[tuple[str, ...], float]]
 """Of a metric: the values of its own labels, and its value."""
 
@@ -91,9 +82,9 @@ def _failures(job: JobView, _: float) -> Values:
 
 
 def _time(job: JobView, _: float) -> Values:
-    if job.status.start_time is not None:
-        for name, field in TIME_CLASSES.items():
-            yield (name,), getattr(job.status.goodput, field)
+    if job.status.goodput.at is not None:
+        for name, seconds in job.status.goodput.by_class.items():
+            yield (name,), seconds
 
 
 def _avoided(job: JobView, now: float) -> Values:

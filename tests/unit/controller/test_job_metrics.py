@@ -11,7 +11,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from concertina.api.status import Goodput, JobStatus, rfc3339
+from concertina.api.accounting import Goodput
+from concertina.api.status import JobStatus, rfc3339
 from concertina.controller import serving
 from concertina.controller.job_metrics import MOST_REASONS, JobCollector
 from concertina.controller.settings import from_environment
