@@ -52,7 +52,13 @@ STATUS: dict[str, Any] = {
     "avoidedNodes": [{"node": "a", "until": at(-60)}, {"node": "b", "until": at(60)}],
     "rounds": 5,
     "stepsReplayed": 3,
-    "goodput": {"percent": 80.0, "productiveSeconds": 800.0, "recoverySeconds": 150.0, "waitingSeconds": 50.0},
+    "goodput": {
+        "percent": 80.0,
+        "productiveSeconds": 800.0,
+        "recoverySeconds": 150.0,
+        "waitingSeconds": 50.0,
+        "at": at(1000),
+    },
 }
 
 
