@@ -12,7 +12,6 @@ import asyncio
 import gc
 import multiprocessing
 import resource
-import socket
 import time
 import urllib.request
 from multiprocessing.connection import Connection as Pipe
@@ -28,6 +27,7 @@ from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.job_metrics import JobCollector
 from concertina.controller.settings import from_environment
 from concertina.kube.parse.views import pod_view
+from concertina.local.host.processes import free_ports
 from concertina_agent.metrics import processes
 from concertina_agent.metrics.text import render
 from concertina_agent.metrics.training import Training
@@ -36,12 +36,6 @@ INTERVAL_SECONDS = 15.0
 TICK_SECONDS = 0.005
 BEGUN = 1_700_000_000.0
 STEPS = 20_000
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def job(number: int, pods: int) -> dict[str, Any]:
@@ -124,7 +118,7 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
         "memory without jobs, MiB": [empty],
         "memory with them, MiB": [resident_mebibytes()],
     }
-    port = _free_port()
+    (port,) = free_ports("127.0.0.1", 1)
     names = {"CONCERTINA_NAMESPACE": "n", "CONCERTINA_MASTER_KEY_SECRET": "s", "CONCERTINA_IMAGE_AGENT": "i"}
     settings = from_environment({**names, "CONCERTINA_METRICS": f"127.0.0.1:{port}"})
     ours, theirs = multiprocessing.get_context("spawn").Pipe()

@@ -175,7 +175,7 @@ class Bench:
 
         after = until("the successor at work", GROW_LIMIT, with_others)
         joined = next(m["replica"] for m in after["world"]["members"] if m["instance"] not in known)
-        lines = [json.loads(line) for line in self._log(joined).splitlines() if line.startswith("{")]
+        lines = _entries(self._log(joined))
         committed = unix_seconds(after["world"]["since"])
         warm = [line["t"] for line in lines if line.get("event") in WARM and line["t"] <= committed]
         return warm[-1], after["world"]["round"]
@@ -274,7 +274,7 @@ class Bench:
 
     def _journal(self) -> list[dict[str, Any]]:
         log = self._stage.cluster.kubectl("-n", stages.SYSTEM, "logs", "deployment/concertina", "--tail=2000")
-        return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        return _entries(log)
 
     def _operator_marks(self, round_number: int) -> dict[str, float]:
         """When the operator claimed and committed the round, in Unix seconds."""
@@ -283,3 +283,8 @@ class Bench:
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
                 marks[entry["event"]] = float(entry["t"])
         return marks
+
+
+def _entries(log: str) -> list[dict[str, Any]]:
+    """Of a log, the lines that are JSON."""
+    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]

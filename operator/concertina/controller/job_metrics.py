@@ -110,6 +110,11 @@ def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]
     return Family(f"concertina_trainingjob_{name}", help, _one(value))
 
 
+def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> Family:
+    """None of a job that has told of no step."""
+    return _gauge(name, help, lambda job, _: value(job.status.progress) if job.status.progress else None)
+
+
 def _several(name: str, help: str, values: Callable[[JobView, float], Values], *labels: str) -> Family:
     return Family(f"concertina_trainingjob_{name}", help, values, labels)
 
@@ -142,18 +147,12 @@ FAMILIES = (
         ("class",),
         counter=True,
     ),
-    _gauge(
-        "step", "Steps finished since the run began.", lambda job, _: p.step if (p := job.status.progress) else None
-    ),
-    _gauge("steps", "Steps of the whole run.", lambda job, _: p.steps if (p := job.status.progress) else None),
+    _progress("step", "Steps finished since the run began.", lambda progress: progress.step),
+    _progress("steps", "Steps of the whole run.", lambda progress: progress.steps),
     _counter("steps_replayed", "Steps that were trained again.", lambda status: status.steps_replayed),
-    _gauge("loss", "Mean loss of the last step told.", lambda job, _: p.loss if (p := job.status.progress) else None),
-    _gauge(
-        "tokens_per_second",
-        "Tokens trained on per second.",
-        lambda job, _: p.tokens_per_second if (p := job.status.progress) else None,
-    ),
-    _gauge("mfu_ratio", "Part of the devices' peak.", lambda job, _: p.mfu if (p := job.status.progress) else None),
+    _progress("loss", "Mean loss of the last step told.", lambda progress: progress.loss),
+    _progress("tokens_per_second", "Tokens trained on per second.", lambda progress: progress.tokens_per_second),
+    _progress("mfu_ratio", "Part of the devices' peak.", lambda progress: progress.mfu),
     _gauge(
         "progress_age_seconds",
         "Since a step was last told of.",

@@ -92,11 +92,10 @@ class Account:
     @cached
     def elapsed(self) -> float:
         """Seconds since the last count: by this operator's monotonic clock where it made that count itself."""
-        old, ctx = self.ctx.status.goodput, self.ctx
-        if old.at is not None and ctx.observed.counted_for is not None:
-            return ctx.observed.counted_for
-        begin = unix_seconds(old.at) if old.at else ctx.observed.job.created
-        return max(0.0, ctx.now - begin)
+        counted, observed = self.ctx.status.goodput.at, self.ctx.observed
+        if counted is not None and observed.counted_for is not None:
+            return observed.counted_for
+        return max(0.0, self.ctx.now - (unix_seconds(counted) if counted else observed.job.created))
 
     @cached
     def phase(self) -> Phase:
