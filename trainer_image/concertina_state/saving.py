@@ -20,8 +20,7 @@ from concertina_protocol.worker_channel import (
 )
 from concertina_state.format.shardfile import ShardMetadata, Trend
 from concertina_state.interval import Interval
-from concertina_state.snapshots import Snapshots, Taken
-from concertina_state.tensors import Tensors
+from concertina_state.snapshots import Live, Snapshots, Taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +125,9 @@ class Saving:
         """With durable storage."""
         return self.interval.reported if self._policy.has_storage else None
 
-    def of_tensors(self, state: Tensors) -> None:
+    def of_arrays(self, state: Live) -> None:
         """Other ones are saved from now on."""
-        self._snapshots.of_tensors(state)
+        self._snapshots.of_arrays(state)
 
     def of_layout(self, layout: str) -> None:
         """What snapshots are said to be of, from now on."""
