@@ -83,8 +83,8 @@ def held_part(name: str, part: Part, local: A, shape: Sequence[int], dtype: str)
     fits = len(offsets) == len(own) == len(whole) > 0
     if not fits or any(o < 0 or o + n > end for o, n, end in zip(offsets, own, whole, strict=True)):
         raise BadInput(
-            f"{name} is said to be {list(own)} elements from {list(offsets)} on of an array of {list(whole)}, which "
-            "has none there: correct its Part."
+            f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
+            "not within: correct its Part."
         )
     # Each array may be as large in a world that is cut otherwise: only its box tells that state from this one.
     return Held(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")

@@ -124,7 +124,7 @@ class GatheringRanks:
         sizes = {len(each) for each in found}
         if len(found) != self._world.size or (size is not None and sizes != {size}):
             raise BadInput(
-                f"gather() returned {len(found)} answers of {sorted(sizes)} bytes where {self._world.size} ranks gave "
-                f"{len(data)} each: it has to return what each rank gave, in the order of the ranks."
+                f"gather() has to return what each of the {self._world.size} ranks gave, in their order: it returned "
+                f"{len(found)} answers of {sorted(sizes)} bytes."
             )
         return found

@@ -214,7 +214,7 @@ class State:
         agreed = self._agree(flags, catalogue)
         together = time.perf_counter()  # others are waited for until then, as they are in each step
         saving.of_layout(agreed.layout)
-        saving.save(saving.decide(done, agreed.flags), self._samples() if self._data else done)
+        saving.save(saving.decide(done, agreed.flags, required=durable), self._samples() if self._data else done)
         if durable:
             saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
