@@ -1,4 +1,4 @@
-"""Data parallel JAX over processes, which keeps its state by trainingjob.State: no torch, and no checkpoints of its own.
+"""Data parallel JAX over processes, which keeps its state by trainingjob.State: there is no torch.
 
 torchrun --standalone --nproc-per-node 2 jax_state.py --steps 200
 """
