@@ -1,4 +1,4 @@
-"""A GPT of Megatron-Core, tensor and data parallel, with Megatron's distributed checkpoints, which load into any layout.
+"""A GPT of Megatron-Core, tensor and data parallel, with Megatron's own checkpoints, which load into other worlds.
 
 torchrun --standalone --nproc-per-node 4 megatron_core.py --tensor-model-parallel-size 2 --checkpoints /tmp/megatron
 """
