@@ -5,11 +5,13 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from concertina_state.checkpoints.catalogue import verify
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 
 SCRIPT = PROGRAMS / "with_arrays.py"
+JAX = Path(__file__).parents[3] / "examples" / "scripts" / "jax_state.py"
+PLACES = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]
 LIMIT = 200.0
 pytestmark = pytest.mark.timeout(LIMIT)
 
@@ -140,10 +144,6 @@ def test_several_processes_have_to_say_how_they_agree(tmp_path, without_torch):
         assert "2 processes keep one state, and nothing says how they agree" in error
 
 
-def command(*more: str) -> list[str]:
-    return ["--", sys.executable, str(SCRIPT), *more]
-
-
 def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
@@ -154,7 +154,7 @@ def test_it_goes_on_from_memory_under_agents(folder, without_torch, undisturbed)
     spec = json.dumps({"uri": uri, "everySteps": 40, "everySeconds": 600, "keep": 3})
 
     async def body() -> str:
-        arguments = command("--steps", "120", "--pause", "0.02")
+        arguments = ["--", sys.executable, str(SCRIPT), "--steps", "120", "--pause", "0.02"]
         async with running(folder, 3, arguments, CONCERTINA_CHECKPOINT=spec, PYTHONPATH=without_torch) as job:
             await job.begin(1, job[0], job[1], job[2])
             report = await job.until(job[0], safe_at(5), "no snapshot")
@@ -191,3 +191,39 @@ def test_it_goes_on_from_memory_under_agents(folder, without_torch, undisturbed)
     held = [shard.header.chunks for shard in stored.shards]
     weights = [stored.chunk for each in held for name, stored in each.items() if name == "kept.weights"]
     assert sum(chunk.size for chunk in weights) == 23 * 8, "kept once"
+
+
+@pytest.mark.long(law="tests/train/scripts/test_arrays.py::test_it_goes_on_from_memory_under_agents")
+def test_jax_goes_on_in_any_world(folder):
+    """Weights that all processes have, and moments that are cut over them: two, then three, then two."""
+    place = next((each for each in PLACES if PathFinder.find_spec("jax", [each])), None)
+    if place is None:
+        pytest.skip("jax is not installed, nor in a folder of CONCERTINA_FRAMEWORKS")
+    path = os.pathsep.join([SEARCH_PATH, place])
+    [(alone, _)] = run(folder, path, 1, str(JAX), "--steps", "60")
+    shutil.rmtree(folder / "checkpoints")
+
+    async def body() -> str:
+        arguments = ["--", sys.executable, str(JAX), "--steps", "60", "--pause", "0.1"]
+        async with running(folder, 3, arguments, PYTHONPATH=path) as job:
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], safe_at(5), "no snapshot")
+            os.kill(job[1].worker_pids()[1], signal.SIGKILL)
+            report = await job.until(job[0], lambda r: r.failures, "the failure was not heard of")
+            safe, last = report.progress.snapshot_step, report.progress.step
+            prepared = await job.prepare(2, job[0], job[1], job[2])
+            restore = newest_complete(prepared)
+            assert safe <= restore.step <= last + 1
+            await job.assign(job.assignment(prepared, restore))
+            report = await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r), "no way on")
+            drain = p.Drain(UID, 2, "claim-2", "one leaves", durable=False, grace_seconds=60.0)
+            assert isinstance(await job.call(job[0], drain), p.Accepted)
+            report = await job.until(job[0], lambda r: r.state == "drained", "never drained")
+            prepared = await job.prepare(3, job[2], job[0])
+            restore = newest_complete(prepared)
+            assert restore.step == report.progress.step, "a step was lost to a planned change"
+            await job.assign(job.assignment(prepared, restore))
+            await job.until(job[2], lambda r: r.state == "succeeded", "never done")
+            return "\n".join(job[i].log() for i in range(3))
+
+    assert losses(asyncio.run(body())) == pytest.approx(losses(alone), rel=1e-4)

@@ -28,7 +28,12 @@ WARM, PLAIN = ({"CONCERTINA_WARM_START": json.dumps({"enabled": warm})} for warm
 READS = "it reads LOCAL_RANK when it is imported"
 ARROW = dict.fromkeys(["datasets", "pandas", "pyarrow", "torchtitan"], "it has 2 threads")
 """pyarrow's, and so of all that imports it."""
-LEFT_OUT = {"lightning_fit.py": {"lightning": READS, "torchmetrics": READS}, "torchtitan_debug.py": ARROW}
+LIGHTNING = {"lightning": READS, "torchmetrics": READS}
+LEFT_OUT = {
+    "lightning_fit.py": LIGHTNING,
+    "nemo_model.py": {**LIGHTNING, "nemo": READS.replace("LOCAL", "GROUP"), "nv_one_logger": READS},
+    "torchtitan_debug.py": ARROW,
+}
 """Of each script: packages that a parent can't hold, and why."""
 pytestmark = pytest.mark.timeout(LIMIT * 3)
 
@@ -123,8 +128,14 @@ LARGE = [
     ("deepspeed_zero.py", ["--stage", "3"]),
     ("megatron_core.py", TENSOR),
     ("torchtitan_debug.py", []),
+    ("nemo_model.py", []),
 ]
-PACKAGE = {"deepspeed_zero.py": "deepspeed", "megatron_core.py": "megatron", "torchtitan_debug.py": "torchtitan"}
+PACKAGE = {
+    "deepspeed_zero.py": "deepspeed",
+    "megatron_core.py": "megatron",
+    "torchtitan_debug.py": "torchtitan",
+    "nemo_model.py": "nemo",
+}
 FRAMEWORKS = os.environ.get("CONCERTINA_FRAMEWORKS", "")
 """Folders that `pip install --target` has filled (docs/scripts.md says with what): too large to be in the lock."""
 
@@ -137,10 +148,11 @@ def test_an_unmodified_script_survives_and_is_resized_warm(script, folder):
 @pytest.mark.long(law=FSDP)
 @pytest.mark.parametrize(("script", "more"), LARGE, ids=lambda each: each if isinstance(each, str) else "".join(each))
 def test_a_large_framework_survives_and_is_resized_warm(script, more, folder):
-    folders = FRAMEWORKS.split(os.pathsep)
-    if PathFinder.find_spec(PACKAGE[script], [*folders, *sys.path]) is None:
+    places = [*FRAMEWORKS.split(os.pathsep), *sys.path]
+    place = next((each for each in places if PathFinder.find_spec(PACKAGE[script], [each])), None)
+    if place is None:
         pytest.skip(f"{PACKAGE[script]} is not installed, nor in a folder of CONCERTINA_FRAMEWORKS")
-    survives_and_is_resized(script, folder, True, *more, path=[SEARCH_PATH, *folders])
+    survives_and_is_resized(script, folder, True, *more, path=[SEARCH_PATH, place])
 
 
 @pytest.mark.long(law=FSDP)
