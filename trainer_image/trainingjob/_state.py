@@ -242,8 +242,13 @@ class State:
     def _arrays(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, each in self._kept.items():
-            found |= {f"{name}.{key}": self._ranks.array(array, name) for key, array in each.arrays().items()}
+            found |= self._of_library(name, each.arrays())
         return found
+
+    def _of_library(self, name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """As what is of this object is saved, by full names."""
+        named = {f"{name}.{key}": array for key, array in arrays.items()}
+        return {path: self._ranks.array(array, path) for path, array in named.items()}
 
     def _new_catalogue(self, arrays: Mapping[str, Any] | None = None) -> Catalogue:
         own = {_name(self._world.rank): self._own} if self._own else {}
@@ -276,11 +281,9 @@ class State:
 
     def _check_alike(self) -> None:
         """Whole arrays are saved by one rank for all: it is an error where they are not the same on all."""
-        whole = {
-            f"{name}.{key}": self._ranks.array(array, name)
-            for name, each in self._kept.items()
-            for key, array in each.alike().items()
-        }
+        whole: dict[str, Any] = {}
+        for name, each in self._kept.items():
+            whole |= self._of_library(name, each.alike())
         differs = self._ranks.differing(whole)
         if differs:
             raise BadInput(
