@@ -46,7 +46,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.waits import Waits
+from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.loop import forward_backward
 
@@ -62,7 +62,7 @@ def alone() -> Iterator[parallel.DistContext]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
-    yield parallel.DistContext(0, 1, device, mesh, Waits(device))
+    yield parallel.DistContext(0, 1, device, mesh, StepTimes(device))
     dist.destroy_process_group()
 
 
@@ -107,7 +107,7 @@ class Subject:
         tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
         weights = torch.full((plan.rows, length), 1 / size / length)
         batches = [Microbatch(part, weights, None) for part in tokens]
-        forward_backward(self.model, self.optimizer, summing.PlainSums(), batches)
+        forward_backward(self.model, self.optimizer, summing.PlainSums(), batches, StepTimes(tokens.device))
         self.optimizer.update(1e-6, 1.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:

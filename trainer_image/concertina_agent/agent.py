@@ -15,6 +15,7 @@ from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.files.driver import FilesDriver
+from concertina_agent.metrics.driver import MetricsDriver
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.wire import Connector
@@ -65,6 +66,7 @@ class Agent:
         copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks)
         learning = Learning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
+        self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)
         parts = (workers.local, copies, uploads, files.snapshots)
         self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest)
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {
@@ -99,6 +101,7 @@ class Agent:
         self._workers.start()
         self._channel.start()
         self._network.start()
+        self._metrics.start()
         address = addresses.join(settings.pod_ip, settings.port)
         known = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
         log_event("agent_started", replica=settings.replica, **known)
@@ -131,6 +134,7 @@ class Agent:
 
     def _take(self, event: e.Event) -> None:
         effects = machine.step(self._core, event, time.monotonic(), time.time())
+        self._metrics.on_event(event)
         if not isinstance(event, QUIET):
             what = event.message if isinstance(event, e.RequestReceived) else event
             log_event(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))

@@ -156,7 +156,7 @@ def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundIn
     return RoundInfo(
         restored.id.step,
         "Storage" if resumed else asked.source,
-        built.world.waits,
+        built.world.times,
         parallel.token_flops(built.config.model, built.model),
         parallel.peak_flops(built.world),
     )
@@ -168,7 +168,7 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped), restored.trend)
     built.reader.leave_out(anomalies.skipped)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=config.bitwise)
-    sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.waits)
+    sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.times)
     saving = begin_saving(built, start, restored, channel)
     batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
     balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)

@@ -23,7 +23,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Mapping, Optional
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
@@ -114,13 +114,20 @@ def report(
     tokens_per_second: float = 0.0,
     samples: int = 0,
     phase: str = "training",
+    tokens: Optional[int] = None,
+    metrics: Optional[Mapping[str, float]] = None,
 ) -> None:
     """Say that `step` steps are finished since the run began, of `steps` in all (0: not known).
 
     From rank 0 it becomes status.progress, from the others a sign of life; call it on every rank, after every step. It
-    never waits. `samples`: consumed since the run began. `phase`: training, checkpointing or evaluating."""
+    never waits. `samples`: consumed since the run began; `tokens`: trained on since then, each counted once: what a
+    token costs follows from it. `phase`: training, checkpointing, evaluating or compiling; the time from a report of
+    evaluating or compiling to the next one counts as that. `metrics`: up to 32 numbers by name, as of this step:
+    gradient_norm, learning_rate, loss_scale or what you like."""
     if channel := connection():
-        channel.report(step, steps, loss, tokens_per_second, samples, phase)
+        from trainingjob._channel import Reported
+
+        channel.report(Reported(step, steps, loss, tokens_per_second, samples, phase, tokens, metrics or {}))
 
 
 def data(
