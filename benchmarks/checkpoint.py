@@ -36,11 +36,11 @@ from concertina_agent.files import shards
 from concertina_protocol import Durable, SnapshotId
 from concertina_state import uploader
 from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.filling import ShardReader
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
 from concertina_state.snapshots import Snapshots, Taken
-from concertina_state.tensors import ShardReader
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
@@ -77,12 +77,12 @@ class Subject:
         self.state.initialise(self.config)
         self.volume = memory / "volume"
         """As an agent's: this is where it would look."""
-        self.snapshots = Snapshots(self.volume / "snapshots" / "round-1" / "shard-0", self.state)
+        self.snapshots = Snapshots(self.volume / "snapshots" / "round-1" / "shard-0", self.state.saved)
         self.step = 0
 
     @property
     def mebibytes(self) -> float:
-        return self.state.layout.size / 2**20
+        return self.state.saved.layout.size / 2**20
 
     def begin(self) -> Taken:
         """As the training loop does: it waits for the copy, a thread commits."""
@@ -112,7 +112,8 @@ class Subject:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As torch's own functions want them."""
-        return {chunk.name: tensor for chunk, tensor in zip(self.state.layout.chunks, self.state.tensors, strict=True)}
+        saved = self.state.saved
+        return {chunk.name: tensor for chunk, tensor in zip(saved.layout.chunks, saved.tensors, strict=True)}
 
 
 def _model(mebibytes: float) -> dict[str, int]:
@@ -151,7 +152,7 @@ def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
     seconds = []
     for run in range(runs):
         folder = memory / f"first-{run}"
-        snapshots = Snapshots(folder, subject.state)
+        snapshots = Snapshots(folder, subject.state.saved)
         for step in range(3):
             metadata = ShardMetadata(SnapshotId(1, step, subject.state.digest, 1), 0, step, "", "")
             started = time.perf_counter()

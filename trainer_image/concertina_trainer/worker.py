@@ -173,7 +173,7 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
     balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
     every = config.anomalies.corruption_check_steps
-    digests = Digests(every, built.model, built.state.tensors, world.rank, world.size, restored.id.step)
+    digests = Digests(every, built.model, built.state.saved.tensors, world.rank, world.size, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
         evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter, saving)
@@ -196,7 +196,7 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
     durable = start.durable or start.restore.durable
     if durable and start.restore.voids(durable):
         durable = None
-    snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state)
+    snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state.saved)
     every = checkpoint.every_steps if checkpoint else None
     policy = SavePolicy(config.steps, config.snapshot.every_steps, checkpoint is not None, every)
     interval = Interval(checkpoint.every_seconds if checkpoint else None, start.history)

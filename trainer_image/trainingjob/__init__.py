@@ -11,7 +11,7 @@
             save(folder, step + 1)
 
 It is there in every replica whose command is your own: on PYTHONPATH, for Python 3.9+, with `concertina_protocol`
-beside it and nothing else but the standard library; `State` and `data` take torch, and Python 3.10. Outside of a
+beside it and nothing else but the standard library; `State` takes Python 3.10, `data` torch, too. Outside of a
 TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, `checkpoint_dir()` a folder in
 the current one. Importing it does nothing at all; the first call of `report` or `should_checkpoint` connects.
 """
@@ -27,19 +27,24 @@ from typing import TYPE_CHECKING, Mapping, Optional
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
+    from concertina_state.holdings import Part
     from trainingjob._channel import Channel
     from trainingjob._data import Data
     from trainingjob._state import State
 
-__all__ = ["State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
+__all__ = ["Part", "State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
 
 
 def __getattr__(name: str) -> object:
-    """`State`, which imports torch."""
-    if name != "State":
+    """Not before it is asked for: it takes a newer Python, and a tenth of a second."""
+    if name not in ("Part", "State"):
         raise AttributeError(f"module 'trainingjob' has no attribute {name!r}")
     if sys.version_info < (3, 10):
-        raise ImportError("trainingjob.State needs Python 3.10 or newer")
+        raise ImportError(f"trainingjob.{name} needs Python 3.10 or newer")
+    if name == "Part":
+        from concertina_state.holdings import Part
+
+        return Part
     from trainingjob._state import State
 
     return State
