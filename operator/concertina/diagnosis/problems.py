@@ -1,5 +1,5 @@
-"""Problems of runs, by names that `concertina diagnose`, alerts and runbooks share, and from where on a figure is one: a
-threshold stands here and nowhere else."""
+"""Problems of runs, by names that `concertina diagnose`, alerts and runbooks share, and from where on a figure is one:
+a threshold stands here and nowhere else."""
 
 from __future__ import annotations
 
