@@ -36,17 +36,17 @@ from concertina_agent.files import shards
 from concertina_protocol import Durable, SnapshotId
 from concertina_state import uploader
 from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.filling import ShardReader
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
 from concertina_state.snapshots import Snapshots, Taken
-from concertina_state.tensors import ShardReader
 from concertina_trainer.config import Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.waits import Waits
+from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.loop import forward_backward
 
@@ -62,7 +62,7 @@ def alone() -> Iterator[parallel.DistContext]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
-    yield parallel.DistContext(0, 1, device, mesh, Waits(device))
+    yield parallel.DistContext(0, 1, device, mesh, StepTimes(device))
     dist.destroy_process_group()
 
 
@@ -77,12 +77,12 @@ class Subject:
         self.state.initialise(self.config)
         self.volume = memory / "volume"
         """As an agent's: this is where it would look."""
-        self.snapshots = Snapshots(self.volume / "snapshots" / "round-1" / "shard-0", self.state)
+        self.snapshots = Snapshots(self.volume / "snapshots" / "round-1" / "shard-0", self.state.saved)
         self.step = 0
 
     @property
     def mebibytes(self) -> float:
-        return self.state.layout.size / 2**20
+        return self.state.saved.layout.size / 2**20
 
     def begin(self) -> Taken:
         """As the training loop does: it waits for the copy, a thread commits."""
@@ -107,12 +107,13 @@ class Subject:
         tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
         weights = torch.full((plan.rows, length), 1 / size / length)
         batches = [Microbatch(part, weights, None) for part in tokens]
-        forward_backward(self.model, self.optimizer, summing.PlainSums(), batches)
+        forward_backward(self.model, self.optimizer, summing.PlainSums(), batches, StepTimes(tokens.device))
         self.optimizer.update(1e-6, 1.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As torch's own functions want them."""
-        return {chunk.name: tensor for chunk, tensor in zip(self.state.layout.chunks, self.state.tensors, strict=True)}
+        saved = self.state.saved
+        return {chunk.name: tensor for chunk, tensor in zip(saved.layout.chunks, saved.tensors, strict=True)}
 
 
 def _model(mebibytes: float) -> dict[str, int]:
@@ -151,7 +152,7 @@ def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
     seconds = []
     for run in range(runs):
         folder = memory / f"first-{run}"
-        snapshots = Snapshots(folder, subject.state)
+        snapshots = Snapshots(folder, subject.state.saved)
         for step in range(3):
             metadata = ShardMetadata(SnapshotId(1, step, subject.state.digest, 1), 0, step, "", "")
             started = time.perf_counter()

@@ -23,7 +23,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.waits import Waits
+from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.loop import forward_backward
@@ -40,7 +40,7 @@ class Kind:
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
         TrainState(self.model, self.optimizer, world).initialise(CONFIG)
         self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)
-        self.sums = summing.sums(bitwise, self.model, self.plan, world.rank, world.waits)
+        self.sums = summing.sums(bitwise, self.model, self.plan, world.rank, world.times)
 
     def step(self) -> float:
         """Seconds."""
@@ -52,7 +52,7 @@ class Kind:
             batches.append(Microbatch(torch.randint(0, 256, (self.plan.rows, length + 1)), weights, None))
         dist.barrier()
         started = time.perf_counter()
-        losses = forward_backward(self.model, self.optimizer, self.sums, batches)
+        losses = forward_backward(self.model, self.optimizer, self.sums, batches, self.world.times)
         nothing = torch.empty(0, dtype=torch.float64)
         agree(self.world, self.sums, losses, self.optimizer.gradients(), StepFlags(), nothing)
         self.optimizer.update(1e-6, 1.0)
@@ -65,7 +65,7 @@ def rank(number: int, size: int, steps: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=number, world_size=size)
     device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
-    world = parallel.DistContext(number, size, device, mesh, Waits(device))
+    world = parallel.DistContext(number, size, device, mesh, StepTimes(device))
     kinds = {name: Kind(name == "bitwise", world) for name in ("order", "bitwise")}
     seconds = {name: [kind.step() for _ in range(2)] for name, kind in kinds.items()}  # warm
     for name in seconds:

@@ -17,6 +17,7 @@ import recovery_torchrun
 from recovery_blows import BLOWS, OPERATOR_TOO, Victims, operator_started
 from until import until
 
+from concertina.api.status import unix_seconds
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 from concertina.local.errors import LocalClusterError
@@ -27,6 +28,8 @@ GPU = {"limits": {"nvidia.com/gpu": 1}}
 """One replica a node, as in life: a node that dies takes one."""
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
+WARM = ("warm", "script_parent")
+"""What an agent logs when it has imported something in advance."""
 STEADY_STEPS = 90
 """Of all ranks together, before a script is hurt."""
 SLOW = 5.0
@@ -161,7 +164,8 @@ class Bench:
         return Recovery(at_work.at - warm, replayed, self._parts(at_work, warm))
 
     def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
-        """When (Unix seconds) the successor of a member of `before` was warm, and the round that it is in."""
+        """When (Unix seconds) the successor of a member of `before` was warm, by its own imports or by what another
+        replica has told it of the script's, and the round that it is in."""
         known = {member["instance"] for member in before["world"]["members"]}
 
         def with_others() -> dict[str, Any] | None:
@@ -171,7 +175,9 @@ class Bench:
 
         after = until("the successor at work", GROW_LIMIT, with_others)
         joined = next(m["replica"] for m in after["world"]["members"] if m["instance"] not in known)
-        warm = [json.loads(line)["t"] for line in self._log(joined).splitlines() if '"event":"warm"' in line]
+        lines = _entries(self._log(joined))
+        committed = unix_seconds(after["world"]["since"])
+        warm = [line["t"] for line in lines if line.get("event") in WARM and line["t"] <= committed]
         return warm[-1], after["world"]["round"]
 
     def recover_traced(self, scenario: str, trace: Path) -> Traced:
@@ -268,7 +274,7 @@ class Bench:
 
     def _journal(self) -> list[dict[str, Any]]:
         log = self._stage.cluster.kubectl("-n", stages.SYSTEM, "logs", "deployment/concertina", "--tail=2000")
-        return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        return _entries(log)
 
     def _operator_marks(self, round_number: int) -> dict[str, float]:
         """When the operator claimed and committed the round, in Unix seconds."""
@@ -277,3 +283,8 @@ class Bench:
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
                 marks[entry["event"]] = float(entry["t"])
         return marks
+
+
+def _entries(log: str) -> list[dict[str, Any]]:
+    """Of a log, the lines that are JSON."""
+    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]

@@ -27,6 +27,7 @@ from rich.console import Console
 from soak_watch import Logs, Memory, left_behind
 from until import until
 
+from concertina.api.accounting import Goodput
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage
 from concertina.drill.run import run
@@ -44,7 +45,7 @@ SHARED = frozenset({"kill-node", "stop-node", "operator-kill", "apiserver-restar
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
 IDEAL_SECONDS = 1.0
 """What a recovery takes at best; the best goodput possible is what is left of the time after one for each failure."""
-BUCKETS = tuple(f"{what}Seconds" for what in ("productive", "startup", "recovery", "checkpoint", "stalled", "waiting"))
+BUCKETS = tuple(f"{what}Seconds" for what in Goodput().by_class)
 SLOPE = 20.0
 """MiB an hour: more is a leak (the run must be longer than ten minutes to tell)."""
 
@@ -149,9 +150,10 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
 
 
 def percent(before: dict[str, float], after: dict[str, float]) -> float:
-    """Of the time between, that was productive: the job's first start is no failure."""
+    """The goodput of the time between: the job's first start is no failure."""
     passed = {what: after[what] - before[what] for what in BUCKETS}
-    return round(100 * passed["productiveSeconds"] / (sum(passed.values()) or 1.0), 2)
+    forward = passed["productiveSeconds"] + passed["communicationSeconds"]
+    return round(100 * forward / (sum(passed.values()) or 1.0), 2)
 
 
 def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
@@ -16,6 +16,7 @@ UID = "0f1e2d3c-aaaa-bbbb-cccc-000000000000"
 
 
 SECOND = CreatePod(index=1, attempt=2)
+SETTINGS = PodSettings("registry/agent:1")
 
 
 def job(spec: dict[str, Any], name: str = "j") -> Raw:
@@ -29,11 +30,11 @@ def job(spec: dict[str, Any], name: str = "j") -> Raw:
     return {"metadata": metadata, "spec": spec}
 
 
-def made(manifest: Raw, create: CreatePod = SECOND) -> Raw:
+def made(manifest: Raw, create: CreatePod = SECOND, settings: PodSettings = SETTINGS) -> Raw:
     view = job_view(manifest)
     assert view.spec is not None, view.spec_error
     create = replace(create, snapshot_memory=snapshot_memory.room(view.spec))
-    return pod_manifest(view, view.spec, create, Images("registry/agent:1"))
+    return pod_manifest(view, view.spec, create, settings)
 
 
 def container(pod: Raw, name: str = "trainer") -> Raw:

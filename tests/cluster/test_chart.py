@@ -19,8 +19,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from builders.manifests import job as manifest
+from builders.manifests import made
 from builders.until import until
 from concertina.controller.master_keys import key_id
+from concertina.controller.settings import from_environment
+from concertina.kube.manifests.agent import PodSettings
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
@@ -309,7 +313,8 @@ def test_metrics_are_found_in_one_way(release: Release, discovery: str, kinds: l
     settings = (f"metrics.discovery={discovery}", "metrics.tokenSecret=mine", "metrics.labels.release=stack")
     done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
     assert done.returncode == 0, done.stderr
-    parts = {part["kind"]: part for part in yaml.safe_load_all(done.stdout) if part}
+    rendered = [part for part in yaml.safe_load_all(done.stdout) if part]
+    parts = {part["kind"]: part for part in rendered if not part["metadata"]["name"].endswith("-training-pods")}
     assert sorted(parts.keys() & {"PodMonitor", "Service", "ServiceMonitor"}) == kinds
     template = parts["Deployment"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
@@ -330,7 +335,55 @@ def test_metrics_are_found_in_one_way(release: Release, discovery: str, kinds: l
             assert spec["selector"]["matchLabels"] == selector
             assert labels["release"] == "stack"
             (endpoint,) = spec.get("podMetricsEndpoints") or spec["endpoints"]
-            assert endpoint == {"port": "metrics", "authorization": {"type": "Bearer", "credentials": secret}}
+            authorization = {"type": "Bearer", "credentials": secret}
+            assert endpoint == {"port": "metrics", "honorLabels": True, "authorization": authorization}
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (["metrics.discovery=Annotations"], False),
+        (["metrics.discovery=PodMonitor", "metrics.pods.tokenSecret=mine", "metrics.labels.release=stack"], True),
+        (["metrics.discovery=ServiceMonitor", "watchNamespaces={a,b}"], True),
+        (["metrics.discovery=ServiceMonitor", "metrics.pods.port=0"], False),
+        (["metrics.discovery=None"], False),
+    ],
+)
+def test_training_pods_are_found_in_one_way(release: Release, settings: list[str], found: bool) -> None:
+    """By what the operator puts into pods: its settings are those that it reads."""
+    done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+    assert done.returncode == 0, done.stderr
+    parts = {(part["kind"], part["metadata"]["name"]): part for part in yaml.safe_load_all(done.stdout) if part}
+    deployment = parts["Deployment", "x-concertina"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {
+        each["name"]: each.get("value", "x") for each in container["env"] if each["name"] != "CONCERTINA_HEALTH"
+    }
+    told = from_environment({**environment, "CONCERTINA_METRICS": ""}).pods.metrics
+    assert (told is None) == ("metrics.pods.port=0" in settings)
+    if told is not None:
+        assert told.annotated == ("metrics.discovery=Annotations" in settings)
+    monitor = parts.get(("PodMonitor", "x-concertina-training-pods"))
+    assert (monitor is not None) == found
+    if monitor is None:
+        return
+    assert told is not None
+    pod = made(manifest({"template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["x"]}]}}}),
+               settings=PodSettings("a", told))  # fmt: skip
+    selector = monitor["spec"]["selector"]
+    assert selector["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert {each["key"] for each in selector["matchExpressions"]} <= pod["metadata"]["labels"].keys()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (trainer,) = pod["spec"]["containers"]
+    assert endpoint["port"] in {port["name"] for port in trainer["ports"]}
+    assert "honorLabels" not in endpoint, "a pod says what it likes of its namespace"
+    (drop,) = endpoint["metricRelabelings"]
+    assert drop == {"action": "labeldrop", "regex": "exported_namespace"}
+    scoped = "watchNamespaces={a,b}" in settings
+    assert monitor["spec"]["namespaceSelector"] == ({"matchNames": ["a", "b"]} if scoped else {"any": True})
+    secret = endpoint.get("authorization", {}).get("credentials", {}).get("name", "")
+    assert secret == told.token_secret == ("" if scoped else "mine")
+    assert monitor["metadata"]["labels"].get("release") == (None if scoped else "stack")
 
 
 def test_a_policy_lets_in_probes_and_who_may_scrape(release: Release, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from builders.until import until
+from concertina.api.status import JobStatus, unix_seconds
 from concertina.demo.stage import Stage
 from concertina.drill.scenarios import SCENARIOS
 
@@ -42,9 +43,20 @@ PLAYED = [
 
 
 @pytest.mark.parametrize("scenario", PLAYED)
-def test_the_drill_passes(drill: Callable[[str], Any], scenario: str) -> None:
+def test_the_drill_passes(drill: Callable[[str], Any], scenario: str, stage: Stage, job: str) -> None:
     verdict = drill(scenario)
     assert verdict["passed"], verdict["reasons"]
+    each_second_is_in_one_class(stage.job(job))
+
+
+def each_second_is_in_one_class(job: dict[str, Any]) -> None:
+    """Of status.goodput, since the creation; operators that were killed or stopped meanwhile included."""
+    goodput = JobStatus.model_validate(job["status"]).goodput
+    assert goodput.at is not None
+    passed = unix_seconds(goodput.at) - unix_seconds(job["metadata"]["creationTimestamp"])
+    assert sum(goodput.by_class.values()) == pytest.approx(passed, rel=0.005)
+    caused = sum(entry.seconds for entry in goodput.recovery)
+    assert caused == pytest.approx(goodput.recovery_seconds, abs=0.1)
 
 
 @contextmanager

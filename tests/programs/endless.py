@@ -8,15 +8,15 @@ import torch
 from concertina_protocol import SnapshotId
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.snapshots import Snapshots
+from concertina_state.tensors import Tensors
 
 
-class State:
+class State(Tensors):
     """Two tensors that hold the step everywhere."""
 
     def __init__(self, elements=1000):
         chunks = [Chunk(name, "F32", (0,), (elements,), (elements,)) for name in ("a", "b")]
-        self.layout = Layout(chunks)
-        self.tensors = [torch.zeros(elements), torch.zeros(elements)]
+        super().__init__(Layout(chunks), [torch.zeros(elements), torch.zeros(elements)])
 
     def at(self, step):
         for tensor in self.tensors:

@@ -16,17 +16,18 @@ from concertina_protocol.worker_channel import Publish, Ship
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.objects.file_writer import FileWriter
 from concertina_state.snapshots import Snapshots
+from concertina_state.tensors import Tensors
 from concertina_state.uploader import Destination, answer
 
 RANKS, ELEMENTS, UID = 2, 50_000, "crashing"
 
 
-class State:
+class State(Tensors):
     """A rank's half of one tensor, which holds the step everywhere."""
 
     def __init__(self, rank):
-        self.layout = Layout([Chunk("x", "F32", (rank * ELEMENTS,), (ELEMENTS,), (RANKS * ELEMENTS,))])
-        self.tensors = [torch.zeros(ELEMENTS)]
+        layout = Layout([Chunk("x", "F32", (rank * ELEMENTS,), (ELEMENTS,), (RANKS * ELEMENTS,))])
+        super().__init__(layout, [torch.zeros(ELEMENTS)])
 
 
 def main():

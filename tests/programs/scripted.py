@@ -19,7 +19,8 @@ for step in range(start, steps):
     while any(not (marks / f"{step}-{rank}").exists() for rank in range(world.size)):
         time.sleep(0.001)
     time.sleep(0.002 * (1 + (step + world.rank) % world.size))  # never quite at the same time
-    trainingjob.report(step=step + 1, steps=steps, loss=1 / (step + 1), tokens_per_second=7.0)
+    told = {"tokens": 10 * (step + 1), "metrics": {"learning_rate": 0.5}}
+    trainingjob.report(step=step + 1, steps=steps, loss=1 / (step + 1), tokens_per_second=7.0, **told)
     if trainingjob.should_checkpoint():
         print(f"rank {world.rank} saves step {step + 1}", flush=True)
         if world.rank == 0:

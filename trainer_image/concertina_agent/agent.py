@@ -16,6 +16,7 @@ from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.tracking import Tracking
 from concertina_agent.files.driver import FilesDriver
+from concertina_agent.metrics.driver import MetricsDriver
 from concertina_agent.net import tls
 from concertina_agent.net.driver import NetworkDriver
 from concertina_agent.net.wire import Connector
@@ -70,6 +71,7 @@ class Agent:
         copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks)
         learning = Learning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
+        self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)
         self._track: Optional[Tracking] = None
         self._tracking: Optional[TrackingDriver] = None
         if settings.track_every:
@@ -111,6 +113,7 @@ class Agent:
         self._workers.start()
         self._channel.start()
         self._network.start()
+        self._metrics.start()
         address = addresses.join(settings.pod_ip, settings.port)
         known = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
         log_event("agent_started", replica=settings.replica, **known)
@@ -148,6 +151,7 @@ class Agent:
     def _take(self, event: e.Event) -> None:
         at = time.time()
         effects = machine.step(self._core, event, time.monotonic(), at)
+        self._metrics.on_event(event)
         if not isinstance(event, QUIET):
             what = event.message if isinstance(event, e.RequestReceived) else event
             log_event(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))

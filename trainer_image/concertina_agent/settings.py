@@ -8,12 +8,27 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Optional
 
 from concertina_protocol import PORT
 
 
 class SettingsError(ValueError):
     """The environment lacks something; a sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """What of itself this pod tells Prometheus, and to whom."""
+
+    namespace: str
+    job: str
+    node: str
+    port: int
+    per_rank: bool = False
+    """Of each worker by itself, not their sum."""
+    token: Optional[str] = None
+    """None: nobody has to show any. Empty: one is asked for that the pod has not got."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +57,8 @@ class Settings:
     """Modules that a warm start imports before it knows of others."""
     package: str = "concertina_trainer"
     """Whose modules preload, worker, uploader and store are run, when bundled."""
+    metrics: Optional[Metrics] = None
+    """None: they are not served."""
 
     @property
     def bundled(self) -> bool:
@@ -63,11 +80,12 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             identity=Path(environment.get("CONCERTINA_IDENTITY") or "/etc/concertina"),
             grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
             checkpoints=json.loads(checkpoint) is not None,
-            environment=_with_script_api(_with_temporary_folder(environment), command),
+            environment=_with_script_api(_with_temporary_folder(_for_workers(environment)), command),
             command=command,
             warm_start=bool(command) and bool(warm.get("enabled")),
             preload=_names(warm.get("preload")),
             package=package,
+            metrics=_metrics(environment),
             track_every=_track_every(environment.get("CONCERTINA_TRACKING") or "null"),
         )
     except KeyError as error:
@@ -90,6 +108,21 @@ def _track_every(tracking: str) -> int:
     return max(1, every) if isinstance(every, int) and every else 0
 
 
+METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
+
+
+def _metrics(environment: Mapping[str, str]) -> Optional[Metrics]:
+    """None where an operator has set the pod up that knows nothing of them. Raises ValueError."""
+    asked = _object(environment.get("CONCERTINA_METRICS") or "{}")
+    if not asked:
+        return None
+    namespace, _, job = environment.get("CONCERTINA_JOB", "").partition("/")
+    token = environment.get(METRICS_TOKEN, "").strip() if asked.get("token") else None
+    node = environment.get("CONCERTINA_NODE", "")
+    port = int(str(asked.get("port")))
+    return Metrics(namespace, job, node, port, asked.get("perRank") is True, token)
+
+
 def _names(found: object) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
@@ -109,6 +142,11 @@ def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> d
     folder = str(_volume(environment) / SCRIPT_API)
     known = environment.get("PYTHONPATH")
     return {**environment, "PYTHONPATH": f"{known}{os.pathsep}{folder}" if known else folder}
+
+
+def _for_workers(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Without what is the agent's alone."""
+    return {name: value for name, value in environment.items() if name != METRICS_TOKEN}
 
 
 def _volume(environment: Mapping[str, str]) -> Path:

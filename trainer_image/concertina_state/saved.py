@@ -12,9 +12,9 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, FetchHeader, Message
 from concertina_state.errors import RestoreFailed
+from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Header, header_length, parse_header
-from concertina_state.tensors import ShardReader
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ from concertina_protocol.worker_channel import (
 )
 from concertina_state.format.shardfile import ShardMetadata, Trend
 from concertina_state.interval import Interval
-from concertina_state.snapshots import Snapshots, Taken
-from concertina_state.tensors import Tensors
+from concertina_state.snapshots import Live, Snapshots, Taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +67,14 @@ class SavePolicy:
         every = self.checkpoint_every
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
 
-    def decide(self, step: int, flags: StepFlags, due: bool, keeping_up: bool) -> SaveDecision:
+    def decide(self, step: int, flags: StepFlags, due: bool, keeping_up: bool, required: bool = False) -> SaveDecision:
         """`flags`: of all ranks. `due`: a checkpoint is. `keeping_up`: peers have copied what another snapshot would
-        be written over."""
+        be written over. `required`: it is taken though they have not; the same on all ranks."""
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
         now = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
         durable = self.has_storage and now
         regular = durable or step % self.snapshot_every == 0
-        snapshot = outcome is not None or (regular and keeping_up)
+        snapshot = outcome is not None or required or (regular and keeping_up)
         return SaveDecision(step, snapshot, durable and snapshot, outcome)
 
 
@@ -126,9 +125,9 @@ class Saving:
         """With durable storage."""
         return self.interval.reported if self._policy.has_storage else None
 
-    def of_tensors(self, state: Tensors) -> None:
+    def of_arrays(self, state: Live) -> None:
         """Other ones are saved from now on."""
-        self._snapshots.of_tensors(state)
+        self._snapshots.of_arrays(state)
 
     def of_layout(self, layout: str) -> None:
         """What snapshots are said to be of, from now on."""
@@ -162,7 +161,7 @@ class Saving:
         now = self._metadata.id.step if step is None else step
         return by_clock or (steps is not None and now // steps > self._durable_step // steps)
 
-    def decide(self, step: int, flags: StepFlags) -> SaveDecision:
+    def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
         """After `step` steps, by the flags of all ranks. They also say which snapshot is complete on the peers of all
         ranks; agents then drop those of older rounds, whose room the next one may need."""
         last, world = self._snapshots.count - 1, self._metadata.id.shards
@@ -173,7 +172,7 @@ class Saving:
         if flags.shipping == 0:
             self.interval.shipped()
         self._due |= self._policy.is_due(step, flags)
-        return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up)
+        return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up, required)
 
     def save(self, decision: SaveDecision, position: int, skipped: Ranges = (), trend: Trend = Trend()) -> None:  # noqa: B008
         """`position`: samples consumed; `skipped`, `trend`: see ShardMetadata."""

@@ -18,42 +18,48 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import SNAPSHOT_SLOTS, Sidecar, remove_sidecar, write_sidecar
 from concertina_state.errors import BadInput, RestoreFailed
-from concertina_state.format.shardfile import ShardMetadata
-from concertina_state.tensors import DTYPES, Tensors
+from concertina_state.format.shardfile import Layout, ShardMetadata
 
 ROOM_SECONDS = 10.0
 _MADV_POPULATE_WRITE = 23
 
 
-class MappedShard:
-    """A shard file, mapped and with its pages in place, and a view of each tensor in it."""
+class Live(Protocol):
+    """What is saved: arrays that change, and the place of each in a file."""
 
-    def __init__(self, path: Path, state: Tensors) -> None:
+    @property
+    def layout(self) -> Layout: ...
+
+    def views(self, file: mmap.mmap) -> Any:
+        """Of the places, for `copy_to`."""
+        ...
+
+    def copy_to(self, views: Any) -> None:
+        """What the arrays hold now."""
+        ...
+
+
+class MappedShard:
+    """A shard file, mapped and with its pages in place, and a view of each array in it."""
+
+    def __init__(self, path: Path, state: Live) -> None:
         self.path = path
         self._map = _map_new(path, state.layout.size)
         self.inode = path.stat().st_ino
-        whole = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._views: list[Tensor] = [
-            whole[begin : begin + chunk.size].view(DTYPES[chunk.dtype]).view(chunk.shape)
-            for chunk, begin in zip(state.layout.chunks, state.layout.begins, strict=True)
-        ]
+        self._views = state.views(self._map)
 
-    def fill(self, metadata: ShardMetadata, state: Tensors) -> None:
+    def fill(self, metadata: ShardMetadata, state: Live) -> None:
         """Copy the live state in; until `commit` the file is not there, so a peer whose copy this breaks off takes
         nothing for damaged (decision "A drain may write over a running copy")."""
         remove_sidecar(self.path)
         layout = state.layout
         self._map[: layout.data_begin] = layout.header(metadata)
-        with torch.no_grad():
-            for view, tensor in zip(self._views, state.tensors, strict=True):
-                view.copy_(tensor)
+        state.copy_to(self._views)
 
     def commit(self, metadata: ShardMetadata) -> None:
         """Commit what was filled in."""
@@ -78,7 +84,7 @@ class Taken:
 class Snapshots:
     """One rank's snapshots of one round. All ranks take the same ones, so ordinals agree between them."""
 
-    def __init__(self, folder: Path, state: Tensors) -> None:
+    def __init__(self, folder: Path, state: Live) -> None:
         self._folder, self._state = folder, state
         self._slots: list[MappedShard | None] = [None] * SNAPSHOT_SLOTS
         self._holds = [-1] * SNAPSHOT_SLOTS
@@ -89,7 +95,7 @@ class Snapshots:
         self._committing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
-    def of_tensors(self, state: Tensors) -> None:
+    def of_arrays(self, state: Live) -> None:
         """Other ones are saved from now on; in files of their own size, where that is another."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:

@@ -156,7 +156,7 @@ def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundIn
     return RoundInfo(
         restored.id.step,
         "Storage" if resumed else asked.source,
-        built.world.waits,
+        built.world.times,
         parallel.token_flops(built.config.model, built.model),
         parallel.peak_flops(built.world),
     )
@@ -168,12 +168,12 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped), restored.trend)
     built.reader.leave_out(anomalies.skipped)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=config.bitwise)
-    sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.waits)
+    sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.times)
     saving = begin_saving(built, start, restored, channel)
     batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
     balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
     every = config.anomalies.corruption_check_steps
-    digests = Digests(every, built.model, built.state.tensors, world.rank, world.size, restored.id.step)
+    digests = Digests(every, built.model, built.state.saved.tensors, world.rank, world.size, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
         evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter, saving)
@@ -196,7 +196,7 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
     durable = start.durable or start.restore.durable
     if durable and start.restore.voids(durable):
         durable = None
-    snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state)
+    snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state.saved)
     every = checkpoint.every_steps if checkpoint else None
     policy = SavePolicy(config.steps, config.snapshot.every_steps, checkpoint is not None, every)
     interval = Interval(checkpoint.every_seconds if checkpoint else None, start.history)

@@ -11,7 +11,7 @@
             save(folder, step + 1)
 
 It is there in every replica whose command is your own: on PYTHONPATH, for Python 3.9+, with `concertina_protocol`
-beside it and nothing else but the standard library; `State` and `data` take torch, and Python 3.10. Outside of a
+beside it and nothing else but the standard library; `State` takes Python 3.10, `data` torch, too. Outside of a
 TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, `checkpoint_dir()` a folder in
 the current one. Importing it does nothing at all; the first call of `report` or `should_checkpoint` connects.
 """
@@ -23,23 +23,28 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Mapping, Optional
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
+    from concertina_state.holdings import Part
     from trainingjob._channel import Channel
     from trainingjob._data import Data
     from trainingjob._state import State
 
-__all__ = ["State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
+__all__ = ["Part", "State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
 
 
 def __getattr__(name: str) -> object:
-    """`State`, which imports torch."""
-    if name != "State":
+    """Not before it is asked for: it takes a newer Python, and a tenth of a second."""
+    if name not in ("Part", "State"):
         raise AttributeError(f"module 'trainingjob' has no attribute {name!r}")
     if sys.version_info < (3, 10):
-        raise ImportError("trainingjob.State needs Python 3.10 or newer")
+        raise ImportError(f"trainingjob.{name} needs Python 3.10 or newer")
+    if name == "Part":
+        from concertina_state.holdings import Part
+
+        return Part
     from trainingjob._state import State
 
     return State
@@ -109,13 +114,20 @@ def report(
     tokens_per_second: float = 0.0,
     samples: int = 0,
     phase: str = "training",
+    tokens: Optional[int] = None,
+    metrics: Optional[Mapping[str, float]] = None,
 ) -> None:
     """Say that `step` steps are finished since the run began, of `steps` in all (0: not known).
 
     From rank 0 it becomes status.progress, from the others a sign of life; call it on every rank, after every step. It
-    never waits. `samples`: consumed since the run began. `phase`: training, checkpointing or evaluating."""
+    never waits. `samples`: consumed since the run began; `tokens`: trained on since then, each counted once: what a
+    token costs follows from it. `phase`: training, checkpointing, evaluating or compiling; the time from a report of
+    evaluating or compiling to the next one counts as that. `metrics`: up to 32 numbers by name, as of this step:
+    gradient_norm, learning_rate, loss_scale or what you like."""
     if channel := connection():
-        channel.report(step, steps, loss, tokens_per_second, samples, phase)
+        from trainingjob._channel import Reported
+
+        channel.report(Reported(step, steps, loss, tokens_per_second, samples, phase, tokens, metrics or {}))
 
 
 def data(

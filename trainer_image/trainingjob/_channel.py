@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, Union
 
-from concertina_protocol import Durable, JobHistory, Progress, ProtocolError
+from concertina_protocol import MOST_METRICS, Durable, JobHistory, Progress, ProtocolError, StepPart
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import WorkerPhase
 
 T = TypeVar("T")
+MOST_NAME = 64
+"""Characters of a metric's name."""
+PARTS: Mapping[str, StepPart] = {WorkerPhase.EVALUATING: StepPart.EVALUATION, WorkerPhase.COMPILING: StepPart.COMPILE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reported:
+    """What a script says of a step: see `trainingjob.report`."""
+
+    step: int
+    steps: int = 0
+    loss: Optional[float] = None
+    tokens_per_second: float = 0.0
+    samples: int = 0
+    phase: str = WorkerPhase.TRAINING
+    tokens: Optional[int] = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Channel:
@@ -35,6 +53,10 @@ class Channel:
         self._restored_from = ""
         self._samples: Callable[[], int] = int
         self._stalled_seconds = 0.0
+        self._seconds: Dict[str, float] = {}
+        """By StepPart, as phases were reported."""
+        self._phase: Tuple[str, float] = ("", 0.0)
+        """The last one, and since when (monotonic)."""
         self._sent: Union[Progress, w.Beat, None] = None
         """Of a step, the last."""
         self._received: List[Any] = []
@@ -92,19 +114,16 @@ class Channel:
         """A step of a script with `State`; its own report of that step, if it makes one, says more."""
         self._snapshots = snapshot_step, seconds
         if self._last is None or step > self._last[0]:
-            self._tell(step, 0, None, 0.0, 0, "training")
+            self._tell(Reported(step))
 
-    def report(
-        self, step: int, steps: int, loss: Optional[float], tokens_per_second: float, samples: int, phase: str
-    ) -> None:
+    def report(self, said: Reported) -> None:
         if self._stop_at and self._passed >= self._stop_at:
             return None  # a step beyond the checkpoint will be trained again
-        return self._tell(step, steps, loss, tokens_per_second, samples, phase)
+        return self._tell(said)
 
-    def _tell(
-        self, step: int, steps: int, loss: Optional[float], tokens_per_second: float, samples: int, phase: str
-    ) -> None:
-        now, step = time.time(), int(step)  # numbers may be numpy's or torch's, which JSON does not know
+    def _tell(self, said: Reported) -> None:
+        self._enter(said.phase)
+        now, step = time.time(), int(said.step)  # numbers may be numpy's or torch's, which JSON does not know
         if self._last is None:
             self._first_step_at = now
             if self._restored_step is None:
@@ -112,16 +131,17 @@ class Channel:
         elif step > self._last[0]:
             self._step_seconds = (time.monotonic() - self._last[1]) / (step - self._last[0])
         self._last = step, time.monotonic()
-        self._sent = w.Beat(self._rank, step, phase)
+        self._sent = w.Beat(self._rank, step, said.phase)
         if self._rank == 0:
+            first = itertools.islice(said.metrics.items(), MOST_METRICS)
             self._sent = Progress(
                 step=step,
-                steps=int(steps) or None,
-                loss=float("nan") if loss is None else float(loss),
-                tokens_per_second=float(tokens_per_second),
+                steps=int(said.steps) or None,
+                loss=float("nan") if said.loss is None else float(said.loss),
+                tokens_per_second=float(said.tokens_per_second),
                 step_seconds=self._step_seconds,
-                position=int(samples) or self._samples(),
-                phase=phase,
+                position=int(said.samples) or self._samples(),
+                phase=said.phase,
                 at=now,
                 first_step_at=self._first_step_at,
                 restored_step=self._restored_step,
@@ -129,8 +149,20 @@ class Channel:
                 snapshot_step=self._snapshots[0],
                 checkpoint_seconds=self._snapshots[1],
                 stalled_seconds=self._stalled_seconds,
+                tokens=None if said.tokens is None else int(said.tokens),
+                seconds=dict(self._seconds),
+                metrics={str(name)[:MOST_NAME]: float(value) for name, value in first},
             )
         self._send(self._sent)
+
+    def _enter(self, phase: str) -> None:
+        """What was evaluated or compiled since the last report counts as that."""
+        before, since = self._phase
+        now = time.monotonic()
+        if before in PARTS:
+            part = PARTS[before]
+            self._seconds[part] = self._seconds.get(part, 0.0) + now - since
+        self._phase = phase, now
 
     # --- what its state asks ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 
@@ -18,10 +18,10 @@ import trainingjob
 from concertina_data.opening import Threads
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
-from concertina_protocol import FailureReason
-from concertina_protocol.worker_channel import Fault
 from concertina_state.errors import BadInput
 from trainingjob import _storage
+from trainingjob._counted import Counted
+from trainingjob._refusals import told
 
 AHEAD = 2
 """Batches that are read before they are asked for."""
@@ -29,7 +29,7 @@ TELL_SECONDS = 1.0
 """Between two words of why data are waited for."""
 
 
-class Data:
+class Data(Counted):
     def __init__(
         self, uri: str, length: int, batch: int, seed: int, rank: int, size: int, cache_mebibytes: int
     ) -> None:
@@ -43,11 +43,9 @@ class Data:
         self.samples = 0
         """Sequences that all ranks together have consumed since the run began."""
         begun = trainingjob.world().round > 1
-        try:
+        with told():
             _check(length, batch, rank, size)
             self._sequences = Sequences(uri, length, seed, CacheSettings(cache_mebibytes << 20, begun=begun))
-        except BadInput as error:
-            _refuse(error)
         self._threads = Threads(1)
         self._ahead: deque[concurrent.futures.Future[Tensor]] = deque()
         self._told = ""
@@ -76,11 +74,10 @@ class Data:
             start = self.samples + len(self._ahead) * self._batch
             self._ahead.append(self._threads.submit(self._reading(start)))
         try:
-            rows = self._wait(self._ahead.popleft())
-        except BaseException as error:
+            with told():
+                rows = self._wait(self._ahead.popleft())
+        except BaseException:
             self._begin_anew()
-            if isinstance(error, BadInput):
-                _refuse(error)
             raise
         self.samples += self._batch
         return rows
@@ -91,18 +88,20 @@ class Data:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on behind what was consumed, in whatever world and batch. Raises BadInput where a position there is
         another sequence here."""
+        with told():
+            self._check_same(state)
+        self.samples = int(state["samples"])
+        self._begin_anew()
+
+    def _check_same(self, state: Mapping[str, Any]) -> None:
         mine = self.state_dict()
         for name, what in (("data", "digest of data"), ("length", "length"), ("seed", "seed")):
             if state[name] != mine[name]:
-                _refuse(
-                    BadInput(
-                        f"the saved state has consumed sequences of the {what} {state[name]}, and {self._uri} is read "
-                        f"with the {what} {mine[name]}, by which they are others: give what the run began with, or "
-                        "begin another run."
-                    )
+                raise BadInput(
+                    f"the saved state has consumed sequences of the {what} {state[name]}, and {self._uri} is read "
+                    f"with the {what} {mine[name]}, by which they are others: give what the run began with, or "
+                    "begin another run."
                 )
-        self.samples = int(state["samples"])
-        self._begin_anew()
 
     def _reading(self, start: int) -> Any:
         sequences, begin, end = self._sequences, start + self._begin, start + self._end
@@ -135,10 +134,3 @@ def _check(length: int, batch: int, rank: int, size: int) -> None:
             f"a batch of {batch} sequences can't be shared by {size} ranks, each of which needs one at least: make the "
             "batch larger, or the world smaller (spec.replicas)."
         )
-
-
-def _refuse(error: BadInput) -> NoReturn:
-    """Raise it, and tell the job."""
-    if channel := trainingjob.connection():
-        channel.send(Fault(FailureReason.BAD_INPUT, str(error)))
-    raise error

@@ -5,27 +5,19 @@ finished. So ranks agree not in each step but in those that are saved, and how f
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-
 import trainingjob
-from concertina_protocol import Durable, FailureReason, RestoreSource, SnapshotId
-from concertina_protocol.worker_channel import Done, Fault, KeepsState, Outcome, Start
-from concertina_state.catalogue import Catalogue
-from concertina_state.errors import BadInput, RestoreFailed
+from concertina_protocol import Durable, RestoreSource, SnapshotId
+from concertina_protocol.worker_channel import Done, KeepsState, Outcome, Start
+from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Continued, ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.saved import InMemory, SavedState, find
@@ -33,9 +25,11 @@ from concertina_state.saving import SavePolicy, Saving, StepFlags
 from concertina_state.snapshots import Snapshots
 from trainingjob import _objects, _storage, _values
 from trainingjob._channel import Channel
-from trainingjob._data import Data
+from trainingjob._counted import Counted
 from trainingjob._folder import Folder
 from trainingjob._pace import Pace
+from trainingjob._ranks import Catalogue, Gather, ranks
+from trainingjob._refusals import told
 
 ENDLESS = 2**62
 """Steps of a run whose end only the script knows."""
@@ -63,24 +57,29 @@ _INSTEAD = "give the script what it had, or another checkpoint URI for a new run
 
 
 class State:
-    def __init__(self, *, folder: str = "checkpoints", overhead: float = 0.01, **objects: Any) -> None:
-        """See `trainingjob.State`."""
+    def __init__(
+        self, *, folder: str = "checkpoints", overhead: float = 0.01, gather: Gather | None = None, **objects: Any
+    ) -> None:
+        """`folder`: where there is no job. `overhead`: part of the time that snapshots may take. `gather`: how several
+        processes agree where that is not torch.distributed: it takes a rank's bytes and returns those of all, in their
+        order. Raises TypeError for what has no state, BadInput where ranks can't agree."""
         self._world = trainingjob.world()
+        with told():
+            self._ranks = ranks(self._world, gather)
         self._kept: dict[str, _objects.Kept] = {}
         self.add(**objects)
-        self._together = self._world.size > 1 and dist.is_initialized()
         self._checkpoint: Mapping[str, Any] = json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
         channel = trainingjob.connection()
-        self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._same)
+        self._end: Channel | Folder = channel or Folder(Path(folder), self._world, self._ranks.same)
         self._end.send(KeepsState(self._world.rank))
-        self._data = [each for each in objects.values() if isinstance(each, Data)]
+        self._data = [each for each in objects.values() if isinstance(each, Counted)]
         self._end.counts(self._samples)
         self._pace = Pace(overhead)
         self._commits, self._next = 0, 1
         self._returned: float | None = None
         """When the last commit returned."""
         self._catalogue: Catalogue | None = None
-        self._own = torch.empty(0, dtype=torch.uint8)
+        self._own = bytearray()
         """This rank's values, as they stand in its shard."""
         self._saving: Saving | None = None
         self._restored = 0
@@ -92,7 +91,7 @@ class State:
         comes with the modules that it trains."""
         if "random" in objects:
             raise TypeError("random is what random numbers are called: give this object another name")
-        self._kept = {**self._kept, **_objects.kept(objects)}
+        self._kept = {**self._kept, **_objects.kept(objects, self._ranks.with_torch)}
         self._kept.pop("random", None)
         # Put back last, as putting back others may draw.
         self._kept["random"] = _objects.KeptStateful(_objects.RandomNumbers())
@@ -102,14 +101,14 @@ class State:
     def peek(self, name: str) -> Any:
         """What `state_dict()` of one object gave in the newest saved state, for this rank, before that object is there;
         None where nothing was saved. `restore` takes the same state then."""
-        with self._failures_told():
+        with told():
             self._found = self._newest()
             return None if self._found is None else self._values_of(self._found).get(name)
 
     def restore(self, default: int = 0) -> int:
         """Fill all objects with the newest saved state, of whatever world; returns the step to go on with, or `default`
         where nothing was saved. Raises BadInput where it is of other objects."""
-        with self._failures_told():
+        with told():
             saved, self._found = self._found or self._newest(), None
             if saved is None:
                 self._end.restored(default, RestoreSource.FRESH)
@@ -120,12 +119,13 @@ class State:
             catalogue = self._catalogue = self._new_catalogue()
             layout = self._agree(StepFlags(), catalogue).layout
             same = (saved.id.layout, saved.id.shards) == (layout, self._world.size)
-            found = find(saved, self._world.rank if same else None, lambda held: catalogue.plan(held, _INSTEAD))
+            alone = self._world.rank if same and catalogue.alone else None
+            found = find(saved, alone, lambda held: catalogue.plan(held, _INSTEAD))
             catalogue.fill(found.plan, found.shards)
         for name, each in self._kept.items():
             each.load(values[name])
         if self._world.rank >= saved.id.shards:
-            self._draw_others(values["random"])
+            _objects.RandomNumbers().draw_others(self._world.rank)
         self._restored = saved.id.step
         source = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
         self._end.restored(saved.id.step, source)
@@ -136,7 +136,7 @@ class State:
             return self._end.newest()
         start = self._end.start()
         uri = self._checkpoint.get("uri")
-        durable = self._same(self._durable(start)) if uri else None
+        durable = self._ranks.same(self._durable(start)) if uri else None
         if durable is not None:
             _storage.find_client()
             from concertina_state.checkpoints.reader import StoredCheckpoint
@@ -182,20 +182,6 @@ class State:
         shard.read_into([(stored.begin, memoryview(data))])
         return _values.decode(bytes(data))
 
-    def _draw_others(self, values: Mapping[str, Any]) -> None:
-        """A rank that there was not before must not draw what the one draws whose values it has."""
-        drawn = hashlib.sha256(repr(values["python"]).encode() + str(self._world.rank).encode()).digest()
-        torch.manual_seed(int.from_bytes(drawn[:8], "little"))
-
-    @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
-        try:
-            yield
-        except (BadInput, RestoreFailed) as error:
-            reason = FailureReason.BAD_INPUT if isinstance(error, BadInput) else FailureReason.RESTORE_FAILED
-            self._end.send(Fault(reason, str(error)))
-            raise
-
     # --- forth ------------------------------------------------------------------------------------------------------
 
     def commit(self, step: int, durable: bool = False) -> None:
@@ -219,7 +205,8 @@ class State:
 
     def _save(self, done: int, durable: bool, ends: bool, began: float) -> None:
         started = time.perf_counter()
-        catalogue, saving = self._current()
+        with told():
+            catalogue, saving = self._current()
         ready = time.perf_counter()
         flags = dataclasses.replace(saving.local_flags(done), drain=int(ends))
         if durable:
@@ -227,7 +214,7 @@ class State:
         agreed = self._agree(flags, catalogue)
         together = time.perf_counter()  # others are waited for until then, as they are in each step
         saving.of_layout(agreed.layout)
-        saving.save(saving.decide(done, agreed.flags), self._samples() if self._data else done)
+        saving.save(saving.decide(done, agreed.flags, required=durable), self._samples() if self._data else done)
         if durable:
             saving.finish()  # the script may end at once
         self._next = self._commits + agreed.every
@@ -238,30 +225,34 @@ class State:
         """With this rank's values as they are now."""
         values = {name: each.values() for name, each in self._kept.items()}
         text = _values.encode(values, "state")
-        tensors = self._tensors()
-        if self._catalogue is None or len(text) > len(self._own) or not self._catalogue.still(tensors):
-            self._own = torch.empty(int(len(text) * ROOM) + 4096, dtype=torch.uint8)
-            self._catalogue = self._new_catalogue(tensors)
+        arrays = self._arrays()
+        if self._catalogue is None or len(text) > len(self._own) or not self._catalogue.still(arrays):
+            if len(text) > len(self._own):
+                self._own = bytearray(int(len(text) * ROOM) + 4096)
+            self._catalogue = self._new_catalogue(arrays)
             if self._saving is None:
                 self._check_alike()
                 self._saving = self._new_saving(self._catalogue)
             else:
-                self._saving.of_tensors(self._catalogue)
-        padded = text.ljust(len(self._own))
-        self._own.copy_(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+                self._saving.of_arrays(self._catalogue.saved)
+        self._own[:] = text.ljust(len(self._own))
         assert self._saving is not None
         return self._catalogue, self._saving
 
-    def _tensors(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+    def _arrays(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for name, each in self._kept.items():
-            found |= {f"{name}.{key}": tensor for key, tensor in each.tensors().items()}
+            found |= self._of_library(name, each.arrays())
         return found
 
-    def _new_catalogue(self, tensors: Mapping[str, Tensor] | None = None) -> Catalogue:
-        rank, size = self._world.rank, self._world.size
-        own = {_name(rank): self._own} if len(self._own) else {}
-        return Catalogue(self._tensors() if tensors is None else tensors, own, rank, size, self._together)
+    def _of_library(self, name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """As what is of this object is saved, by full names."""
+        named = {f"{name}.{key}": array for key, array in arrays.items()}
+        return {path: self._ranks.array(array, path) for path, array in named.items()}
+
+    def _new_catalogue(self, arrays: Mapping[str, Any] | None = None) -> Catalogue:
+        own = {_name(self._world.rank): self._own} if self._own else {}
+        return self._ranks.catalogue(self._arrays() if arrays is None else arrays, own)
 
     def _new_saving(self, catalogue: Catalogue) -> Saving:
         end, checkpoint = self._end, self._checkpoint
@@ -270,7 +261,7 @@ class State:
         metadata = ShardMetadata(id, self._world.rank, self._restored, "", data, self._continued)
         policy = SavePolicy(ENDLESS, 1, bool(checkpoint), checkpoint.get("everySteps"))
         interval = Interval(checkpoint.get("everySeconds", 600) if checkpoint else None, end.history)
-        snapshots = Snapshots(end.snapshots / f"shard-{self._world.rank}", catalogue)
+        snapshots = Snapshots(end.snapshots / f"shard-{self._world.rank}", catalogue.saved)
         return Saving(policy, snapshots, metadata, end.durable, interval, end)
 
     def _samples(self) -> int:
@@ -284,42 +275,21 @@ class State:
         mine = int(catalogue.digest[:8], 16)
         every = self._pace.every if self._world.rank == 0 else 0
         numbers = [float(each) for each in (*dataclasses.astuple(flags), every, mine)]
-        if self._together:
-            payload = torch.tensor(numbers, dtype=torch.float64, device=_device())
-            dist.all_reduce(payload)
-            numbers = payload.tolist()
+        numbers = self._ranks.sums(numbers)
         *counts, every, layout = (round(number) for number in numbers)
         return Agreed(StepFlags(*counts), every, f"{layout:x}")
 
-    def _same(self, value: Any) -> Any:
-        """Rank 0's, on all ranks."""
-        if not self._together:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, device=_device())
-        return box[0]
-
     def _check_alike(self) -> None:
-        """Whole tensors are saved by one rank for all: it is an error where they are not the same on all."""
-        whole = {
-            f"{name}.{_objects.plain_name(key)}": parameter
-            for name, each in self._kept.items()
-            if isinstance(each, _objects.KeptModule)
-            for key, parameter in each.module.named_parameters()
-            if not isinstance(parameter, DTensor)
-        }
-        if not self._together or not whole:
-            return
-        least = torch.stack([parameter.detach().double().sum() for parameter in whole.values()]).to(_device())
-        most = -least
-        dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        dist.all_reduce(most, op=dist.ReduceOp.MIN)
-        differs = [name for name, low, high in zip(whole, least.tolist(), (-most).tolist()) if low != high]
+        """Whole arrays are saved by one rank for all: it is an error where they are not the same on all."""
+        whole: dict[str, Any] = {}
+        for name, each in self._kept.items():
+            whole |= self._of_library(name, each.alike())
+        differs = self._ranks.differing(whole)
         if differs:
             raise BadInput(
                 f"{differs[0]} is not the same on all ranks, and no DTensor that says how it is cut: make it "
-                "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same. "
-                f"({len(differs)} of {len(whole)} parameters differ.)"
+                "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same; of an array in a "
+                f"dict, say which part it is (trainingjob.Part). ({len(differs)} of {len(whole)} differ.)"
             )
 
 
@@ -339,9 +309,3 @@ def _newest_in(checkpoint: Mapping[str, Any]) -> Durable | None:
 
 def _name(rank: int) -> str:
     return f"rank-{rank}"
-
-
-def _device() -> torch.device:
-    """On which collectives take numbers."""
-    backend = dist.get_backend()
-    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")

@@ -36,7 +36,9 @@ class Prepared(State):
         self._loaders = [Loader(accelerator, each) for each in accelerator._dataloaders]
         loaders = {f"loader{number}": each for number, each in enumerate(self._loaders)}
         super().__init__(
-            folder=folder, overhead=overhead, **named, **loaders, accumulation=Accumulation(accelerator), **objects
+            folder=folder,
+            overhead=overhead,
+            **{**named, **loaders, "accumulation": Accumulation(accelerator), **objects},
         )
 
     def restore(self, default: int = 0) -> int:

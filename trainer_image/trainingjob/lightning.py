@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import trainingjob
 from trainingjob._lightning_loops import Loops
-from trainingjob._objects import RandomNumbers
 from trainingjob._state import State
+from trainingjob._steps import Steps
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch import LightningModule, Trainer
@@ -21,21 +21,17 @@ __all__ = ["Callback"]
 
 class Callback(base.Callback):
     """Keeps model, optimizers, schedulers, scaler, the loops' places, other callbacks, the data module and random
-    numbers as `trainingjob.State` does. A step is committed when the next one begins, so that what is due after it (a
-    validation, a log, the end of an epoch) has been done."""
+    numbers as `trainingjob.State` does."""
 
     def __init__(self, *, folder: str = "checkpoints", overhead: float = 0.01) -> None:
         self._folder, self._overhead = folder, overhead
-        self._done = 0
-        """Steps that are committed."""
-        self._random: dict[str, Any] | None = None
         self._loss: float | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         others = {each.state_key: each for each in trainer.callbacks if each is not self}
         data = {} if trainer.datamodule is None else {"data": trainer.datamodule}
         self._loops = Loops(trainer)
-        self._state = State(
+        state = State(
             folder=self._folder,
             overhead=self._overhead,
             model=trainer.strategy.model,
@@ -44,8 +40,8 @@ class Callback(base.Callback):
             others=Several({"precision": trainer.precision_plugin, **data, **others}),
             loops=self._loops,
         )
-        self._done = self._state.restore(default=0)
-        self._random = RandomNumbers().state_dict() if self._done else None
+        self._steps = Steps(state)
+        self._steps.restore()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._loops.go_on()
@@ -54,10 +50,7 @@ class Callback(base.Callback):
         self._loops.follow()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._random is not None:  # the step was saved when this batch had been fetched
-            RandomNumbers().load_state_dict(self._random)
-            self._random = None
-        self._commit(trainer)
+        self._steps.begin(trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -72,16 +65,11 @@ class Callback(base.Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._loops.end()
-        self._commit(trainer, durable=True)
+        self._steps.commit(trainer.global_step, durable=True)
 
     def _report(self, trainer: Trainer, phase: str) -> None:
         steps = max(trainer.max_steps, 0)
         trainingjob.report(step=trainer.global_step, steps=steps, loss=self._loss, phase=phase)
-
-    def _commit(self, trainer: Trainer, durable: bool = False) -> None:
-        if trainer.global_step > self._done:
-            self._done = trainer.global_step
-            self._state.commit(self._done - 1, durable=durable)
 
 
 class Several:

@@ -14,8 +14,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 import trainingjob
-from trainingjob._objects import RandomNumbers
 from trainingjob._state import State
+from trainingjob._steps import Steps
 
 __all__ = ["train"]
 
@@ -50,14 +50,8 @@ class Finished(Exception):
 
 
 class Keeping(TrainerCallback):
-    """A step is committed when the next one begins, so that what is due after it (a log, an evaluation) has been
-    done."""
-
     def __init__(self, trainer: Trainer, state: State) -> None:
-        self._trainer, self._state = trainer, state
-        self._done = 0
-        """Steps that are committed."""
-        self._random: dict[str, Any] | None = None
+        self._trainer, self._state, self._steps = trainer, state, Steps(state)
         self._loss: float | None = None
 
     def on_train_begin(
@@ -71,18 +65,14 @@ class Keeping(TrainerCallback):
             progress=Progress(trainer),
             **({} if scaler is None else {"scaler": scaler}),
         )
-        self._done = self._state.restore(default=0)
-        self._random = RandomNumbers().state_dict() if self._done else None
-        if self._done >= state.max_steps:
+        self._steps.restore()
+        if self._steps.done >= state.max_steps:
             raise Finished
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self._random is not None:  # the step was saved when this one's batches had been fetched
-            RandomNumbers().load_state_dict(self._random)
-            self._random = None
-        self._commit(state)
+        self._steps.begin(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._report(state, "training")
@@ -105,16 +95,11 @@ class Keeping(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._commit(state, durable=True)
+        self._steps.commit(state.global_step, durable=True)
 
     def _report(self, state: TrainerState, phase: str) -> None:
         loss = None if self._loss is None else float(self._loss)
         trainingjob.report(step=state.global_step, steps=state.max_steps, loss=loss, phase=phase)
-
-    def _commit(self, state: TrainerState, durable: bool = False) -> None:
-        if state.global_step > self._done:
-            self._done = state.global_step
-            self._state.commit(self._done - 1, durable=durable)
 
 
 class Progress:

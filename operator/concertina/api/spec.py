@@ -300,6 +300,24 @@ class CleanPodPolicy(enum.StrEnum):
     NONE = "None"
 
 
+class Price(Model):
+    """What a replica costs, for status.cost and what each incident cost."""
+
+    per_replica_hour: float = Field(ge=0, le=1e6, description="Of a replica on its node, whatever it does there.")
+    spot_per_replica_hour: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        description="On a node whose labels say spot or preemptible (Karpenter's, EKS', GKE's and AKS' own). Absent: "
+        "as on any other.",
+    )
+    currency: str = Field(default="USD", max_length=3, pattern=r"^[A-Z]{3}$", description="Three letters (ISO 4217).")
+
+    @property
+    def spot_hour(self) -> float:
+        return self.per_replica_hour if self.spot_per_replica_hour is None else self.spot_per_replica_hour
+
+
 ModuleName = Annotated[
     str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$")
 ]
@@ -319,6 +337,21 @@ class WarmStart(Model):
         max_length=64,
         description="Modules to import before the first start, such as torch. What the script itself imports is "
         "learned from its first run in each pod.",
+    )
+
+
+class Metrics(Model):
+    """What the job's pods tell Prometheus."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Whether pods serve metrics, where the operator was installed so. Pods that are there stay as they "
+        "are.",
+    )
+    per_rank: bool = Field(
+        default=False,
+        description="Whether each worker has metrics of its own, not only its pod: so many times more series. Pods "
+        "that are there stay as they are.",
     )
 
 
@@ -372,6 +405,7 @@ class JobSpec(Model):
     failure_policy: FailurePolicy = Field(
         default=FailurePolicy(), description="What follows from failures, and when the job gives up."
     )
+    price: Price | None = Field(default=None, description="What a replica costs. Absent: nothing is said of money.")
     suspend: bool = Field(
         default=False,
         description="True stops after the current step, saves and removes the pods; false goes on from there.",
@@ -408,6 +442,10 @@ class JobSpec(Model):
         default=Parallelism(),
         description="For a command of your own whose workers only work in groups: the job runs at sizes that are a "
         "whole number of groups. The bundled trainer only does data parallelism.",
+    )
+
+    metrics: Metrics = Field(
+        default=Metrics(), description="What the job's pods tell Prometheus (docs/metrics.md), under launcher agent."
     )
 
     @property

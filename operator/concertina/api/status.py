@@ -10,13 +10,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from concertina.api.accounting import (
+    MOST_INCIDENTS,
+    Cost,
+    Count,
+    Goodput,
+    Incident,
+    Name,
+    RoundWaits,
+    Seconds,
+    Timestamp,
+)
 from concertina.api.model import Observed
 from concertina.api.packed import MOST_CHARACTERS, pack, unpack
 
-Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
-Name = Annotated[str, Field(max_length=253)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
 Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
 
@@ -161,6 +168,8 @@ class JobProgress(Observed):
     percent: float | None = Field(default=None, ge=0, le=100, description="Share of steps that are finished.")
     eta_seconds: Seconds | None = Field(default=None, description="Seconds to the end at the present speed.")
     loss: float | None = Field(default=None, description="Mean loss of the last step's tokens.")
+    step_seconds: Seconds | None = Field(default=None, description="What the last step took.")
+    tokens: Count | None = Field(default=None, description="Trained on since the run began, each counted once.")
     tokens_per_second: Seconds | None = Field(default=None, description="Tokens trained on per second, all workers.")
     mfu: float | None = Field(default=None, description="Share of the devices' peak arithmetic that is used.")
     evaluation: EvaluationMark | None = Field(
@@ -317,21 +326,6 @@ class ShareMark(Observed):
     factor: float = Field(ge=0, description="How many times an even share that is.")
 
 
-class Goodput(Observed):
-    """Where the time since the job's start went. The seconds add up to the time between startTime and `at`."""
-
-    percent: float = Field(default=0.0, ge=0, le=100, description="Share of the time that was productive.")
-    productive_seconds: Seconds = Field(default=0.0, description="Training on samples for the first time.")
-    startup_seconds: Seconds = Field(default=0.0, description="From pods running to the first step of the first round.")
-    recovery_seconds: Seconds = Field(
-        default=0.0, description="From a failure or a change of members to the next new step, replayed steps included."
-    )
-    checkpoint_seconds: Seconds = Field(default=0.0, description="Training waited for snapshots and checkpoints.")
-    stalled_seconds: Seconds = Field(default=0.0, description="Training waited for data, or for a person to act.")
-    waiting_seconds: Seconds = Field(default=0.0, description="Waiting for pods, nodes or quota.")
-    at: Timestamp | None = Field(default=None, description="Counted up to this time.")
-
-
 class Condition(Observed):
     """One aspect of the job's state. Types: Ready, Stalled, Running, Suspended, Complete, Failed."""
 
@@ -373,14 +367,6 @@ class Gang(Observed):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="For whom and why, in a sentence.")
 
 
-class RoundWaits(Observed):
-    """Of goodput's seconds, those that workers of one round have told of."""
-
-    round: Count = Field(default=0, description="The round.")
-    checkpoint_seconds: Seconds = Field(default=0.0, description="Of goodput.checkpointSeconds, those of this round.")
-    stalled_seconds: Seconds = Field(default=0.0, description="Of goodput.stalledSeconds, those of this round.")
-
-
 class Internal(Observed):
     """The operator's own memory: what it must not forget when it is started again, and nobody else needs."""
 
@@ -399,6 +385,7 @@ class Internal(Observed):
         default=(), max_length=16, description="What rollbacks have made void: never gone on from again."
     )
     round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
+    incident: Incident | None = Field(default=None, description="That under way; it comes into status.incidents.")
     members: Packed | None = Field(
         default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."
     )
@@ -562,7 +549,13 @@ class JobStatus(Observed):
     )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
-    goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's start went.")
+    goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's creation went.")
+    incidents: tuple[Incident, ...] = Field(
+        default=(),
+        max_length=MOST_INCIDENTS,
+        description="The last times without training and what each cost, the newest last.",
+    )
+    cost: Cost | None = Field(default=None, description="What the job costs. Absent: spec.price says no price.")
     internal: Internal = Field(default=Internal(), description="What the operator has to remember; not for reading.")
 
     @model_validator(mode="before")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concertina.api.spec import Launcher
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.manifests.pod import pod_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
@@ -14,7 +14,7 @@ from concertina.plan.facts import sizes
 from concertina.plan.state import snapshot_memory
 from concertina.terminal.connection import Complaint
 
-ANY_AGENT = Images("concertina/agent")
+ANY_AGENT = PodSettings("concertina/agent")
 """Which one it will be the operator knows; the API server does not look."""
 
 

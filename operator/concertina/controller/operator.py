@@ -15,9 +15,9 @@ from typing import Any
 
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
-from concertina.api.status import ConditionType, JobStatus
 from concertina.controller import log, master_keys, serving
 from concertina.controller.cache.cluster import ClusterCache
+from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.reconcile import Reconciler
@@ -85,7 +85,7 @@ async def serve(settings: Settings) -> int:
             # Not before: the keys may have changed while another operator acted.
             keys = await master_keys.read(client, settings)
             operator = Operator(settings, access, client, pods, lease, keys)
-            looks.append(operator.set_gauges)
+            looks.append(operator.look)
             return await operator.run(stop)
         finally:
             await lease.release()
@@ -142,7 +142,7 @@ class Operator:
             connections=self._connections,
             client=client,
             status=StatusWriter(client, self._cache, self._events),
-            objects=ObjectWriter(pods, self._cache, settings.images, keys, self._assume),
+            objects=ObjectWriter(pods, self._cache, settings.pods, keys, self._assume),
             events=self._events,
             plan=plan,
             keys=keys,
@@ -218,13 +218,15 @@ class Operator:
             log_event("ended", task=task.get_name(), error=repr(error))
         return 0 if done <= {stopped} else 1
 
-    def set_gauges(self) -> None:
-        """The metrics that are not counted, but looked at."""
+    def look(self) -> JobCollector:
+        """Sets the gauges that are not counted, but looked at; and what each job has to tell."""
         metrics.LEADER.labels(LEASE).set(self._lease.held)
         self._queue.set_gauges()
         self._connections.set_gauges()
-        phases = Counter(_phase(job.view.status) for job in self._cache.jobs())
+        jobs = [job.view for job in self._cache.jobs()]
+        phases = Counter(phase_of(job.status) for job in jobs)
         metrics.set_all(metrics.JOBS, {phase.value: phases[phase.value] for phase in Phase})
+        return JobCollector(jobs)
 
     # --- what the parts tell --------------------------------------------------------------------------------------
 
@@ -256,11 +258,6 @@ class Operator:
     async def _check(self, uid: str) -> None:
         if not await self._reconciler.check(uid):
             self._queue.forget(uid)
-
-
-def _phase(status: JobStatus) -> str:
-    ready = status.condition(ConditionType.READY)
-    return ready.reason if ready else Phase.WAITING.value
 
 
 def _on_signals(stop: asyncio.Event) -> None:

@@ -37,6 +37,8 @@ class _Decision:
     observed: Observed
     plan: Plan
     change: StatusChange | None
+    at: float
+    """On the monotonic clock."""
 
 
 @dataclass
@@ -108,16 +110,18 @@ class Reconciler:
                 decision = self._decide(job)
             if decision is not None and decision.change is not None:
                 await self.status.write(job, decision.change)
+                if counted := decision.plan.status.goodput.at:
+                    job.counted = counted, decision.at
         return decision
 
     def _decide(self, job: CachedJob) -> _Decision | None:
-        begun = time.thread_time()  # who was stopped meanwhile has not worked
+        at, begun = time.monotonic(), time.thread_time()  # who was stopped meanwhile has not worked
         observed = self.cache.observe(job.view.uid)
         if observed is None:
             return None
         plan = self.plan(observed, time.time())
         job.decided_in = time.thread_time() - begun
-        return _Decision(observed, plan, StatusChange.of(job, plan.status))
+        return _Decision(observed, plan, StatusChange.of(job, plan.status), at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
         """To agents and in events, in the order that plan/actions.py gives; each is sent beside the passes."""

@@ -8,13 +8,17 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import Metrics, PodSettings
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
-from concertina_protocol import addresses
+from concertina_protocol import PORT, addresses
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
 """A list with commas; absent: the well-known ones; empty: none."""
+
+
+POD_METRICS = "CONCERTINA_POD_METRICS"
+"""The port at which agents serve their metrics; absent or 0: they serve none."""
 
 
 class SettingsError(Exception):
@@ -31,7 +35,7 @@ class Settings:
     """In that namespace."""
     makes_master_key: bool
     """Where that Secret is missing; else it is a person's to make."""
-    images: Images
+    pods: PodSettings
     watch_namespaces: tuple[str, ...]
     """Empty: all."""
     health: tuple[str, int] | None
@@ -51,7 +55,10 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         master_key_secret=_required(environment, "CONCERTINA_MASTER_KEY_SECRET", "the Secret with the master key"),
         makes_master_key=environment.get("CONCERTINA_MASTER_KEY_CREATE") == "true",
-        images=Images(_required(environment, "CONCERTINA_IMAGE_AGENT", "the image that holds the agent")),
+        pods=PodSettings(
+            _required(environment, "CONCERTINA_IMAGE_AGENT", "the image that holds the agent"),
+            _pod_metrics(environment),
+        ),
         watch_namespaces=tuple(names),
         health=_address(environment, "CONCERTINA_HEALTH"),
         metrics=_address(environment, "CONCERTINA_METRICS"),
@@ -64,6 +71,18 @@ def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
     if not environment.get(name):
         raise SettingsError(f"{name} is not set; it is {meaning}")
     return environment[name]
+
+
+def _pod_metrics(environment: Mapping[str, str]) -> Metrics | None:
+    text = environment.get(POD_METRICS, "").strip()
+    if text in ("", "0"):
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 65535 or int(text) == PORT:
+        raise SettingsError(
+            f"{POD_METRICS} is {text!r:.200}; it must be a port from 1 to 65535, not {PORT}, or 0 for none"
+        )
+    annotated = environment.get(f"{POD_METRICS}_ANNOTATIONS") == "true"
+    return Metrics(int(text), annotated, environment.get(f"{POD_METRICS}_TOKEN_SECRET", "").strip())
 
 
 def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:

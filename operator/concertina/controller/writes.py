@@ -18,7 +18,7 @@ from concertina.controller.master_keys import MasterKeys
 from concertina.controller.status import PreconditionFailed
 from concertina.kube.client import Client
 from concertina.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceEnds, NotFound, WebhookFailed
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.manifests.pod import END_POD, pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.refusals import refusal
 from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
@@ -147,7 +147,7 @@ class ObjectWriter:
     client: Client
     """Tries each write once: whoever plans tries again."""
     cache: ClusterCache
-    images: Images
+    pod_settings: PodSettings
     keys: MasterKeys
     assume: Callable[[Raw], None]
     """Takes a pod that a write of ours returned, so that nothing is planned on what came before it."""
@@ -198,7 +198,7 @@ class ObjectWriter:
         else:
             if not create.rendezvous:
                 await self._create_secret(job)
-            manifest = pod_manifest(view, view.spec, create, self.images)
+            manifest = pod_manifest(view, view.spec, create, self.pod_settings)
         name = manifest["metadata"]["name"]
         try:
             stored = await self.client.create(PODS, view.namespace, manifest, strict=True)

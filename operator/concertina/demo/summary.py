@@ -48,16 +48,9 @@ def summarise(history: History, stage: Stage) -> Table:
     table.add_row("checkpoints in the bucket", f"{len(kept)}, listed from the bucket; the status names step {named}")
     for key in kept:
         table.add_row("", key.split("/", 2)[2].removesuffix("/manifest.json"))
-    spent = {
-        "productive": goodput.productive_seconds,
-        "startup": goodput.startup_seconds,
-        "recovery": goodput.recovery_seconds,
-        "checkpoint": goodput.checkpoint_seconds,
-        "stalled": goodput.stalled_seconds,
-        "waiting": goodput.waiting_seconds,
-    }
-    for name, seconds in spent.items():
-        table.add_row(f"seconds {name}", f"{seconds:.1f}")
+    for name, seconds in goodput.by_class.items():
+        if seconds:
+            table.add_row(f"seconds {name}", f"{seconds:.1f}")
     table.add_row("goodput", f"{goodput.percent:.1f} %")
     return table
 

@@ -159,6 +159,8 @@ class NodeView:
     """Empty where its label does not say."""
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)
     """By resource, `pods` among them; empty where it does not say."""
+    spot: bool = False
+    """Its labels say that it may be taken away at any time, and costs less."""
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,8 @@ class Observed:
     """For how many seconds this operator has known each pod, by uid, whatever clocks say meanwhile."""
     started_again_for: Mapping[str, float] = field(default_factory=dict)
     """And has known that its container was started again, where it was since."""
+    counted_for: float | None = None
+    """Seconds since `status.goodput.at` by a clock that nobody sets; None where another operator made that count."""
     secret_made: bool = True
     """False until this operator has seen the job's Secret created (a 409 counts)."""
     refused: Refused | None = None

@@ -10,7 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from concertina.api.status import Condition, ConditionType, Goodput, JobProgress, JobStatus, World, unix_seconds
+from concertina.api.accounting import Cost, Goodput, Incident
+from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, World, unix_seconds
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
 from concertina_protocol import MemberState, Report
@@ -18,7 +19,7 @@ from concertina_protocol.messages.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 ENDED = ("Complete", "Failed")
-_SHARES = 4
+_SHARES, _CAUSES = 4, 5
 
 
 def word(status: JobStatus) -> str:
@@ -189,7 +190,14 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         if (left := unix_seconds(node.until) - time.time()) > 0:
             yield "Avoids", f"node {node.node} for {duration(left)} more: {node.reason}"
     if status.goodput.at:
-        yield "Goodput", _goodput(status.goodput)
+        yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps"
+        yield "Time", time_spent(status.goodput)
+        if spent := recovery_spent(status.goodput):
+            yield "", f"recovery by cause: {spent}"
+    if status.incidents:
+        yield "Last incident", incident(status.incidents[-1], status.cost)
+    if cost := status.cost:
+        yield "Cost", _cost(cost)
 
 
 def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
@@ -226,17 +234,31 @@ def _evaluation(progress: JobProgress) -> str:
     return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
 
 
-def _goodput(goodput: Goodput) -> str:
-    parts = {
-        "productive": goodput.productive_seconds,
-        "start": goodput.startup_seconds,
-        "recovery": goodput.recovery_seconds,
-        "checkpoints": goodput.checkpoint_seconds,
-        "stalled": goodput.stalled_seconds,
-        "waiting": goodput.waiting_seconds,
-    }
-    spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.5)
-    return f"{goodput.percent:.1f}%" + (f"  ({spent})" if spent else "")
+def time_spent(goodput: Goodput) -> str:
+    """By class, the most first."""
+    parts = sorted(goodput.by_class.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.5)
+
+
+def recovery_spent(goodput: Goodput) -> str:
+    """By cause, the most first."""
+    causes = sorted(goodput.recovery, key=lambda entry: -entry.seconds)[:_CAUSES]
+    return ", ".join(f"{entry.cause} {entry.times} x, {entry.seconds:.1f}s" for entry in causes)
+
+
+def incident(what: Incident, cost: Cost | None) -> str:
+    """In a sentence: when, why, and what it cost."""
+    who = f" ({what.replica}" + (f" on {what.node})" if what.node else ")") if what.replica else ""
+    again = f", {what.steps_replayed} steps trained again ({what.replayed_seconds:.1f}s)" if what.steps_replayed else ""
+    money = f", {what.cost:.2f} {cost.currency}" if what.cost is not None and cost else ""
+    return f"{age(what.at)} ago, {what.cause}{who}: {what.seconds:.1f}s without training{again}{money}"
+
+
+def _cost(cost: Cost) -> str:
+    tokens = cost.per_million_tokens
+    each = f", {tokens:.4g} {cost.currency} per million tokens" if tokens is not None else ""
+    spot = f", {cost.spot_replica_hours:.1f} of them spot" if cost.spot_replica_hours else ""
+    return f"{cost.total:.2f} {cost.currency} for {cost.replica_hours:.1f} replica-hours{spot}{each}"
 
 
 def _conditions(status: JobStatus) -> Table:

@@ -30,7 +30,7 @@ def main() -> int:
         plan = plan.shared_out(shares, config.micro_batch_size)
     batch = microbatches(reader, plan, world.rank, position=100)
     sums = PlainSums()
-    loop.forward_backward(model, optimizer, sums, batch)
+    loop.forward_backward(model, optimizer, sums, batch, world.times)
     squared = sums.squares(optimizer.gradients())[0]
     torch.distributed.all_reduce(squared)
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}

@@ -34,6 +34,7 @@ def test_a_drain_makes_all_ranks_save_the_same_step_and_loses_none(folder, worke
             told = (await job.until(job[0], trained(20), "no progress")).progress
             assert (told.steps, told.tokens_per_second, told.phase) == (ENDLESS, 7.0, "training")
             assert told.loss == pytest.approx(1 / told.step)
+            assert (told.tokens, told.metrics) == (10 * told.step, {"learning_rate": 0.5})
             assert told.restored_step == 0
             assert 0 < told.first_step_at <= told.at
 
@@ -48,6 +49,23 @@ def test_a_drain_makes_all_ranks_save_the_same_step_and_loses_none(folder, worke
             await job.begin(2, job[1], job[0])
             told = (await job.until(job[1], lambda r: r.progress and r.round == 2, "no progress")).progress
             assert told.restored_step == step
+
+    asyncio.run(body())
+
+
+def test_what_a_script_reports_to_evaluate_counts_as_that_until_it_reports_again(folder):
+    text = (
+        "import time, trainingjob as t\nt.report(step=1)\nt.report(step=1, phase='evaluating')\ntime.sleep(0.5)\n"
+        "t.report(step=2)\ntime.sleep(0.5)\nt.report(step=3, metrics={str(n): n for n in range(99)})\ntime.sleep(99)"
+    )
+
+    async def body() -> None:
+        async with running(folder, 1, ["--", sys.executable, "-c", text]) as job:
+            await job.begin(1, job[0])
+            told = (await job.until(job[0], trained(3), "no progress")).progress
+            assert told.seconds.keys() == {p.StepPart.EVALUATION}
+            assert 0.5 <= told.seconds[p.StepPart.EVALUATION] < told.at - told.first_step_at - 0.4
+            assert len(told.metrics) == p.MOST_METRICS
 
     asyncio.run(body())
 

@@ -56,7 +56,7 @@ def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path):
 
 
 def test_what_is_no_whole_script_stands_in_an_example():
-    examples = [(EXAMPLES / name).read_text() for name in STATE]
+    examples = [(EXAMPLES / name).read_text() for name in [*STATE, "numpy_state.py"]]
     for snippet in set(SNIPPETS) - set(WHOLE):
         assert any(textwrap.indent(snippet, "    ") in text for text in examples), snippet
 
@@ -67,6 +67,18 @@ def test_an_example_goes_on_where_it_ended(name, tmp_path):
     for steps in (10, 15):
         out = run(tmp_path, EXAMPLES / name, "--steps", str(steps))
         assert all(f"rank {rank} is through at step {steps}" in out for rank in (0, 1))
+
+
+def test_an_example_of_numpy_goes_on_where_it_ended(tmp_path):
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH}
+    said = []
+    for steps in (50, 100):
+        command = [sys.executable, str(EXAMPLES / "numpy_state.py"), "--steps", str(steps)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, done.stderr
+        said.append(re.fullmatch(r"through at step (\d+), after (\d+) items, loss (\S+)\n", done.stdout).groups())
+    assert [(step, items) for step, items, _ in said] == [("50", "1600"), ("100", "3200")]
+    assert float(said[1][2]) < float(said[0][2])
 
 
 def test_manifests_are_accepted():

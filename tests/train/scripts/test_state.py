@@ -70,7 +70,6 @@ def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
             prepared = await job.prepare(2, job[0], job[1], job[2])
             restore = newest_complete(prepared)
             assert safe <= restore.step <= last + 1
-            assert last - restore.step <= 1, "more than a step was lost"
             await job.assign(job.assignment(prepared, restore))
             report = await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r), "did not go on")
             assert report.progress.restored_step == restore.step

@@ -91,6 +91,18 @@ def test_all_that_it_keeps_comes_back_in_one_process(tmp_path):
     ("text", "sentence"),
     [
         ("trainingjob.State(model=3)", "model is a int, which has no state"),
+        (
+            "class Engine(torch.nn.Module): __module__ = 'deepspeed.runtime.engine'\ntrainingjob.State(model=Engine())",
+            "model is DeepSpeed's, which cuts states in its own way",
+        ),
+        (
+            "trainingjob.State(model=torch.nn.Linear(1, 1), gather=lambda data: [data])",
+            "model is torch's: its ranks agree by torch.distributed, so leave out State(gather=...)",
+        ),
+        (
+            "trainingjob.State(kept={'a': torch.zeros(2)}, gather=lambda data: [data]).commit(0)",
+            "kept.a holds a tensor of torch's: its ranks agree by torch.distributed",
+        ),
         ("trainingjob.State(random={})", "random is what random numbers are called"),
         (
             "m = torch.nn.Linear(2, 2, dtype=torch.complex64); trainingjob.State(model=m).commit(0)",
@@ -135,12 +147,39 @@ def test_snapshots_do_not_become_rarer_as_a_run_goes_on(tmp_path):
     assert both - first > first / 3 > 1, (first, both)
 
 
-def test_a_parameter_that_differs_from_rank_to_rank_is_no_copy(tmp_path):
-    text = """
+@pytest.mark.parametrize("kept", ["model=torch.nn.Linear(2, 2)", "kept={'a': torch.rand(2)}"])
+def test_what_differs_from_rank_to_rank_is_no_copy(tmp_path, kept):
+    text = f"""
         dist.init_process_group("gloo")
         torch.manual_seed(dist.get_rank())
-        trainingjob.State(model=torch.nn.Linear(2, 2)).commit(0)
+        trainingjob.State({kept}).commit(0)
     """
     done = run(tmp_path, 2, script(tmp_path, text))
     assert done.returncode != 0
     assert "is not the same on all ranks, and no DTensor that says how it is cut" in done.stderr
+
+
+PARTS = """
+    import array, numpy
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = range(7 * rank // world, 7 * (rank + 1) // world)
+    rows, whole = torch.zeros(len(mine), 2), numpy.zeros(5, numpy.uint32)
+    plain = array.array("d", [0.0])
+    kept = {"rows": trainingjob.Part(rows, (mine.start, 0), (7, 2)), "whole": whole, "plain": plain}
+    state = trainingjob.State(kept=kept)
+    start = state.restore()
+    assert rows[:, 1].tolist() == [start * row for row in mine] and whole.tolist() == [start * 3] * 5, (rows, whole)
+    assert plain[0] == start
+    for step in range(start, start + 4):
+        rows[:, 1] += torch.tensor(list(mine)); whole += 3; plain[0] += 1
+        state.commit(step, durable=True)
+    print(f"from {start}\\n", end="", flush=True)
+"""
+
+
+def test_parts_and_arrays_that_are_not_torchs_are_cut_anew(tmp_path):
+    """In another world, and beside torch.distributed."""
+    for number, world in enumerate((2, 3)):
+        done = run(tmp_path, world, script(tmp_path, PARTS))
+        assert done.stdout.count(f"from {4 * number}\n") == world, done.stderr

@@ -9,11 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
 
 import concertina_protocol as p
+from builders.programs import SEARCH_PATH
 from builders.train.replicas import UID, Job, Replica, running
 from builders.until import until_async
 
@@ -23,7 +26,14 @@ LIMIT = 400.0
 ENDLESS = 10**9
 WARM, PLAIN = ({"CONCERTINA_WARM_START": json.dumps({"enabled": warm})} for warm in (True, False))
 READS = "it reads LOCAL_RANK when it is imported"
-LEFT_OUT = {"lightning_fit.py": {"lightning": READS, "torchmetrics": READS}}
+ARROW = dict.fromkeys(["datasets", "pandas", "pyarrow", "torchtitan"], "it has 2 threads")
+"""pyarrow's, and so of all that imports it."""
+LIGHTNING = {"lightning": READS, "torchmetrics": READS}
+LEFT_OUT = {
+    "lightning_fit.py": LIGHTNING,
+    "nemo_model.py": {**LIGHTNING, "nemo": READS.replace("LOCAL", "GROUP"), "nv_one_logger": READS},
+    "torchtitan_debug.py": ARROW,
+}
 """Of each script: packages that a parent can't hold, and why."""
 pytestmark = pytest.mark.timeout(LIMIT * 3)
 
@@ -111,8 +121,23 @@ async def end_with_three(job: Job, arguments: list[str]) -> None:
 
 FSDP = "tests/train/scripts/test_unmodified.py::test_an_unmodified_script_survives_and_is_resized_warm[fsdp.py]"
 DDP = "tests/cluster/operator/training/test_scripts.py::test_a_plain_ddp_script_goes_on_from_its_own_checkpoints"
-MEGATRON = "megatron_style.py"
-OTHERS = ["ddp.py", "hf_accelerate.py", "hf_trainer.py", "lightning_fit.py", MEGATRON]
+OTHERS = ["ddp.py", "hf_accelerate.py", "hf_trainer.py", "lightning_fit.py", "megatron_style.py"]
+TENSOR = ["--tensor-model-parallel-size", "2"]
+LARGE = [
+    ("deepspeed_zero.py", ["--stage", "2"]),
+    ("deepspeed_zero.py", ["--stage", "3"]),
+    ("megatron_core.py", TENSOR),
+    ("torchtitan_debug.py", []),
+    ("nemo_model.py", []),
+]
+PACKAGE = {
+    "deepspeed_zero.py": "deepspeed",
+    "megatron_core.py": "megatron",
+    "torchtitan_debug.py": "torchtitan",
+    "nemo_model.py": "nemo",
+}
+FRAMEWORKS = os.environ.get("CONCERTINA_FRAMEWORKS", "")
+"""Folders that `pip install --target` has filled (docs/scripts.md says with what): too large to be in the lock."""
 
 
 @pytest.mark.parametrize("script", ["fsdp.py", *(pytest.param(s, marks=pytest.mark.long(law=FSDP)) for s in OTHERS)])
@@ -121,18 +146,33 @@ def test_an_unmodified_script_survives_and_is_resized_warm(script, folder):
 
 
 @pytest.mark.long(law=FSDP)
+@pytest.mark.parametrize(("script", "more"), LARGE, ids=lambda each: each if isinstance(each, str) else "".join(each))
+def test_a_large_framework_survives_and_is_resized_warm(script, more, folder):
+    places = [*FRAMEWORKS.split(os.pathsep), *sys.path]
+    place = next((each for each in places if PathFinder.find_spec(PACKAGE[script], [each])), None)
+    if place is None:
+        pytest.skip(f"{PACKAGE[script]} is not installed, nor in a folder of CONCERTINA_FRAMEWORKS")
+    survives_and_is_resized(script, folder, True, *more, path=[SEARCH_PATH, place])
+
+
+@pytest.mark.long(law=FSDP)
 @pytest.mark.parametrize("script", ["fsdp.py"])
 def test_an_unmodified_script_survives_and_is_resized_plainly(script, folder):
     survives_and_is_resized(script, folder, warm=False)
 
 
-def survives_and_is_resized(script: str, folder: Path, warm: bool) -> None:
+def survives_and_is_resized(
+    script: str, folder: Path, warm: bool, *more: str, path: Sequence[str] = (SEARCH_PATH,)
+) -> None:
     checkpoints = folder / "checkpoints"
-    workers, more = (2, ["--tensor-model-parallel-size", "2"]) if script == MEGATRON else (1, [])
+    if script == "megatron_style.py":
+        more = tuple(TENSOR)
+    workers = 2 if TENSOR[0] in more else 1
+    environment = {**(WARM if warm else PLAIN), "PYTHONPATH": os.pathsep.join(path)}
 
     async def body() -> None:
         arguments = command(script, checkpoints, ENDLESS, *more)
-        async with running(folder, 3, arguments, workers, **(WARM if warm else PLAIN)) as job:
+        async with running(folder, 3, arguments, workers, **environment) as job:
             await lose_a_worker(job, warm)
             left_out = [parents[-1]["left_out"] for parents in map(learned, job.replicas.values()) if parents]
             assert left_out == [LEFT_OUT.get(script, {})] * 3 * warm

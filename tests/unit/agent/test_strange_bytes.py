@@ -35,7 +35,7 @@ SIDECAR = json.dumps({"id": vars(ID), "shard": 0, "size": len(SHARD), "crc32": z
 ENVIRONMENT = {
     "CONCERTINA_UID": UID, "CONCERTINA_REPLICA": "a", "CONCERTINA_POD_IP": "10.0.0.1", "CONCERTINA_PORT": "29400",
     "CONCERTINA_WORKERS": "2", "CONCERTINA_VOLUME": str(VOLUME), "CONCERTINA_GRACE_SECONDS": "30",
-    "CONCERTINA_CHECKPOINT": '{"uri": "s3://b/x"}',
+    "CONCERTINA_CHECKPOINT": '{"uri": "s3://b/x"}', "CONCERTINA_METRICS": '{"port": 9400, "token": true}',
 }  # fmt: skip
 PROGRESS = p.Progress(7, 10, 2.5, 100.0, 0.5, 70, "training", 1000.0, 999.0, 5, 1.0, skipped=((1, 3),), shares=(1, 2))
 FAILURE = p.Failure("b", p.FailureReason.LOSS_SPIKE, "it jumped", ("a",), 1, 1, 7, rollback=p.Rollback(3, ((1, 2),)))

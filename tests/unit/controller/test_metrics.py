@@ -1,5 +1,5 @@
-"""Every metric is on its page and nothing else is, under names that Prometheus and its operator leave as they are; and
-who asks for them is answered, or told that a token is missing."""
+"""Every metric, the agents' too, is on its page and nothing else is, under names that Prometheus and its operator leave
+as they are; and who asks the operator for them is answered, or told that a token is missing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from concertina import metrics
 from concertina.agents.connections import CALLS, CallResult, StreamState
 from concertina.agents.streams import StreamEnd
 from concertina.controller import serving
+from concertina.controller.job_metrics import FAMILIES, JOB_LABELS
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.settings import Settings, SettingsError, from_environment
 from concertina.kube.watch.reflector import WatchEnd
 from concertina.local.host import processes
 from concertina.plan.observed import Refusal
+from concertina_agent.metrics import families
+from concertina_protocol import StepPart
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \|(.*?)\| \S.* \|$", re.MULTILINE)
@@ -50,16 +53,44 @@ def registered() -> dict[str, tuple[str, tuple[str, ...]]]:
     return {name: (family.type, labels.get(family.name, ())) for name, family in families.items()}
 
 
+def of_jobs() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Likewise; their labels beside those that all have."""
+    return {each.asked_for: ("counter" if each.counter else "gauge", each.labels) for each in FAMILIES}
+
+
+def of_agents() -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {each.name: (each.kind.value, each.labels) for each in families.ALL}
+
+
 def test_the_page_has_every_metric_and_no_other() -> None:
     rows = ROW.findall(PAGE.read_text())
     assert len(rows) == len({name for name, *_ in rows})
-    assert {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows} == registered()
+    there = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert there == registered() | of_jobs() | of_agents()
 
 
 @pytest.mark.parametrize(
     "words",
-    [StreamEnd, StreamState, CallResult, CALLS.values(), WatchEnd, [kind.name.lower() for kind in Refusal]],
-    ids=["stream ends", "streams", "results of calls", "calls", "watch ends", "refusals"],
+    [
+        StreamEnd,
+        StreamState,
+        CallResult,
+        CALLS.values(),
+        WatchEnd,
+        [kind.name.lower() for kind in Refusal],
+        StepPart,
+        (*families.POD_LABELS, families.WORKER_LABEL, *JOB_LABELS),
+    ],
+    ids=[
+        "stream ends",
+        "streams",
+        "results of calls",
+        "calls",
+        "watch ends",
+        "refusals",
+        "parts of steps",
+        "labels",
+    ],
 )
 def test_words_of_labels_are_on_the_page(words: Iterable[str]) -> None:
     page = PAGE.read_text()
@@ -67,10 +98,13 @@ def test_words_of_labels_are_on_the_page(words: Iterable[str]) -> None:
 
 
 def test_names_and_labels_stay_as_they_are_on_the_way() -> None:
-    for name, (kind, labels) in registered().items():
+    everything = {**registered(), **of_jobs(), **of_agents()}
+    for name, (kind, labels) in everything.items():
         assert (kind == "counter") == name.endswith("_total"), name
         assert not name.endswith(("_created_total", "_percent")), name
         assert not TAKEN.intersection(labels), name
+    of_all = {*families.POD_LABELS, *JOB_LABELS, families.WORKER_LABEL}
+    assert of_all & TAKEN == {"namespace"}, "which the operator's monitors honour, and that of pods drops"
 
 
 def settings(**more: str) -> Settings:
@@ -109,6 +143,25 @@ def test_metrics_are_looked_at_and_served_in_either_format_and_health_beside_the
 
     addresses = {"CONCERTINA_HEALTH": f"127.0.0.1:{health}", "CONCERTINA_METRICS": f"127.0.0.1:{port}"}
     served(ask, [lambda: looked.append(None)], **addresses)
+
+
+def test_a_crowd_that_asks_at_once_shares_what_is_made() -> None:
+    (port,) = processes.free_ports("127.0.0.1", 1)
+    looked: list[None] = []
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        async def one() -> int:
+            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                return len(await answer.read())
+
+        sizes = await asyncio.gather(*(one() for _ in range(60)))
+        assert min(sizes) > 1000
+        assert len(looked) < 30
+        before = len(looked)
+        await one()
+        assert len(looked) == before + 1, "who asks later gets what is so then"
+
+    served(ask, [lambda: looked.append(None)], CONCERTINA_METRICS=f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("given", [{}, {"Authorization": "Bearer no"}, {"Authorization": "s3cret"}, {"x": "s3cret"}])

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.parallel.summing import OrderedSums
-from concertina_trainer.parallel.waits import Waits
 
 NUMBERS = st.floats(width=32, allow_nan=False, min_value=-1e4, max_value=1e4)
 
 
 def sums(world, rank=0, size=16):
-    return OrderedSums(torch.nn.Module(), plan_batch(size, 2, world, fixed=True), rank, Waits(torch.device("cpu")))
+    return OrderedSums(torch.nn.Module(), plan_batch(size, 2, world, fixed=True), rank, StepTimes(torch.device("cpu")))
 
 
 def added(words):

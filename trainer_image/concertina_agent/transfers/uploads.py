@@ -25,6 +25,18 @@ BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 T = TypeVar("T")
 
 
+@dataclasses.dataclass
+class Shipping:
+    """Into durable storage, since this agent began."""
+
+    shards: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    """Of attempts that failed, too."""
+    failures: int = 0
+    """What storage did not do when asked."""
+
+
 class UploadDriver:
     def __init__(self, snapshots: SnapshotFiles, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
@@ -36,6 +48,7 @@ class UploadDriver:
         self._failures, self._probe_at = 0, 0.0
         """Looks in a row that went wrong, and when to look again (monotonic)."""
         self._well = self._asked_to_probe = False
+        self.shipping = Shipping()
 
     # --- what is wanted ---------------------------------------------------------------------------------------------
 
@@ -120,9 +133,12 @@ class UploadDriver:
         return None
 
     async def _ship_one(self, end: AgentEnd, effect: e.Ship) -> None:
+        begun, size = time.monotonic(), _size(effect.path)
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
+        self.shipping.seconds += time.monotonic() - begun
         if answer.error:
             return self._fail(answer.error)
+        self.shipping.shards, self.shipping.bytes = self.shipping.shards + 1, self.shipping.bytes + size
         if self._ships.get(effect.shard) is effect:
             del self._ships[effect.shard]
             self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
@@ -147,6 +163,7 @@ class UploadDriver:
         if not message:
             self._failures = 0
             return
+        self.shipping.failures += 1
         wait = BACKOFF[min(self._failures, len(BACKOFF) - 1)]
         log_event("storage_trouble", error=message, again_in=wait)
         self._failures, self._probe_at = self._failures + 1, time.monotonic() + wait
@@ -159,6 +176,13 @@ async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:
     if not isinstance(answer, kind):
         raise ConnectionError(f"the uploader answered with {answer!r}")
     return answer
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _remove(path: str) -> None:

@@ -193,6 +193,10 @@ class LocalWorkers:
         stopped = ((worker.rank, stacks.stopped(worker.process.pid)) for worker in running)
         return e.Tick(tuple(pulses), tuple((rank, used) for rank, used in stopped if used is not None))
 
+    def running(self) -> dict[int, int]:
+        """Rank and pid of each that runs."""
+        return {worker.rank: worker.process.pid for worker in self._workers.values() if worker.running}
+
     def collect_stacks(self, round: int) -> None:
         """Then StacksCollected; in full they go to our own stderr, which is the pod's log."""
         running = [worker for worker in self._workers.values() if worker.running]

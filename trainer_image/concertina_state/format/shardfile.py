@@ -23,7 +23,7 @@ from concertina_protocol.messages.ranges import MOST_RANGES, Ranges
 from concertina_protocol.sidecar import Damaged
 
 ITEM_SIZES = {
-    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2,
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 ALIGNMENT = 64

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from concertina_trainer.config import ModelConfig, Precision
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.parallel.waits import Waits, measure
+from concertina_trainer.parallel.step_times import StepTimes, measure
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 RESHARD_ABOVE = 100_000_000
@@ -35,7 +35,7 @@ class DistContext:
     size: int
     device: torch.device
     mesh: DeviceMesh
-    waits: Waits
+    times: StepTimes
 
 
 def interface_of(address: str) -> str:
@@ -84,7 +84,7 @@ def join(environment: Mapping[str, str]) -> DistContext:
         device_id=device if device.type == "cuda" else None,
     )
     mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("data",))
-    return DistContext(rank, size, device, mesh, Waits(device))
+    return DistContext(rank, size, device, mesh, StepTimes(device))
 
 
 def sharded_model(config: ModelConfig, precision: Precision, world: DistContext) -> Decoder:
@@ -103,7 +103,7 @@ def sharded_model(config: ModelConfig, precision: Precision, world: DistContext)
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            measure(module, world.waits)
+            measure(module, world.times)
     model.to_empty(device=world.device)
     return model
 

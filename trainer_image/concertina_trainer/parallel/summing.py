@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from concertina_protocol import StepPart
 from concertina_trainer.data.read.batch import BatchPlan
-from concertina_trainer.parallel.waits import Allocating, Waits
+from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
 """A squared norm is a fixed-point number of so many digits of so many bits, the last one worth 2**LEAST."""
@@ -76,14 +77,14 @@ class PlainSums:
 
 
 class OrderedSums:
-    def __init__(self, model: nn.Module, plan: BatchPlan, rank: int, waits: Waits) -> None:
+    def __init__(self, model: nn.Module, plan: BatchPlan, rank: int, times: StepTimes) -> None:
         self._plan, self._rank = plan, rank
         self._parameters = list(model.parameters())  # the sharded ones: between microbatches the model shows others
         self._reducers: list[OrderedReduceScatter] = []
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                self._reducers.append(OrderedReduceScatter(waits))
-                module.set_custom_reduce_scatter(self._reducers[-1])  # type: ignore[arg-type]  # as in `waits`
+                self._reducers.append(OrderedReduceScatter(times))
+                module.set_custom_reduce_scatter(self._reducers[-1])  # type: ignore[arg-type]  # as in `step_times`
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         assert isinstance(model, FSDPModule)
@@ -160,8 +161,8 @@ def _digits(whole: int) -> list[int]:
 class OrderedReduceScatter(Allocating):
     """The sum so far plus each rank's contribution, in the order of ranks (FSDP2's ReduceScatter protocol)."""
 
-    def __init__(self, waits: Waits) -> None:
-        self._waits = waits
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
         self._sum: Tensor | None = None
         self.fresh = True
         """Whether the sum begins anew."""
@@ -172,7 +173,7 @@ class OrderedReduceScatter(Allocating):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         received = torch.empty_like(input_tensor)
-        with self._waits.measured():
+        with self._times.measured(StepPart.REDUCE_SCATTER):
             dist.all_to_all_single(received, input_tensor, group=group)
         parts = received.view(-1, output_tensor.numel())[: self.taken]
         if self.fresh or self._sum is None:
@@ -184,5 +185,5 @@ class OrderedReduceScatter(Allocating):
         self._sum = output_tensor
 
 
-def sums(ordered: bool, model: nn.Module, plan: BatchPlan, rank: int, waits: Waits) -> Sums:
-    return OrderedSums(model, plan, rank, waits) if ordered else PlainSums()
+def sums(ordered: bool, model: nn.Module, plan: BatchPlan, rank: int, times: StepTimes) -> Sums:
+    return OrderedSums(model, plan, rank, times) if ordered else PlainSums()

@@ -15,12 +15,12 @@ from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_state.checkpoints.retention import lease
 from concertina_state.checkpoints.rollback import go_back
 from concertina_state.errors import BadInput
+from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
-from concertina_state.tensors import ShardReader
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.parallel.parallel import DistContext

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from concertina_state.catalogue import Catalogue
 from concertina_state.errors import BadInput
+from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import Header
-from concertina_state.tensors import ShardReader
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder, initial_weight
@@ -36,8 +36,8 @@ class TrainState:
                 moment = moments.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = Catalogue(tensors, {}, world.rank, world.size)
-        self.layout, self.tensors = self._catalogue.layout, self._catalogue.tensors
-        """What this rank saves, and the live tensors in the layout's order."""
+        self.saved = self._catalogue.saved
+        """By this rank."""
         self.digest = self._catalogue.digest
 
     @torch.no_grad()
@@ -71,7 +71,7 @@ class TrainState:
         """Fill the weights alone, of whatever dtype they are; the rest stays as it is. Raises BadInput where they are
         not those of this model."""
         known = {each.name for each in self._catalogue.held}
-        weights = [chunk for chunk in self.layout.chunks if chunk.name.startswith(MODEL)]
+        weights = [chunk for chunk in self.saved.layout.chunks if chunk.name.startswith(MODEL)]
         held = {number: shard.header for number, shard in enumerate(shards)}
         for header in held.values():
             for name, stored in header.chunks.items():

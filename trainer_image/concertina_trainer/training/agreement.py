@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from concertina_protocol import StepPart
 from concertina_state.saving import StepFlags
 from concertina_trainer.parallel.parallel import DistContext
 from concertina_trainer.parallel.summing import Sums
@@ -44,7 +45,7 @@ def agree(
     counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64, device=world.device)
     parts = [sums.losses(losses), sums.squares(gradients), counts, *payloads]
     payload = torch.cat(parts)
-    with world.waits.measured():
+    with world.times.measured(StepPart.ALL_REDUCE):
         dist.all_reduce(payload)
     loss, squares, raised, *others = (part.tolist() for part in payload.split([len(part) for part in parts]))
     all_flags = StepFlags(*(round(count) for count in raised))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from concertina_data.manifest import VALIDATION
-from concertina_protocol import Evaluated
+from concertina_protocol import Evaluated, StepPart
 from concertina_state.errors import BadInput
 from concertina_state.saving import Saving
 from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
@@ -51,7 +51,8 @@ class Evaluation:
             return True
         self._done, started = step, time.perf_counter()
         self._reporter.evaluating(step)
-        losses, tokens = self._losses()
+        with self._world.times.measured(StepPart.EVALUATION):
+            losses, tokens = self._losses()
         seconds, batches = time.perf_counter() - started, -(-self._count // self._plan.global_size)
         if len(losses) < batches:
             self._reporter.note(
@@ -81,8 +82,7 @@ class Evaluation:
                 break
             losses = self._sums.losses(self._microbatch_losses(batch))
             payload = torch.cat([losses, losses.new_tensor([self._saving.local_flags().drain])])
-            with self._world.waits.measured():
-                dist.all_reduce(payload)
+            dist.all_reduce(payload)
             sums.append(payload)
             tokens.append(count)
         for module in self._model.modules():

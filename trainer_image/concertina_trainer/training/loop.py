@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from concertina_protocol import StepPart
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.worker_channel import Done, Outcome
 from concertina_state.saving import Saving, StepFlags
@@ -16,6 +17,7 @@ from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.model.decoder import Decoder, token_losses
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
 from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.anomalies import Anomalies
@@ -67,7 +69,7 @@ def train(run: Run, step: int, position: int) -> Done:
 
         reporter.enter(WorkerPhase.COMPUTING, step)
         run.digests.begin(step)
-        losses = forward_backward(run.model, optimizer, run.sums, microbatches)
+        losses = forward_backward(run.model, optimizer, run.sums, microbatches, run.world.times)
 
         # All ranks come to the same result, before the weights are touched.
         reporter.enter(WorkerPhase.REDUCING, step)
@@ -83,14 +85,16 @@ def train(run: Run, step: int, position: int) -> Done:
         reporter.note(run.balance.decide(result.work))
 
         rate = learning_rate(step, config.steps, config.optimizer)
-        optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.gradient_clip))
+        with run.world.times.measured(StepPart.OPTIMIZER):
+            optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.gradient_clip))
         step, position = step + 1, position + config.global_batch_size
 
         decision = saving.decide(step, result.flags)
         reporter.step(
             StepInfo(
-                step, position, result.loss, rate, saving.snapshot_step, saving.seconds, run.batches.stalled_seconds,
-                anomalies.skipped, run.balance.reported, saving.reported_interval,
+                step, position, result.loss, math.sqrt(max(0.0, result.squared_norm)), rate, saving.snapshot_step,
+                saving.seconds, run.batches.stalled_seconds, anomalies.skipped, run.balance.reported,
+                saving.reported_interval,
             )
         )  # fmt: skip
         run.balance.worked(microbatches, reporter.heartbeat.busy)
@@ -105,15 +109,17 @@ def train(run: Run, step: int, position: int) -> Done:
 
 
 def forward_backward(
-    model: Decoder, optimizer: ShardedAdamW, sums: Sums, microbatches: list[Microbatch]
+    model: Decoder, optimizer: ShardedAdamW, sums: Sums, microbatches: list[Microbatch], times: StepTimes
 ) -> list[Tensor]:
     """Gradients of the global mean, reduced; returns what each microbatch adds to the loss."""
     added = []
     for i, microbatch in enumerate(microbatches):
         sums.begin(model, i, len(microbatches))
-        losses = token_losses(model(microbatch.tokens[:, :-1], microbatch.document_ids), microbatch.tokens[:, 1:])
-        loss = (losses * microbatch.weights).sum()
-        torch.autograd.backward(loss)
+        with times.measured(StepPart.FORWARD):
+            losses = token_losses(model(microbatch.tokens[:, :-1], microbatch.document_ids), microbatch.tokens[:, 1:])
+            loss = (losses * microbatch.weights).sum()
+        with times.measured(StepPart.BACKWARD):
+            torch.autograd.backward(loss)
         added.append(loss.detach())
     sums.finish(optimizer.gradients())
     return added

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource
+from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource, StepPart
 from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.log_lines import RoundStarted, StepDone
 from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, WorkerEnd
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.parallel.waits import Waits
+from concertina_trainer.parallel.step_times import StepTimes
 
 _SMOOTHING = 0.9
 
@@ -27,7 +27,7 @@ class RoundInfo:
     restored_step: int
     restored_from: str
     """Fresh, Memory or Storage."""
-    waits: Waits
+    times: StepTimes
     token_flops: float
     """Of one token's forward and backward."""
     peak_flops: float | None
@@ -42,6 +42,8 @@ class StepInfo:
     position: int
     """Samples consumed."""
     loss: float
+    gradient_norm: float
+    """Before clipping."""
     rate: float
     snapshot_step: int | None
     """Newest snapshot that is complete on the peers of all ranks."""
@@ -67,6 +69,8 @@ class Reporter:
         self._timeline = {"start": _seconds_since_process_start()}
         self._step_began = time.perf_counter()
         self._waited = 0.0
+        self._before: Mapping[StepPart, float] = {}
+        """Of the first step, which warms up."""
         self._mean_seconds: float | None = None
         """Of a step, smoothed; without the first one's warm-up."""
         self._first_step_at: float | None = None
@@ -100,12 +104,13 @@ class Reporter:
 
     def step(self, info: StepInfo) -> None:
         assert self._round is not None
-        now, waited, first = time.perf_counter(), self._round.waits.seconds, self._first_step_at is None
+        now, waited, first = time.perf_counter(), self._round.times.waiting, self._first_step_at is None
         seconds, self._step_began = now - self._step_began, now
         if first:
             self._first_step_at = time.time()
             self._timeline["first_step"] = round(seconds, 4)
             self._announce(info.step, self._round, self._first_step_at)
+            self._before = self._round.times.parts
         else:  # the first step's warm-up tells nothing, and would be seen in the mean for long
             self.heartbeat.busy += max(0.0, seconds - (waited - self._waited))
             mean = self._mean_seconds
@@ -138,6 +143,9 @@ class Reporter:
                 interval=info.interval,
                 evaluated=self._evaluated,
                 shares=info.shares,
+                tokens=info.position * self._config.model.sequence_length,
+                seconds={part: round(s - self._before[part], 4) for part, s in self._round.times.parts.items()},
+                metrics={"gradient_norm": info.gradient_norm, "learning_rate": info.rate},
             )
         )
         # Each step: drills and the demo time steps by these lines.
@@ -158,7 +166,7 @@ class Reporter:
         self.note(sentence)
         self._send_again({"evaluated": result}, phase=WorkerPhase.EVALUATING)
         self._step_began = time.perf_counter()
-        self._waited = self._round.waits.seconds if self._round else 0.0
+        self._waited = self._round.times.waiting if self._round else 0.0
 
     def stalled(self, reason: str, seconds: float) -> None:
         """While data don't come for want of their store: that is no hang. `seconds`: as in StepInfo."""

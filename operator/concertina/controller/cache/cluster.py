@@ -217,6 +217,7 @@ class ClusterCache:
             fresh_claim=secrets.token_hex(8),
             seen_for={pod: now - self._pods_since[pod] for pod in job.pods if pod in self._pods_since},
             started_again_for={pod: now - self._started_again[pod] for pod in job.pods if pod in self._started_again},
+            counted_for=job.counted_for(now),
             secret_made=job.secret_made_at is not None,
             refused=job.refused,
             taken=frozenset(job.taken).union(name for name, owner in names.items() if owner != uid),

@@ -35,6 +35,8 @@ class CachedJob:
     """Passes in a row that lost a precondition."""
     decided_in: float = 0.0
     """Seconds of processor time that the last pass took to decide: of a job of a thousand replicas 0.03."""
+    counted: tuple[str, float] | None = None
+    """The last `status.goodput.at` that this operator has written, and when that was on the monotonic clock."""
     planned: tuple[PodView, ...] = ()
     """Pods as the last complete pass saw them."""
 
@@ -56,6 +58,12 @@ class CachedJob:
         if any(c.type in ENDED and c.status == "True" for c in self.view.status.conditions):
             return None
         return spec.checkpoint.uri.rstrip("/")
+
+    def counted_for(self, now: float) -> float | None:
+        """See Observed. `now`: on the monotonic clock."""
+        if self.counted is None or self.counted[0] != self.view.status.goodput.at:
+            return None
+        return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
         """Pods of torchrun that no complete pass saw going: their deletion and their end were heard in one burst. The

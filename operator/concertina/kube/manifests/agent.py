@@ -3,6 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import concertina_protocol as protocol
@@ -14,7 +15,7 @@ from concertina.kube.manifests.containers import (
     trainer_of,
     with_trainer,
 )
-from concertina.kube.manifests.names import PORT_NAME, secret_name
+from concertina.kube.manifests.names import METRICS_PORT_NAME, PORT_NAME, secret_name
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod
 from concertina.plan.observed import JobView
@@ -24,6 +25,11 @@ IDENTITY, IDENTITY_PATH = "concertina-identity", "/etc/concertina"
 HOST_PORTS = range(13000, 20000)
 """For pods in the host's network: below the node ports of Services (30000), below the ports that Linux gives to
 outgoing connections (32768), below those at which workers meet (20000, `concertina_agent.transfers.store`)."""
+METRICS_HOST_PORTS = range(12000, 13000)
+"""Likewise, for their metrics."""
+METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
+SCRAPED = "prometheus.io/"
+"""How annotations begin that tell a plain Prometheus what to scrape."""
 USER = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions", "seccompProfile", "appArmorProfile")
 CONFINED = {
     "allowPrivilegeEscalation": False,
@@ -33,8 +39,23 @@ CONFINED = {
 
 
 @dataclass(frozen=True)
-class Images:
-    agent: str
+class Metrics:
+    """What agents tell Prometheus, as the operator was told."""
+
+    port: int
+    annotated: bool = False
+    """Pods say in annotations where a plain Prometheus finds them."""
+    token_secret: str = ""
+    """Whose entry `token` has to be shown, in each job's namespace; empty: nobody has to show anything."""
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What the operator's own settings say of pods."""
+
+    agent_image: str
+    metrics: Metrics | None = None
+    """None: agents serve none."""
 
 
 def port(job: JobView, template: Raw, create: CreatePod) -> int:
@@ -44,11 +65,49 @@ def port(job: JobView, template: Raw, create: CreatePod) -> int:
     says so and ends, and the next attempt gets another."""
     if not template["spec"].get("hostNetwork"):
         return protocol.PORT
+    return _host_port(HOST_PORTS, job, create)
+
+
+def _host_port(ports: range, job: JobView, create: CreatePod) -> int:
     start = int(job.uid.replace("-", "")[:8], 16)
-    return HOST_PORTS[(start + create.index + 1009 * create.attempt) % len(HOST_PORTS)]
+    return ports[(start + create.index + 1009 * create.attempt) % len(ports)]
 
 
-def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images, snapshot_memory: int | None) -> Raw:
+def metrics_port(job: JobView, spec: JobSpec, template: Raw, create: CreatePod, metrics: Metrics | None) -> int | None:
+    """Of the pod's metrics; None where there are none, or where a container of the template says that it is its own."""
+    if metrics is None or not spec.metrics.enabled:
+        return None
+    if template["spec"].get("hostNetwork"):
+        return _host_port(METRICS_HOST_PORTS, job, create)
+    containers = [*template["spec"]["containers"], *(template["spec"].get("initContainers") or ())]
+    theirs = {port.get("containerPort") for each in containers for port in each.get("ports") or ()}
+    return None if metrics.port in theirs else metrics.port
+
+
+def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: Metrics) -> Raw:
+    """The agent serves its metrics at that port."""
+    trainer, metadata = trainer_of(pod), pod.get("metadata") or {}
+    declared: Raw = {"name": METRICS_PORT_NAME, "containerPort": port, "protocol": "TCP"}
+    if pod["spec"].get("hostNetwork"):
+        declared["hostPort"] = port
+    asked = {"port": port, "perRank": spec.metrics.per_rank, "token": bool(metrics.token_secret)}
+    variables = environment(trainer, {"CONCERTINA_METRICS": json.dumps(asked)}, {})
+    variables = [each for each in variables if each["name"] != METRICS_TOKEN]
+    if metrics.token_secret:
+        # Optional: for want of a token nobody is answered, and training goes on.
+        key = {"name": metrics.token_secret, "key": "token", "optional": True}
+        variables.append({"name": METRICS_TOKEN, "valueFrom": {"secretKeyRef": key}})
+    changed = {**trainer, "env": variables, "ports": [*(trainer.get("ports") or ()), declared]}
+    theirs = metadata.get("annotations") or {}
+    if metrics.annotated and not any(key.startswith(SCRAPED) for key in theirs):
+        ours = {f"{SCRAPED}scrape": "true", f"{SCRAPED}port": str(port), f"{SCRAPED}path": "/metrics"}
+        metadata = {**metadata, "annotations": {**ours, **theirs}}
+    return with_trainer({**pod, "metadata": metadata}, changed)
+
+
+def with_agent(
+    pod: Raw, job: JobView, spec: JobSpec, port: int, settings: PodSettings, snapshot_memory: int | None
+) -> Raw:
     theirs, trainer = pod["spec"], trainer_of(pod)
     own = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
     declared: Raw = {"name": PORT_NAME, "containerPort": port, "protocol": "TCP"}
@@ -74,7 +133,7 @@ def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images,
         ],
     }
     ours = {
-        "initContainers": [_installer(trainer, images, spec), *(theirs.get("initContainers") or ())],
+        "initContainers": [_installer(trainer, settings, spec), *(theirs.get("initContainers") or ())],
         "volumes": [
             *(theirs.get("volumes") or ()),
             {"name": VOLUME, "emptyDir": memory},
@@ -86,13 +145,13 @@ def with_agent(pod: Raw, job: JobView, spec: JobSpec, port: int, images: Images,
     return with_trainer(pod, changed, **ours)
 
 
-def _installer(trainer: Raw, images: Images, spec: JobSpec) -> Raw:
+def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
     """Copies the agent into the pod. With the trainer's resources (a quota may ask for them), as its user, and with no
     rights at all: what admits the trainer admits this."""
     theirs = trainer.get("securityContext") or {}
     container: Raw = {
         "name": "concertina-agent",
-        "image": images.agent,
+        "image": settings.agent_image,
         # The bundled trainer has a client of storage, and its volume is memory that was counted for snapshots.
         "command": ["concertina-agent", "install", *([] if spec.bundled else ["--storage-client"]), VOLUME_PATH],
         "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],

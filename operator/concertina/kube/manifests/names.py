@@ -21,6 +21,8 @@ TEMPLATE_HASH = "concertina.dev/template-hash"
 """Annotation: `JobView.template_hash` when the pod was made."""
 PORT_NAME = "concertina"
 """Of the container port that says where a pod's agent listens."""
+METRICS_PORT_NAME = "agent-metrics"
+"""Of that at which it serves its metrics."""
 
 
 def labels(job: JobView) -> dict[str, str]:

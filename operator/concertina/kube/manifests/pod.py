@@ -13,7 +13,7 @@ from concertina.api import TRAINER
 from concertina.api.pod_names import pod_name, rendezvous_name
 from concertina.api.spec import JobSpec
 from concertina.kube.manifests import agent, torchrun
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.manifests.containers import memory_of, trainer_of, with_trainer
 from concertina.kube.manifests.names import (
     ATTEMPT,
@@ -48,7 +48,7 @@ def template_hash(spec: JobSpec) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images) -> Raw:
+def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSettings) -> Raw:
     """The pod of a replica."""
     template = spec.template.manifest()
     number = {INDEX: str(create.index), ATTEMPT: str(create.attempt)}
@@ -57,7 +57,10 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, images: Images)
         pod = torchrun.with_torchrun(template, spec, create.rendezvous)
     else:
         port = agent.port(job, template, create)
-        pod = agent.with_agent(template, job, spec, port, images, create.snapshot_memory)
+        pod = agent.with_agent(template, job, spec, port, settings, create.snapshot_memory)
+        metrics_port = agent.metrics_port(job, spec, template, create, settings.metrics)
+        if settings.metrics is not None and metrics_port is not None:
+            pod = agent.with_metrics(pod, spec, metrics_port, settings.metrics)
     pod = _placed(_with_shared_memory(pod), job, create)
     return _owned(pod, job, pod_name(job.name, create.index, create.attempt), number, port)
 

@@ -35,6 +35,15 @@ MOST_INDEXES = 11_000
 """More than a job can have replicas and spares; as many as status.internal.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _ZONE = "topology.kubernetes.io/zone"
+_SPOT = (
+    ("karpenter.sh/capacity-type", "spot"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("cloud.google.com/gke-spot", "true"),
+    ("cloud.google.com/gke-preemptible", "true"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+    ("node.kubernetes.io/lifecycle", "spot"),
+)
+"""Labels by which clouds and autoscalers mark nodes that cost less and may be taken away."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ def pod_view(obj: Raw) -> OwnedPod:
 
 def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeView:
     """`notice_taints`: those that announce a node's end, as key or key=value."""
-    spec = obj.get("spec") or {}
+    spec, labels = obj.get("spec") or {}, obj["metadata"].get("labels") or {}
     taints = spec.get("taints") or ()
     status: Raw = obj.get("status") or {}
     conditions = status.get("conditions") or ()
@@ -100,7 +109,8 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
         out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
-        zone=(obj["metadata"].get("labels") or {}).get(_ZONE, ""),
+        zone=labels.get(_ZONE, ""),
+        spot=any(labels.get(key) == value for key, value in _SPOT),
         allocatable=amounts(status.get("allocatable") or {}),
     )
 

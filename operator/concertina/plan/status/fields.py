@@ -16,6 +16,7 @@ from concertina.plan.recovery import budget, container_restarts, startup, stragg
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import rollback
 from concertina.plan.status import conditions, progress, warm_start
+from concertina.plan.status.accounting import Account
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ class Pass:
         stuck = startup.stuck(self.ctx) if self.decision.pods is Pods.WANTED else ()
         counted = budget.counted(self.ctx, self.decision.restart, self.pods.replaced, stuck)
         return container_restarts.counted(self.ctx, counted)
+
+    @cached
+    def replayed(self) -> int:
+        return self.decision.replayed + progress.replayed(self.ctx)
+
+    @cached
+    def account(self) -> Account:
+        return Account(self.ctx, self.decision, self.replayed)
 
     @cached
     def last_checkpoint(self) -> CheckpointMark | None:
@@ -80,7 +89,7 @@ RECOVERY: Mapping[str, Row] = {
     "last_failure": lambda p: p.decision.last_failure or p.old.last_failure,
     "avoided_nodes": lambda p: bad_nodes.remember(p.ctx, p.restarts.recent),
     "stragglers": lambda p: stragglers.marks(p.ctx),
-    "steps_replayed": lambda p: p.old.steps_replayed + p.decision.replayed + progress.replayed(p.ctx),
+    "steps_replayed": lambda p: p.old.steps_replayed + p.replayed,
     "rollback": lambda p: rollback.seen(p.ctx),
     "skipped": lambda p: rollback.skipped(p.ctx),
 }
@@ -108,10 +117,13 @@ PROGRESS: Mapping[str, Row] = {
 """They change with every pod, and with every step, so they alone are written only so often (`progress.seconds_left`).
 So are conditions of which only the sentences have changed, which count what is there, too."""
 CLOCK: Mapping[str, Row] = {
-    "goodput": lambda p: progress.goodput(p.ctx, p.decision),
+    "goodput": lambda p: p.account.goodput,
+    "incidents": lambda p: p.account.incidents,
+    "cost": lambda p: p.account.cost,
 }
 INTERNAL_CLOCK: Mapping[str, Row] = {
-    "round_waits": lambda p: progress.round_waits(p.ctx),
+    "round_waits": lambda p: p.account.waits,
+    "incident": lambda p: p.account.incident,
 }
 """They change with time alone, so they are written only along with something else."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}

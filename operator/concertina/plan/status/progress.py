@@ -1,4 +1,4 @@
-"""What the status tells of progress, saved state and where the time went."""
+"""What the status tells of progress and saved state."""
 
 from __future__ import annotations
 
@@ -9,31 +9,16 @@ import concertina_protocol as protocol
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
-    ConditionType,
     EvaluationMark,
-    Goodput,
     JobProgress,
-    RoundWaits,
     ShareMark,
     SnapshotMark,
     rfc3339,
-    unix_seconds,
 )
 from concertina.plan.facts.context import JobContext
-from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import rollback
 
 MOST_SHARES = 16
-BUCKETS = {
-    Phase.WAITING: "waiting_seconds",
-    Phase.STARTING: "startup_seconds",
-    Phase.TRAINING: "productive_seconds",
-    Phase.DRAINING: "recovery_seconds",
-    Phase.RECOVERING: "recovery_seconds",
-    Phase.SUSPENDING: "recovery_seconds",
-    Phase.STALLED: "stalled_seconds",
-}
-"""Where the time spent in a phase goes; in other phases the clock stands."""
 
 
 def progress(ctx: JobContext) -> JobProgress | None:
@@ -49,6 +34,8 @@ def progress(ctx: JobContext) -> JobProgress | None:
         percent=round(100 * min(1.0, told.step / steps), 2) if steps else None,
         eta_seconds=round(left * told.step_seconds, 1) if steps and told.step_seconds else None,
         loss=round(told.loss, 6) if math.isfinite(told.loss) else None,
+        step_seconds=round(told.step_seconds, 6) or None,
+        tokens=told.tokens,
         tokens_per_second=round(told.tokens_per_second, 1) or None,  # a script of one's own may not know
         mfu=None if told.mfu is None else round(told.mfu, 4) or None,
         evaluation=_evaluation(ctx, told),
@@ -135,81 +122,6 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
         return old
     at = rfc3339(round(ctx.now if best.at is None else best.at, 3))
     return CheckpointMark(step=best.step, round=best.round, complete=best.complete, uri=best.uri, at=at)
-
-
-def goodput(ctx: JobContext, decision: Decision) -> Goodput:
-    """The time since the last count goes to the phase that the job was in, from a failure on to recovery."""
-    old = ctx.status.goodput
-    if ctx.status.start_time is None:
-        return old
-    begin = unix_seconds(old.at) if old.at else unix_seconds(ctx.status.start_time)
-    elapsed = max(0.0, ctx.now - begin)
-    ready = ctx.status.condition(ConditionType.READY)
-    phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.WAITING
-    spent = {name: getattr(old, name) for name in SECONDS}
-    late = min(elapsed, max(0.0, ctx.now - _failed_at(ctx))) if phase is Phase.TRAINING else 0.0
-    if bucket := BUCKETS.get(phase):
-        spent[bucket] += elapsed - late
-        spent["recovery_seconds"] += late
-    _count_waits(ctx, spent)
-    _replayed(ctx, decision, spent)
-    total = sum(spent.values())
-    return Goodput.model_validate(
-        {
-            "percent": round(100 * spent["productive_seconds"] / total, 2) if total else 0.0,
-            "at": rfc3339(round(ctx.now, 3)),
-            **{name: round(value, 3) for name, value in spent.items()},
-        }
-    )
-
-
-SECONDS = (
-    "productive_seconds",
-    "startup_seconds",
-    "recovery_seconds",
-    "checkpoint_seconds",
-    "stalled_seconds",
-    "waiting_seconds",
-)
-
-
-def _failed_at(ctx: JobContext) -> float:
-    """When what broke the round happened; the future where nothing did."""
-    failures = ctx.round.report.failures if ctx.round.report else ()
-    return min((failure.at for failure in failures if failure.at is not None), default=ctx.now)
-
-
-def round_waits(ctx: JobContext) -> RoundWaits:
-    """What the workers of this round say they waited for."""
-    told, old = ctx.round.report.progress if ctx.round.report else None, ctx.status.internal.round_waits
-    if ctx.status.start_time is None or told is None or ctx.round.report is None:
-        return old
-    return RoundWaits(
-        round=ctx.round.report.round,
-        checkpoint_seconds=round(told.checkpoint_seconds, 3),
-        stalled_seconds=round(told.stalled_seconds, 3),
-    )
-
-
-def _count_waits(ctx: JobContext, spent: dict[str, float]) -> None:
-    """Moves what is new of them from productive to their own buckets."""
-    old, new = ctx.status.internal.round_waits, round_waits(ctx)
-    for bucket in ("checkpoint_seconds", "stalled_seconds"):
-        before = getattr(old, bucket) if old.round == new.round else 0.0
-        moved = min(max(0.0, getattr(new, bucket) - before), spent["productive_seconds"])
-        spent["productive_seconds"] -= moved
-        spent[bucket] += moved
-
-
-def _replayed(ctx: JobContext, decision: Decision, spent: dict[str, float]) -> None:
-    """Steps that will be trained again were not productive."""
-    told = ctx.status.progress
-    if not decision.replayed or told is None or not told.eta_seconds or not told.steps or told.steps <= told.step:
-        return
-    step_seconds = told.eta_seconds / (told.steps - told.step)
-    moved = min(decision.replayed * step_seconds, spent["productive_seconds"])
-    spent["productive_seconds"] -= moved
-    spent["recovery_seconds"] += moved
 
 
 def seconds_left(ctx: JobContext) -> float:

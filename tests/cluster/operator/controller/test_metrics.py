@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import urllib.error
@@ -47,6 +49,8 @@ class Scraped:
             "FAULTS": str(faults),
             "CONCERTINA_METRICS": f"127.0.0.1:{port}",
             "CONCERTINA_METRICS_TOKEN": TOKEN,
+            "CONCERTINA_POD_METRICS": "9400",
+            "CONCERTINA_POD_METRICS_ANNOTATIONS": "true",
         }
 
     def ask(self, token: str = TOKEN) -> str:
@@ -136,6 +140,50 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
 
     until(lambda: not agrees(), "counts that agree", agrees)
     assert total(parsed(scraped.ask()), "concertina_agent_stream_ends_total", reason="failed") == 0
+
+
+def of_pods(cluster: LocalCluster, namespace: str) -> dict[str, Samples]:
+    """What they tell who finds them by their annotations, by name; of those that answer."""
+    found = {}
+    for pod in json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]:
+        with contextlib.suppress(OSError, KeyError):
+            annotations = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
+            url = f"http://{pod['status']['podIP']}:{annotations['port']}{annotations['path']}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found[pod["metadata"]["name"]] = parsed(answer.read().decode())
+    return found
+
+
+def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
+    cluster: LocalCluster, jobs: Jobs, scraped: Scraped, data: Path
+) -> None:
+    """The bundled trainer's, found as a plain Prometheus finds them; both sides name the job alike."""
+    trainer = endless(data)
+    jobs.create("told", replicas=2, trainer=trainer, pod={"containers": [paced(PYTHONPATH=STAND_IN)]})
+    jobs.wait_training("told", 2)
+    labels = {"namespace": jobs.namespace, "trainingjob": "told"}
+
+    def pods() -> bool:
+        found = of_pods(cluster, jobs.namespace)
+        steps = [
+            name for name, each in found.items() if total(each, "concertina_training_step", replica=name, **labels)
+        ]
+        workers = sum(total(each, "concertina_worker_running", **labels) for each in found.values())
+        return workers == 2 and steps == [jobs.members(jobs.get("told"))[0]]
+
+    until(pods, "two workers, and steps by the lead alone", lambda: of_pods(cluster, jobs.namespace))
+
+    def of_operator() -> Samples:
+        return {key: value for key, value in parsed(scraped.ask()).items() if labels.items() <= dict(key[1]).items()}
+
+    def agrees() -> bool:
+        now, prefix = of_operator(), "concertina_trainingjob_"
+        names = ("wanted_replicas", "ready_replicas", "world_size")
+        return total(now, f"{prefix}step") > 0 and [total(now, prefix + name) for name in names] == [2, 2, 2]
+
+    until(agrees, "the job's own series", of_operator)
+    jobs.delete("told")
+    until(lambda: not of_operator(), "an operator that tells nothing of it any more", of_operator)
 
 
 def everywhere(cluster: LocalCluster) -> list[dict[str, object]]:

@@ -19,7 +19,7 @@ from concertina.controller.status import PreconditionFailed, StatusWriter
 from concertina.controller.writes import ObjectWriter
 from concertina.kube import access
 from concertina.kube.client import Client
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.resources import TRAINING_JOBS
 from concertina.kube.watch.events import Events
 from concertina.local.cluster import LocalCluster
@@ -62,7 +62,7 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
             connections=connections,
             client=client,
             status=StatusWriter(client, cache, events),
-            objects=ObjectWriter(client, cache, Images("agent"), keys, lambda pod: None),
+            objects=ObjectWriter(client, cache, PodSettings("agent"), keys, lambda pod: None),
             events=events,
             plan=broken,
             keys=keys,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.manifests import job
-from concertina.kube.manifests.agent import Images
+from concertina.kube.manifests.agent import PodSettings
 from concertina.kube.manifests.pod import pod_manifest, rendezvous_manifest, secret_manifest
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw
@@ -86,7 +86,7 @@ def pod(spec: Raw, create: CreatePod) -> Raw:
     found = view(spec)
     assert found.spec is not None
     create = replace(create, snapshot_memory=snapshot_memory.room(found.spec))
-    return pod_manifest(found, found.spec, create, Images("registry/agent:1"))
+    return pod_manifest(found, found.spec, create, PodSettings("registry/agent:1"))
 
 
 def rendezvous(spec: Raw) -> Raw:

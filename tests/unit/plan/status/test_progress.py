@@ -1,19 +1,16 @@
-"""Where the time went, how far the run is, and when the status is written."""
+"""How far the run is, and when the status is written."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import unix_seconds
 from concertina.plan.actions import Plan
 from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
-from concertina.plan.status.progress import MOST_SHARES, SECONDS
+from concertina.plan.status.progress import MOST_SHARES
 
 
 def with_lead(seen: Observed, **report: object) -> Observed:
@@ -122,46 +119,6 @@ def test_shares_of_many_replicas_are_those_of_the_slowest() -> None:
     shares = plan(with_lead(many, progress=told), T0 + 13).status.shares
     assert [mark.sequences for mark in shares] == list(range(1, MOST_SHARES + 1))
     assert shares[0].replica == many.job.status.world.members[-1].replica
-
-
-def test_the_seconds_add_up_to_the_time_since_the_start() -> None:
-    seen = jobs.running(jobs.spec())
-    start = unix_seconds(seen.job.status.start_time)
-    for second in range(12, 40, 2):
-        failure = protocol.Failure("demo-1-0", "WorkerFailed", "x", at=T0 + 29.5)
-        broken = {"failures": (failure,)} if second == 30 else {}
-        told = progress(40 + second, T0 + second, checkpoint_seconds=second / 100, stalled_seconds=second / 50)
-        seen = with_lead(seen, progress=told, **broken)
-        seen = jobs.then(seen, plan(seen, T0 + second))
-        goodput = seen.job.status.goodput
-        counted = unix_seconds(goodput.at) - start
-        assert sum(getattr(goodput, name) for name in SECONDS) == pytest.approx(counted, abs=0.02)
-    goodput = plan(replace(seen, job=replace(seen.job, generation=2)), T0 + 38).status.goodput
-    assert goodput.recovery_seconds == pytest.approx(0.5 + 8, abs=0.02)
-    assert goodput.checkpoint_seconds == pytest.approx(0.30, abs=0.01)
-    assert goodput.stalled_seconds == pytest.approx(0.60, abs=0.01)
-    assert goodput.percent == pytest.approx(100 * goodput.productive_seconds / (T0 + 38 - start), abs=0.2)
-
-
-def test_steps_that_are_trained_again_are_counted_and_not_productive() -> None:
-    seen = with_lead(jobs.running(jobs.spec()), progress=progress(60, T0 + 30))
-    seen = jobs.then(seen, plan(seen, T0 + 30))
-    productive = seen.job.status.goodput.productive_seconds
-    failure = protocol.Failure("demo-1-0", "WorkerFailed", "x", at=T0 + 30)
-    seen = with_lead(seen, progress=progress(60, T0 + 30), failures=(failure,))
-    made = plan(seen, T0 + 30)
-    prepares = jobs.sends(made, protocol.Prepare)
-    held = protocol.HeldSnapshot(protocol.SnapshotId(1, 58, "layout", 1), (0,))
-    agents = {
-        name: jobs.called(
-            seen.agents[name], message, T0 + 30, done_at=T0 + 30, reply=jobs.prepared(name, message, snapshots=(held,))
-        )
-        for name, message in prepares.items()
-    }
-    made = plan(jobs.then(seen, made, agents=agents), T0 + 30)
-    assert made.status.steps_replayed == 2
-    assert made.status.world.base.step == 58
-    assert made.status.goodput.productive_seconds == pytest.approx(productive - 1.0, abs=0.01)
 
 
 def test_a_command_of_ones_own_trains_as_soon_as_it_runs() -> None:

@@ -38,3 +38,10 @@ def test_a_checkpoint_that_is_due_waits_for_the_one_before(policy, step, flags, 
 def test_a_checkpoint_becomes_due_by_steps_or_by_rank_0_and_only_with_storage(policy, step, flags):
     by_steps = policy.checkpoint_every is not None and step % policy.checkpoint_every == 0
     assert policy.is_due(step, flags) == (policy.has_storage and (by_steps or flags.checkpoint_due > 0))
+
+
+@given(POLICIES, st.integers(1, 20), FLAGS, st.booleans(), st.booleans())
+def test_what_a_script_asks_for_is_saved_though_peers_do_not_keep_up(policy, step, flags, due, keeping_up):
+    decision = policy.decide(step, flags, due, keeping_up, required=True)
+    assert decision.snapshot
+    assert decision.durable == policy.decide(step, flags, due, keeping_up=True).durable

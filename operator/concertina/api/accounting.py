@@ -1,0 +1,110 @@
+"""Where the time of a job went, what each incident cost, and what it all costs in money: parts of the status."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from concertina.api.model import Observed
+
+Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
+Name = Annotated[str, Field(max_length=253)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Word = Annotated[str, Field(max_length=128)]
+Money = Annotated[float, Field(ge=0)]
+
+MOST_CAUSES, MOST_INCIDENTS = 32, 20
+
+
+class RecoveryTime(Observed):
+    """What one cause has cost in recoverySeconds."""
+
+    cause: Word = Field(description="In one word, as the condition Ready and events had it; Other: rarer ones.")
+    times: Count = Field(default=0, description="Incidents.")
+    seconds: Seconds = Field(default=0.0, description="Of recoverySeconds.")
+
+
+class Goodput(Observed):
+    """Where the time since the job's creation went. Every second is in exactly one class: they add up to the time
+    between metadata.creationTimestamp and `at`."""
+
+    percent: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="Share of the time, suspensions apart, in which training went forward: productive and "
+        "communication.",
+    )
+    productive_seconds: Seconds = Field(default=0.0, description="Computing on samples for the first time.")
+    communication_seconds: Seconds = Field(
+        default=0.0, description="Training waited for collectives that no computation hid."
+    )
+    straggler_seconds: Seconds = Field(default=0.0, description="Ranks waited for the slowest of them.")
+    input_seconds: Seconds = Field(default=0.0, description="Training waited for data.")
+    checkpoint_seconds: Seconds = Field(default=0.0, description="Training waited for snapshots and checkpoints.")
+    evaluation_seconds: Seconds = Field(default=0.0, description="Evaluating.")
+    compile_seconds: Seconds = Field(default=0.0, description="Compiling the model.")
+    startup_seconds: Seconds = Field(
+        default=0.0, description="From pods running to the first step, of the first round and after a suspension."
+    )
+    recovery_seconds: Seconds = Field(
+        default=0.0, description="From a failure or a change of members to the next step, by cause in `recovery`."
+    )
+    replayed_seconds: Seconds = Field(default=0.0, description="Steps whose result was lost, and trained again.")
+    waiting_seconds: Seconds = Field(default=0.0, description="Waiting for pods, nodes or quota.")
+    stalled_seconds: Seconds = Field(default=0.0, description="Waiting for a person to act.")
+    suspended_seconds: Seconds = Field(default=0.0, description="Suspended, or on the way there.")
+    recovery: tuple[RecoveryTime, ...] = Field(
+        default=(), max_length=MOST_CAUSES, description="recoverySeconds by cause."
+    )
+    at: Timestamp | None = Field(default=None, description="Counted up to this time.")
+
+    @property
+    def by_class(self) -> dict[str, float]:
+        """Seconds by the class's name, without its suffix."""
+        return {name.removesuffix(SUFFIX): getattr(self, name) for name in CLASSES}
+
+
+SUFFIX = "_seconds"
+CLASSES = tuple(name for name in Goodput.model_fields if name.endswith(SUFFIX))
+"""Fields of Goodput: the classes that time is in."""
+
+
+class Incident(Observed):
+    """A time without training, from a failure or a planned change on, and what it cost."""
+
+    at: Timestamp = Field(description="When training stopped.")
+    round: Count = Field(default=0, description="The round that it ended.")
+    cause: Word = Field(description="In one word.")
+    replica: Name = Field(default="", description="The replica that failed or leaves; empty where none is to blame.")
+    node: Name = Field(default="", description="Its node.")
+    seconds: Seconds = Field(default=0.0, description="Until the next step, waiting for capacity included.")
+    steps_replayed: Count = Field(default=0, description="Steps that were trained again.")
+    replayed_seconds: Seconds = Field(default=0.0, description="What these had taken the first time.")
+    cost: Money | None = Field(default=None, description="Of both, of all replicas that were there; by spec.price.")
+
+
+class Cost(Observed):
+    """What the job costs, by spec.price as it was at each time."""
+
+    currency: Word = Field(default="", description="As in spec.price.")
+    total: Money = Field(default=0.0, description="So far.")
+    replica_hours: Money = Field(default=0.0, description="Of replicas that had a node, spares included.")
+    spot_replica_hours: Money = Field(default=0.0, description="Those on nodes that are labelled as spot.")
+    per_million_tokens: Money | None = Field(
+        default=None, description="Of tokens that were trained on, each counted once. Absent: tokens are not known."
+    )
+
+
+class RoundWaits(Observed):
+    """What the workers of the current round had said they waited for, when time was last counted."""
+
+    round: Count = Field(default=0, description="Of this round.")
+    checkpoint_seconds: Seconds = Field(default=0.0, description="As in goodput.")
+    stalled_seconds: Seconds = Field(default=0.0, description="For data.")
+    evaluation_seconds: Seconds = Field(default=0.0, description="As in goodput.")
+    compile_seconds: Seconds = Field(default=0.0, description="As in goodput.")
+    communication_seconds: Seconds = Field(default=0.0, description="As in goodput.")
+    straggler_seconds: Seconds = Field(default=0.0, description="As in goodput.")

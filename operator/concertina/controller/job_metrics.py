@@ -1,0 +1,195 @@
+"""Metrics of each job, made of its status when they are asked for: nothing is kept, and a job's series go with it. What
+each means stands in docs/metrics.md too."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from concertina.api.status import (
+    CheckpointMark,
+    ConditionType,
+    JobProgress,
+    JobStatus,
+    SnapshotMark,
+    unix_seconds,
+)
+from concertina.plan.facts.decision import Phase
+from concertina.plan.observed import JobView
+
+JOB_LABELS = ("namespace", "trainingjob")
+MOST_REASONS = 16
+"""By which the failures of one job are told apart; the rarest others are one."""
+OTHER = "Other"
+Values = Iterator[tuple[tuple[str, ...], float]]
+"""Of a metric: the values of its own labels, and its value."""
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    """A counter's without _total, as prometheus_client has them."""
+    help: str
+    values: Callable[[JobView, float], Values]
+    """Of a job, at a time (Unix seconds)."""
+    labels: tuple[str, ...] = ()
+    counter: bool = False
+
+    @property
+    def asked_for(self) -> str:
+        """The name that a person asks Prometheus for."""
+        return f"{self.name}_total" if self.counter else self.name
+
+    def metric(self) -> CounterMetricFamily | GaugeMetricFamily:
+        kind = CounterMetricFamily if self.counter else GaugeMetricFamily
+        return kind(self.name, self.help, labels=[*JOB_LABELS, *self.labels])
+
+
+def _info(job: JobView, _: float) -> Values:
+    spec = job.spec
+    launcher, trainer = (spec.launcher.value, "bundled" if spec.bundled else "command") if spec else ("", "")
+    yield (job.uid, launcher, trainer), 1.0
+
+
+def _phase(job: JobView, _: float) -> Values:
+    yield (phase_of(job.status),), 1.0
+
+
+def phase_of(status: JobStatus) -> str:
+    """The word in the column Status."""
+    ready = status.condition(ConditionType.READY)
+    return ready.reason if ready else Phase.WAITING.value
+
+
+def _conditions(job: JobView, _: float) -> Values:
+    for condition in job.status.conditions:
+        yield (condition.type, condition.status), 1.0
+
+
+def _failures(job: JobView, _: float) -> Values:
+    reasons = Counter(restart.reason for restart in job.status.restarts.recent)
+    known = dict(reasons.most_common(MOST_REASONS))
+    for reason, count in known.items():
+        yield (reason,), float(count)
+    if more := reasons.total() - sum(known.values()):
+        yield (OTHER,), float(more)
+
+
+def _time(job: JobView, _: float) -> Values:
+    if job.status.goodput.at is not None:
+        for name, seconds in job.status.goodput.by_class.items():
+            yield (name,), seconds
+
+
+def _avoided(job: JobView, now: float) -> Values:
+    yield (), float(sum(unix_seconds(node.until) > now for node in job.status.avoided_nodes))
+
+
+def _one(value: Callable[[JobView, float], float | None]) -> Callable[[JobView, float], Values]:
+    """A single series, or none where there is nothing to tell."""
+
+    def values(job: JobView, now: float) -> Values:
+        found = value(job, now)
+        if found is not None:
+            yield (), float(found)
+
+    return values
+
+
+def _age(mark: JobProgress | CheckpointMark | SnapshotMark | None, now: float) -> float | None:
+    return None if mark is None else max(0.0, now - unix_seconds(mark.at))
+
+
+def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]) -> Family:
+    return Family(f"concertina_trainingjob_{name}", help, _one(value))
+
+
+def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> Family:
+    """None of a job that has told of no step."""
+    return _gauge(name, help, lambda job, _: value(job.status.progress) if job.status.progress else None)
+
+
+def _several(name: str, help: str, values: Callable[[JobView, float], Values], *labels: str) -> Family:
+    return Family(f"concertina_trainingjob_{name}", help, values, labels)
+
+
+def _counter(name: str, help: str, value: Callable[[JobStatus], float]) -> Family:
+    return Family(f"concertina_trainingjob_{name}", help, _one(lambda job, _: value(job.status)), counter=True)
+
+
+FAMILIES = (
+    _several("info", "1, with what does not change.", _info, "uid", "launcher", "trainer"),
+    _several("phase", "1, with the word of the column Status.", _phase, "phase"),
+    _several("condition", "1, with each condition as it stands.", _conditions, "type", "status"),
+    _gauge("wanted_replicas", "spec.replicas.", lambda job, _: job.spec.replicas if job.spec else None),
+    _gauge(
+        "min_replicas", "Fewest that training goes on with.", lambda job, _: job.spec.min_replicas if job.spec else None
+    ),
+    _gauge("replicas", "Pods that are not finished, without spares.", lambda job, _: job.status.replicas),
+    _gauge("ready_replicas", "Replicas that train: members of the round.", lambda job, _: job.status.world.replicas),
+    _gauge("spares_ready", "Spares that would join at once.", lambda job, _: job.status.spares.ready),
+    _gauge("world_size", "Workers of the round.", lambda job, _: job.status.world.workers),
+    _counter("rounds", "Rounds that were committed.", lambda status: status.rounds),
+    _counter("failures", "Failures since the job was created.", lambda status: status.restarts.total),
+    _several("failures_in_window", "Failures within failurePolicy.windowSeconds, by reason.", _failures, "reason"),
+    _gauge("restarts_left", "Failures that are still borne in this window.", lambda job, _: job.status.restarts.budget),
+    _gauge("goodput_ratio", "Part of the time that was productive.", lambda job, _: job.status.goodput.percent / 100),
+    Family(
+        "concertina_trainingjob_time_seconds",
+        "Where the time since the job's start went, by class.",
+        _time,
+        ("class",),
+        counter=True,
+    ),
+    _progress("step", "Steps finished since the run began.", lambda progress: progress.step),
+    _progress("steps", "Steps of the whole run.", lambda progress: progress.steps),
+    _counter("steps_replayed", "Steps that were trained again.", lambda status: status.steps_replayed),
+    _progress("loss", "Mean loss of the last step told.", lambda progress: progress.loss),
+    _progress("tokens_per_second", "Tokens trained on per second.", lambda progress: progress.tokens_per_second),
+    _progress("mfu_ratio", "Part of the devices' peak.", lambda progress: progress.mfu),
+    _gauge(
+        "progress_age_seconds",
+        "Since a step was last told of.",
+        lambda job, now: _age(job.status.progress, now),
+    ),
+    _gauge(
+        "checkpoint_age_seconds",
+        "Since the newest durable checkpoint was made.",
+        lambda job, now: _age(job.status.last_checkpoint, now),
+    ),
+    _gauge(
+        "checkpoint_step",
+        "Its step.",
+        lambda job, _: job.status.last_checkpoint.step if job.status.last_checkpoint else None,
+    ),
+    _gauge(
+        "snapshot_age_seconds",
+        "Since the newest snapshot that is complete on peers was seen to be so.",
+        lambda job, now: _age(job.status.last_snapshot, now),
+    ),
+    _gauge("stragglers", "Ranks that the others wait for.", lambda job, _: len(job.status.stragglers)),
+    _several("avoided_nodes", "Nodes that new pods keep off.", _avoided),
+)
+
+
+class JobCollector(Collector):
+    """Of jobs as they were when it was made; it may be collected in any thread."""
+
+    def __init__(self, jobs: Sequence[JobView], now: float | None = None) -> None:
+        """`now`: Unix seconds."""
+        self._jobs, self._now = jobs, time.time() if now is None else now
+
+    def collect(self) -> Iterable[Metric]:
+        for family in FAMILIES:
+            metric = family.metric()
+            for job in self._jobs:
+                with contextlib.suppress(ValueError):  # a time that can't be read costs one series, not all
+                    for labels, value in family.values(job, self._now):
+                        metric.add_metric([job.namespace, job.name, *labels], value)
+            yield metric

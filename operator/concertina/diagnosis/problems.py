@@ -1,0 +1,50 @@
+"""Problems of runs, by names that `concertina diagnose`, alerts and runbooks share, and from where on a figure is one:
+a threshold stands here and nowhere else."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Problem(enum.StrEnum):
+    """Each has an alert `ConcertinaNAME` and a page `docs/runbooks/NAME.md`."""
+
+    LOW_MFU = "LowMfu"
+    EXPOSED_COMMUNICATION = "ExposedCommunication"
+    INPUT_BOTTLENECK = "InputBottleneck"
+    STRAGGLER = "Straggler"
+    SLOW_CHECKPOINT = "SlowCheckpoint"
+    """Training waits for snapshots or checkpoints."""
+    CHECKPOINT_OLD = "CheckpointOld"
+    STORAGE_REFUSES = "StorageRefuses"
+    """A disk or a bucket takes no checkpoint: full, forbidden, gone."""
+    FREQUENT_FAILURES = "FrequentFailures"
+    """Recovery and replayed steps take a noticeable part of the time."""
+    RESTARTS_NEARLY_USED = "RestartsNearlyUsed"
+    WORLD_BELOW_MINIMUM = "WorldBelowMinimum"
+    LOSS_NAN = "LossNan"
+    LOSS_SPIKE = "LossSpike"
+    DATA_DIGEST_MISMATCH = "DataDigestMismatch"
+    CORRUPT_STATE = "CorruptState"
+    """Stored bytes are not those that were written."""
+    MEMORY_GROWS = "MemoryGrows"
+    TRACKER_UNREACHABLE = "TrackerUnreachable"
+    OWN_SIDE_SUSPECTED = "OwnSideSuspected"
+    """The operator takes the silence of many agents for its own fault."""
+    OPERATOR_DOWN = "OperatorDown"
+
+
+LOW_MFU = 0.2
+"""Of the devices' peak arithmetic; dense transformers on recent GPUs reach 0.35 to 0.5."""
+EXPOSED_COMMUNICATION = 0.25
+"""Part of the time of training, as those below."""
+INPUT_BOTTLENECK = 0.1
+STRAGGLER = 0.1
+SLOW_CHECKPOINT = 0.05
+FREQUENT_FAILURES = 0.1
+CHECKPOINT_INTERVALS = 3
+"""Of `checkpoint.everySeconds` or what the interval came to, since the newest checkpoint."""
+RESTARTS_LEFT = 1
+"""Or fewer."""
+LOSS_SPIKE = 2.0
+"""Times the loss's usual value."""

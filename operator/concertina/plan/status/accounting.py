@@ -1,0 +1,274 @@
+"""Where the time of a job goes (status.goodput), what each incident costs (incidents), what it all costs (cost).
+
+One clock: the seconds since the last count go, as a whole, to the class of the phase that the job was in. From there
+those are moved that the workers say were of another class, never more than there are. So the classes add up to the
+time since the job was created, whatever workers tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import concertina_protocol as protocol
+from concertina.api.accounting import (
+    CLASSES,
+    MOST_CAUSES,
+    MOST_INCIDENTS,
+    Cost,
+    Goodput,
+    Incident,
+    RecoveryTime,
+    RoundWaits,
+)
+from concertina.api.status import ConditionType, rfc3339, unix_seconds
+from concertina.plan.facts.cached import cached
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Decision, Phase
+from concertina.plan.status.progress import progress
+from concertina_protocol import StepPart
+
+OTHER = "Other"
+HOUR = 3600.0
+STOPPED = (Phase.DRAINING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
+"""Phases of a job that has trained, wants to, and doesn't."""
+BUCKETS: Mapping[Phase, str] = {
+    Phase.WAITING: "waiting_seconds",
+    Phase.STARTING: "startup_seconds",
+    Phase.TRAINING: "productive_seconds",
+    Phase.DRAINING: "recovery_seconds",
+    Phase.RECOVERING: "recovery_seconds",
+    Phase.SUSPENDING: "suspended_seconds",
+    Phase.SUSPENDED: "suspended_seconds",
+    Phase.STALLED: "stalled_seconds",
+}
+"""Where the time spent in a phase goes; a job that has ended counts no more."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the lead of a round says, with which the seconds of training are divided."""
+
+    progress: protocol.Progress
+    busy: protocol.Busy | None
+
+    def part(self, name: StepPart) -> float:
+        return self.progress.seconds.get(name, 0.0)
+
+    @property
+    def communication(self) -> float:
+        """Rank 0 waits in collectives for the network, and for who is slower than itself: the latter is not theirs."""
+        waited = sum(map(self.part, protocol.COMMUNICATION))
+        return max(0.0, waited - (self.busy.most - self.busy.lead)) if self.busy else waited
+
+    @property
+    def straggler(self) -> float:
+        """All wait for the slowest rank; what a usual one would have taken is productive, whoever rank 0 is."""
+        return max(0.0, self.busy.most - self.busy.median) if self.busy else 0.0
+
+
+WAITS: Mapping[str, tuple[str, Callable[[Told], float]]] = {
+    "checkpoint_seconds": ("checkpoint_seconds", lambda told: told.progress.checkpoint_seconds),
+    "stalled_seconds": ("input_seconds", lambda told: told.progress.stalled_seconds),
+    "evaluation_seconds": ("evaluation_seconds", lambda told: told.part(StepPart.EVALUATION)),
+    "compile_seconds": ("compile_seconds", lambda told: told.part(StepPart.COMPILE)),
+    "communication_seconds": ("communication_seconds", lambda told: told.communication),
+    "straggler_seconds": ("straggler_seconds", lambda told: told.straggler),
+}
+"""By the field of RoundWaits: the class in goodput, and what has been told of it since the round began."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """One count."""
+
+    ctx: JobContext
+    decision: Decision
+    replayed: int
+    """Steps that this pass learns to be trained again."""
+
+    # --- what is counted ----------------------------------------------------------------------------------------------
+
+    @cached
+    def elapsed(self) -> float:
+        """Seconds since the last count: by this operator's monotonic clock where it made that count itself."""
+        counted, observed = self.ctx.status.goodput.at, self.ctx.observed
+        if counted is not None and observed.counted_for is not None:
+            return observed.counted_for
+        return max(0.0, self.ctx.now - (unix_seconds(counted) if counted else observed.job.created))
+
+    @cached
+    def phase(self) -> Phase:
+        """In which they were spent."""
+        ready = self.ctx.status.condition(ConditionType.READY)
+        return Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.WAITING
+
+    @cached
+    def late(self) -> float:
+        """Those of them that passed after what broke the round: nobody trained, and the operator did not know yet."""
+        failures = self.ctx.round.report.failures if self.ctx.round.report else ()
+        at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
+        return min(self.elapsed, max(0.0, self.ctx.now - at)) if self.phase is Phase.TRAINING else 0.0
+
+    @cached
+    def bucket(self) -> str | None:
+        """A start that follows no failure is none: the first one, and that after a suspension."""
+        found = BUCKETS.get(self.phase)
+        return "startup_seconds" if found == "recovery_seconds" and not self._incident_before else found
+
+    @cached
+    def waits(self) -> RoundWaits:
+        """What the workers of this round say they waited for, since it began."""
+        report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
+        if report is None or report.progress is None:
+            return old
+        told = Told(report.progress, report.busy)
+        seconds = {name: round(count(told), 3) for name, (_, count) in WAITS.items()}
+        return RoundWaits(round=report.round, **seconds)
+
+    # --- where the time went ------------------------------------------------------------------------------------------
+
+    @cached
+    def goodput(self) -> Goodput:
+        old = self.ctx.status.goodput
+        if self.bucket is None:
+            return old
+        spent = {name: getattr(old, name) for name in CLASSES}
+        spent[self.bucket] += self.elapsed - self.late
+        spent["recovery_seconds"] += self.late
+        self._move_waits(spent, self.bucket)
+        _move(spent, "productive_seconds", "replayed_seconds", self.replayed_seconds)
+        counted = sum(spent.values()) - spent["suspended_seconds"]
+        forward = spent["productive_seconds"] + spent["communication_seconds"]
+        return old.model_copy(
+            update={
+                **{name: round(value, 3) for name, value in spent.items()},
+                "percent": round(100 * forward / counted, 2) if counted else 0.0,
+                "recovery": self._recovery(spent["recovery_seconds"] - old.recovery_seconds),
+                "at": rfc3339(round(self.ctx.now, 3)),
+            }
+        )
+
+    def _move_waits(self, spent: dict[str, float], source: str) -> None:
+        """What is new of them, out of the class that the time was counted in."""
+        old, new = self.ctx.status.internal.round_waits, self.waits
+        for name, (bucket, _) in WAITS.items():
+            before = getattr(old, name) if old.round == new.round else 0.0
+            _move(spent, source, bucket, getattr(new, name) - before)
+
+    @cached
+    def replayed_seconds(self) -> float:
+        """What the steps that are trained again took before."""
+        told, reported = self.ctx.status.progress, self.ctx.round.report.progress if self.ctx.round.report else None
+        seconds = (told.step_seconds if told else None) or (reported.step_seconds if reported else 0.0)
+        return min(self.replayed * seconds, self.ctx.status.goodput.productive_seconds)
+
+    def _recovery(self, seconds: float) -> tuple[RecoveryTime, ...]:
+        """By cause: with those, and with the incident that has ended."""
+        found = {entry.cause: entry for entry in self.ctx.status.goodput.recovery}
+        incident, ended = self._with_this, self._ended
+        if incident is None or (seconds <= 0 and ended is None):
+            return self.ctx.status.goodput.recovery
+        cause = incident.cause if incident.cause in found or len(found) < MOST_CAUSES - 1 else OTHER
+        entry = found.get(cause, RecoveryTime(cause=cause))
+        found[cause] = entry.model_copy(
+            update={"seconds": round(entry.seconds + seconds, 3), "times": entry.times + (ended is not None)}
+        )
+        return tuple(found.values())
+
+    # --- incidents ----------------------------------------------------------------------------------------------------
+
+    @cached
+    def _incident_before(self) -> Incident | None:
+        return self.ctx.status.internal.incident
+
+    @cached
+    def _with_this(self) -> Incident | None:
+        """The incident that was under way or begins now, with this count."""
+        before = self._incident_before or self._begun()
+        if before is None:
+            return None
+        seconds = self.elapsed if self._incident_before else self.late
+        cost = None if self.rate is None else (before.cost or 0.0) + self.rate * (seconds + self.replayed_seconds)
+        return before.model_copy(
+            update={
+                "seconds": round(before.seconds + seconds, 3),
+                "steps_replayed": before.steps_replayed + self.replayed,
+                "replayed_seconds": round(before.replayed_seconds + self.replayed_seconds, 3),
+                "cost": cost if cost is None else round(cost, 6),
+            }
+        )
+
+    @cached
+    def _goes_on(self) -> bool:
+        """Whether what is under way is not over yet."""
+        return self.decision.phase in STOPPED or self.decision.phase is Phase.STARTING
+
+    @cached
+    def incident(self) -> Incident | None:
+        return self._with_this if self._goes_on else None
+
+    @cached
+    def _ended(self) -> Incident | None:
+        return None if self._goes_on else self._with_this
+
+    @cached
+    def incidents(self) -> tuple[Incident, ...]:
+        old = self.ctx.status.incidents
+        return (*old, self._ended)[-MOST_INCIDENTS:] if self._ended else old
+
+    def _begun(self) -> Incident | None:
+        decision, ctx = self.decision, self.ctx
+        stops = self.phase is Phase.TRAINING and decision.phase in STOPPED
+        if not stops and decision.restart is None:
+            return None
+        failure = decision.last_failure
+        return Incident(
+            at=rfc3339(round(ctx.now - self.late, 3)),
+            round=ctx.world.round,
+            cause=failure.reason if failure else decision.reason,
+            replica=failure.replica if failure else "",
+            node=failure.node if failure else "",
+        )
+
+    # --- money --------------------------------------------------------------------------------------------------------
+
+    @cached
+    def _replicas(self) -> tuple[int, int]:
+        """That have a node, and so are paid for: on demand, and spot."""
+        here = [self.ctx.node(pod).spot for pod in self.ctx.observed.pods if pod.node and not pod.released]
+        return len(here) - sum(here), sum(here)
+
+    @cached
+    def rate(self) -> float | None:
+        """Of all replicas that are there, a second."""
+        price = self.ctx.spec.price
+        if price is None:
+            return None
+        plain, spot = self._replicas
+        return (plain * price.per_replica_hour + spot * price.spot_hour) / HOUR
+
+    @cached
+    def cost(self) -> Cost | None:
+        price, old = self.ctx.spec.price, self.ctx.status.cost or Cost()
+        if price is None or self.rate is None or self.bucket is None:
+            return self.ctx.status.cost
+        hours = self.elapsed / HOUR
+        plain, spot = self._replicas
+        total = old.total + self.rate * self.elapsed
+        known = progress(self.ctx)
+        tokens = known.tokens if known else None
+        return Cost(
+            currency=price.currency,
+            total=round(total, 6),
+            replica_hours=round(old.replica_hours + (plain + spot) * hours, 6),
+            spot_replica_hours=round(old.spot_replica_hours + spot * hours, 6),
+            per_million_tokens=round(1e6 * total / tokens, 6) if tokens else None,
+        )
+
+
+def _move(spent: dict[str, float], source: str, target: str, seconds: float) -> None:
+    """Never more than there are: the sum stays."""
+    moved = min(max(0.0, seconds), spent[source])
+    spent[source] -= moved
+    spent[target] += moved

@@ -1,0 +1,96 @@
+"""GPUs, by a small library in NVML's place, built here; NVIDIA's own was not run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from builders.programs import SEARCH_PATH
+from builders.until import until
+from concertina_agent.metrics import families as f
+from concertina_agent.metrics.gpus import Gpus
+from concertina_agent.metrics.nvml import Nvml, NvmlError
+
+SOURCE = Path(__file__).with_name("nvml.c")
+COMPILER = shutil.which("cc")
+FIRST, SECOND = (
+    ("0", "GPU-0", "nvidia4", 'H100 "80"', "node-7"),
+    ("1", "GPU-1", "nvidia5", 'H100 "80"', "node-7"),
+)
+LOOKS = """
+import sys, time
+from concertina_agent.metrics.gpus import Gpus
+gpus = Gpus("node-7", sys.argv[1])
+gpus.start()
+while not list(gpus.samples(time.monotonic())):
+    time.sleep(0.01)
+print(len(list(gpus.samples(time.monotonic()))), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if COMPILER is None:
+        pytest.skip("there is no C compiler, which the stand-in for NVML is built by")
+    built = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", str(built), str(SOURCE)], check=True, timeout=120)
+    return built
+
+
+def test_each_gpu_is_told_of_with_dcgms_labels(library: Path) -> None:
+    gpus = Gpus("node-7", str(library))
+    gpus.start()
+
+    def seen() -> dict[tuple[object, ...], float]:
+        return {(each.family, *each.labels): each.value for each in gpus.samples(time.monotonic())}  # type: ignore[misc]
+
+    found = until(lambda: seen() if any(key[0] is f.GPU_XID for key in seen()) else {}, "an XID", seen)
+    assert found.pop((f.GPU_SAMPLE_AGE,)) < 60
+    assert found == {
+        (f.GPU_UTILIZATION, *FIRST): 0.87,
+        (f.GPU_XID, *FIRST, "79"): 1,
+        **{
+            (family, *gpu): value
+            for gpu in (FIRST, SECOND)
+            for family, value in {
+                f.GPU_MEMORY_USED: 60 << 30,
+                f.GPU_MEMORY_TOTAL: 80 << 30,
+                f.GPU_SM_CLOCK: 1.98e9,
+                f.GPU_MEMORY_CLOCK: 2.619e9,
+                f.GPU_TEMPERATURE: 61,
+                f.GPU_POWER: 412.5,
+            }.items()
+        },
+        **{(f.GPU_ECC, *gpu, "corrected"): 5 for gpu in (FIRST, SECOND)},
+        **{(f.GPU_ECC, *gpu, "uncorrected"): 1 for gpu in (FIRST, SECOND)},
+    }
+
+
+def test_what_was_seen_long_ago_is_not_told_of_but_its_age_is(library: Path) -> None:
+    gpus = Gpus("node-7", str(library))
+    gpus.start()
+    until(lambda: list(gpus.samples(time.monotonic())), "a look")
+    later = {each.family: each.value for each in gpus.samples(time.monotonic() + 3600)}
+    assert later[f.GPU_SAMPLE_AGE] >= 3600  # type: ignore[operator]
+    assert later.keys() <= {f.GPU_SAMPLE_AGE, f.GPU_XID}
+
+
+def test_a_driver_that_hangs_keeps_no_process_from_ending(library: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH, "NVML_HANGS": "1"}
+    command = [sys.executable, "-c", LOOKS, str(library)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) > 10
+
+
+def test_no_library_and_one_without_a_driver_are_said(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NvmlError, match="can't be loaded"):
+        Nvml("libnothing-of-the-kind.so.1")
+    monkeypatch.setenv("NVML_BROKEN", "1")
+    with pytest.raises(NvmlError, match="nvmlInit_v2 answers 9"):
+        Nvml(str(library))

@@ -1,0 +1,178 @@
+"""Each job's series, as Prometheus reads them: from its status alone, and gone with the job."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from concertina.api.accounting import Goodput
+from concertina.api.status import JobStatus, rfc3339
+from concertina.controller import serving
+from concertina.controller.job_metrics import MOST_REASONS, JobCollector
+from concertina.controller.settings import from_environment
+from concertina.kube.parse.views import job_view
+from concertina.local.host import processes
+from concertina.plan.observed import JobView
+
+NOW = 1_700_000_000.0
+SPEC: dict[str, Any] = {
+    "replicas": 8,
+    "elastic": {"minReplicas": 2},
+    "template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["x"]}]}},
+}
+
+
+def at(seconds: float) -> str:
+    return rfc3339(NOW - seconds)
+
+
+STATUS: dict[str, Any] = {
+    "conditions": [
+        {"type": "Ready", "status": "True", "reason": "Training", "lastTransitionTime": at(9)},
+        {"type": "Stalled", "status": "False", "reason": "Fine", "lastTransitionTime": at(9)},
+    ],
+    "startTime": at(1000),
+    "replicas": 7,
+    "world": {"round": 5, "replicas": 6, "workers": 12},
+    "progress": {"step": 70, "steps": 100, "loss": 2.5, "tokensPerSecond": 900.0, "mfu": 0.4, "at": at(3)},
+    "lastCheckpoint": {"step": 60, "uri": "s3://b/x", "at": at(120)},
+    "restarts": {
+        "budget": 7,
+        "total": 9,
+        "recent": [
+            {"at": at(10), "replica": "a", "reason": reason} for reason in ("NodeLost", "NodeLost", "OutOfMemory")
+        ],
+    },
+    "avoidedNodes": [{"node": "a", "until": at(-60)}, {"node": "b", "until": at(60)}],
+    "rounds": 5,
+    "stepsReplayed": 3,
+    "goodput": {
+        "percent": 80.0,
+        "productiveSeconds": 800.0,
+        "recoverySeconds": 150.0,
+        "waitingSeconds": 50.0,
+        "at": at(1000),
+    },
+}
+
+
+def job(name: str = "j", status: dict[str, Any] | None = None, spec: dict[str, Any] = SPEC) -> JobView:
+    metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", "creationTimestamp": at(2000), "generation": 1}
+    return job_view({"metadata": metadata, "spec": spec, "status": STATUS if status is None else status})
+
+
+def series(*jobs: JobView, now: float = NOW) -> dict[tuple[str, ...], float]:
+    """Value by name and the values of the labels beside namespace, the job first, the others by their names."""
+    collector = JobCollector(jobs, now)
+    text = generate_latest(collector).decode()  # type: ignore[arg-type]
+    found = {}
+    for family in parse(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("namespace") == "n"
+            name = sample.name.removeprefix("concertina_trainingjob_")
+            found[name, labels.pop("trainingjob"), *(labels[key] for key in sorted(labels))] = sample.value
+    return found
+
+
+def test_a_job_is_told_of_by_its_status() -> None:
+    found = series(job())
+    times = {key[2]: value for key, value in found.items() if key[0] == "time_seconds_total"}
+    assert times.keys() == {name.removesuffix("_seconds") for name in Goodput.model_fields if name.endswith("_seconds")}
+    assert {name: value for name, value in times.items() if value} == {
+        "productive": 800.0,
+        "recovery": 150.0,
+        "waiting": 50.0,
+    }
+    rest = {(name, *labels): value for (name, _, *labels), value in found.items() if name != "time_seconds_total"}
+    assert rest == {
+        ("info", "agent", "command", "uid-j"): 1,
+        ("phase", "Training"): 1,
+        ("condition", "True", "Ready"): 1,
+        ("condition", "False", "Stalled"): 1,
+        ("wanted_replicas",): 8,
+        ("min_replicas",): 2,
+        ("replicas",): 7,
+        ("ready_replicas",): 6,
+        ("spares_ready",): 0,
+        ("world_size",): 12,
+        ("rounds_total",): 5,
+        ("failures_total",): 9,
+        ("failures_in_window", "NodeLost"): 2,
+        ("failures_in_window", "OutOfMemory"): 1,
+        ("restarts_left",): 7,
+        ("goodput_ratio",): 0.8,
+        ("step",): 70,
+        ("steps",): 100,
+        ("steps_replayed_total",): 3,
+        ("loss",): 2.5,
+        ("tokens_per_second",): 900,
+        ("mfu_ratio",): 0.4,
+        ("progress_age_seconds",): 3,
+        ("checkpoint_age_seconds",): 120,
+        ("checkpoint_step",): 60,
+        ("stragglers",): 0,
+        ("avoided_nodes",): 1,
+    }
+
+
+def test_of_a_job_that_has_not_begun_there_is_no_number_that_nobody_knows() -> None:
+    found = {key[0]: value for key, value in series(job(status={})).items()}
+    assert found["phase"] == 1
+    assert found.keys().isdisjoint({"step", "loss", "checkpoint_age_seconds", "time_seconds_total", "mfu_ratio"})
+
+
+def test_a_spec_that_can_not_be_read_has_no_wanted_replicas_and_the_rest() -> None:
+    found = {key[0] for key in series(job(spec={"replicas": "x"}))}
+    assert "wanted_replicas" not in found
+    assert {"info", "phase", "rounds_total"} <= found
+
+
+def test_reasons_are_bounded() -> None:
+    recent = [{"at": at(1), "replica": "a", "reason": f"r{number}"} for number in range(100)]
+    found = series(job(status={"restarts": {"recent": [*recent, *recent[:1]]}}))
+    reasons = {key[2]: value for key, value in found.items() if key[0] == "failures_in_window"}
+    assert len(reasons) == MOST_REASONS + 1
+    assert (reasons["r0"], sum(reasons.values())) == (2, 101)
+
+
+def test_a_time_that_nobody_can_read_costs_that_series_alone() -> None:
+    strange = {**STATUS, "lastCheckpoint": {**STATUS["lastCheckpoint"], "at": "soon"}}
+    assert JobStatus.model_validate(strange).last_checkpoint is not None
+    found = series(job("good"), job("bad", strange))
+    assert ("checkpoint_age_seconds", "good") in found
+    assert ("checkpoint_age_seconds", "bad") not in found
+    assert found["step", "bad"] == 70
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_scrape_has_the_jobs_of_that_moment(openmetrics: bool) -> None:
+    (port,) = processes.free_ports("127.0.0.1", 1)
+    jobs = [job("a"), job("b")]
+    environment = {"CONCERTINA_NAMESPACE": "n", "CONCERTINA_MASTER_KEY_SECRET": "s", "CONCERTINA_IMAGE_AGENT": "i"}
+    settings = from_environment({**environment, "CONCERTINA_METRICS": f"127.0.0.1:{port}"})
+
+    async def ask() -> set[str]:
+        accepts = {"Accept": "application/openmetrics-text; version=1.0.0"} if openmetrics else {}
+        async with (
+            aiohttp.ClientSession(headers=accepts) as session,
+            session.get(f"http://127.0.0.1:{port}/metrics") as a,
+        ):
+            families = (parse_openmetrics if openmetrics else parse)(await a.text())
+            samples = [sample for family in families for sample in family.samples]
+        assert "process_cpu_seconds_total" in {sample.name for sample in samples}
+        return {sample.labels["trainingjob"] for sample in samples if "trainingjob" in sample.labels}
+
+    async def scenario() -> None:
+        async with serving.endpoints(settings, [lambda: JobCollector(tuple(jobs))]):
+            assert await ask() == {"a", "b"}
+            del jobs[0]
+            assert await ask() == {"b"}
+
+    asyncio.run(scenario())

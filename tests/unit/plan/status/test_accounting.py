@@ -1,0 +1,233 @@
+"""Where the time went: every second in one class, what an incident costs, and what a token costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import concertina_protocol as protocol
+from builders import jobs
+from builders.jobs import T0
+from concertina.api.accounting import CLASSES, MOST_CAUSES, Goodput, RecoveryTime
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.plan.observed import Observed, PodPhase
+from concertina.plan.plan import plan
+from concertina.plan.status.accounting import OTHER
+from concertina_protocol import StepPart
+
+PRICE = {"perReplicaHour": 3600.0, "spotPerReplicaHour": 360.0, "currency": "EUR"}
+"""One a second, and a tenth."""
+
+
+def with_lead(seen: Observed, **report: object) -> Observed:
+    lead = replace(seen.agents["demo-0-0"], report=jobs.lead_report(**report))
+    return replace(seen, agents={**seen.agents, "demo-0-0": lead})
+
+
+def progress(step: int, at: float, **fields: Any) -> protocol.Progress:
+    return protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", at, T0 + 6, **fields)
+
+
+def passed(seen: Observed, now: float) -> Observed:
+    return jobs.then(seen, plan(seen, now))
+
+
+def failed(at: float) -> dict[str, Any]:
+    return {"failures": (protocol.Failure("demo-1-0", "WorkerFailed", "x", at=at),)}
+
+
+def next_round(seen: Observed, now: float, held: int | None = None) -> Observed:
+    """Who was asked to prepare has a snapshot of step `held`; the round is committed, and has made no step yet."""
+    made = plan(seen, now)
+    asked = jobs.sends(made, protocol.Prepare)
+    number = next(iter(asked.values())).round
+    id = protocol.SnapshotId(number - 1, held or 0, "layout", 1)
+    snapshots = {"snapshots": (protocol.HeldSnapshot(id, (0,)),)} if held else {}
+    agents = dict(seen.agents)
+    for name, message in asked.items():
+        reply = jobs.prepared(name, message, **snapshots)
+        agents[name] = jobs.called(agents[name], message, now, done_at=now, reply=reply)
+    seen = jobs.then(seen, made, agents=agents)
+    made = plan(seen, now)
+    agents = dict(agents)
+    for name, message in jobs.sends(made, protocol.Assign).items():
+        reply = protocol.Accepted(message.round, message.claim)
+        agents[name] = jobs.called(agents[name], message, now, done_at=now, reply=reply)
+    lead = made.status.world.lead
+    told = {"round": number, "claim": "claim-b", "progress": None, "failures": (), "state": "running"}
+    agents[lead] = replace(agents[lead], report=replace(jobs.lead_report(**told), replica=lead, instance=f"i-{lead}"))
+    return jobs.then(seen, made, agents=agents)
+
+
+def at_work(seen: Observed, now: float, step: int, **fields: Any) -> Observed:
+    """The round has made a step."""
+    lead = seen.job.status.world.lead
+    told = protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", now, now, **fields)
+    report = replace(seen.agents[lead].report, progress=told)
+    return passed(replace(seen, agents={**seen.agents, lead: replace(seen.agents[lead], report=report)}), now)
+
+
+def total(status: JobStatus) -> float:
+    return sum(status.goodput.by_class.values())
+
+
+def test_the_seconds_add_up_to_the_time_since_the_creation() -> None:
+    seen = jobs.running(jobs.spec())
+    for second in range(12, 40, 2):
+        broken = failed(T0 + 29.5) if second == 30 else {}
+        told = progress(40 + second, T0 + second, checkpoint_seconds=second / 100, stalled_seconds=second / 50)
+        seen = passed(with_lead(seen, progress=told, **broken), T0 + second)
+        status = seen.job.status
+        assert total(status) == pytest.approx(unix_seconds(status.goodput.at) - T0, abs=0.02)
+    goodput = plan(replace(seen, job=replace(seen.job, generation=2)), T0 + 38).status.goodput
+    assert goodput.recovery_seconds == pytest.approx(0.5 + 8, abs=0.02)
+    assert goodput.checkpoint_seconds == pytest.approx(0.30, abs=0.01)
+    assert goodput.input_seconds == pytest.approx(0.60, abs=0.01)
+    assert goodput.percent == pytest.approx(100 * goodput.productive_seconds / 38, abs=0.2)
+
+
+def test_what_workers_say_of_their_steps_is_taken_out_of_what_was_productive() -> None:
+    seen = jobs.running(jobs.spec())
+    before = seen.job.status.goodput
+    parts = {StepPart.FORWARD: 3.0, StepPart.ALL_GATHER: 1.0, StepPart.REDUCE_SCATTER: 0.5, StepPart.ALL_REDUCE: 2.5}
+    parts |= {StepPart.EVALUATION: 1.5, StepPart.COMPILE: 0.25}
+    busy = protocol.Busy(lead=6.0, median=6.5, most=8.0)
+    seen = passed(with_lead(seen, progress=progress(60, T0 + 20, seconds=parts), busy=busy), T0 + 20)
+    found = {name: value - before.by_class[name] for name, value in seen.job.status.goodput.by_class.items()}
+    assert found == {
+        **dict.fromkeys(before.by_class, 0.0),
+        "communication": pytest.approx(4.0 - 2.0),  # rank 0 waits 2 s for the slowest
+        "straggler": pytest.approx(1.5),
+        "evaluation": 1.5,
+        "compile": 0.25,
+        "productive": pytest.approx(10 - 2.0 - 1.5 - 1.5 - 0.25),
+    }
+    again = passed(with_lead(seen, progress=progress(61, T0 + 24, seconds=parts), busy=busy), T0 + 24)
+    assert again.job.status.goodput.productive_seconds == pytest.approx(
+        found["productive"] + before.productive_seconds + 4
+    )
+
+
+def test_a_slow_rank_0_is_no_less_a_straggler_and_no_communication() -> None:
+    seen = jobs.running(jobs.spec())
+    told = progress(60, T0 + 20, seconds={StepPart.ALL_REDUCE: 1.0})
+    seen = passed(with_lead(seen, progress=told, busy=protocol.Busy(lead=9.0, median=5.0, most=9.0)), T0 + 20)
+    goodput = seen.job.status.goodput
+    assert (goodput.communication_seconds, goodput.straggler_seconds) == (1.0, 4.0)
+    assert goodput.productive_seconds == pytest.approx(5.0)
+
+
+EVENTS = st.sampled_from(["train", "fail", "suspend", "resume", "lose"])
+TOLD = st.dictionaries(st.sampled_from(list(StepPart)), st.floats(0, 1e4))
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 30), EVENTS, TOLD), max_size=12))
+def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(story: list[Any]) -> None:
+    seen, now = jobs.running(jobs.spec()), T0 + 10
+    for seconds, what, parts in story:
+        now += seconds
+        spec = seen.job.spec
+        if what in ("suspend", "resume"):
+            job = replace(seen.job, spec=spec.model_copy(update={"suspend": what == "suspend"}))
+            seen = replace(seen, job=replace(job, generation=job.generation + 1))
+        if what == "lose":
+            seen = replace(seen, pods=seen.pods[:-1])
+        told = progress(60, now, seconds=parts, checkpoint_seconds=parts.get(StepPart.FORWARD, 0.0))
+        seen = passed(with_lead(seen, progress=told, **(failed(now - 0.1) if what == "fail" else {})), now)
+        status = seen.job.status
+        assert min(status.goodput.by_class.values()) >= 0
+        assert total(status) == pytest.approx(unix_seconds(status.goodput.at) - T0, abs=0.02)
+        assert sum(entry.seconds for entry in status.goodput.recovery) == pytest.approx(
+            status.goodput.recovery_seconds, abs=0.02
+        )
+
+
+def test_an_operator_counts_by_a_clock_that_nobody_sets() -> None:
+    seen = jobs.running(jobs.spec())
+    before = total(seen.job.status)
+    told = with_lead(seen, progress=progress(60, T0 + 20))
+    for hour in (3600.0, -3600.0):
+        made = plan(replace(told, counted_for=7.5, progress_every=0.0), T0 + 20 + hour)
+        assert total(made.status) == pytest.approx(before + 7.5, abs=0.01)
+
+
+def test_a_suspension_is_neither_a_failure_nor_lost_and_what_follows_is_a_start() -> None:
+    seen = jobs.running(jobs.spec())
+    before = seen.job.status.goodput
+    suspended = replace(seen.job, spec=seen.job.spec.model_copy(update={"suspend": True}), generation=2)
+    seen = passed(replace(seen, job=suspended), T0 + 10)
+    assert seen.job.status.internal.incident is None
+    seen = passed(replace(seen, pods=(), agents={}), T0 + 15)
+    assert seen.job.status.condition("Ready").reason == "Suspended"
+    resumed = replace(seen.job, spec=seen.job.spec.model_copy(update={"suspend": False}), generation=3)
+    seen = passed(replace(seen, job=resumed), T0 + 100)
+    status = seen.job.status
+    assert status.goodput.suspended_seconds == pytest.approx(90)
+    assert status.goodput.percent == before.percent
+    assert status.incidents == ()
+
+
+def test_an_incident_says_why_who_and_what_it_cost() -> None:
+    seen = jobs.running(jobs.spec(price=PRICE))
+    seen = passed(with_lead(seen, progress=progress(60, T0 + 30)), T0 + 30)
+    seen = passed(with_lead(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 34)
+    under_way = seen.job.status.internal.incident
+    assert (under_way.cause, under_way.replica, under_way.node) == ("WorkerFailed", "demo-1-0", "node-1")
+    assert seen.job.status.incidents == ()
+    seen = next_round(with_lead(seen, progress=progress(60, T0 + 30), **failed(T0 + 33)), T0 + 35, held=58)
+    seen = at_work(seen, T0 + 36, 59)
+    (incident,) = seen.job.status.incidents
+    assert unix_seconds(incident.at) == T0 + 33
+    assert (incident.round, incident.cause, incident.steps_replayed) == (1, "WorkerFailed", 2)
+    assert incident.seconds == pytest.approx(3.0)
+    assert incident.replayed_seconds == pytest.approx(1.0)
+    assert incident.cost == pytest.approx(3 * (3.0 + 1.0))
+    assert seen.job.status.internal.incident is None
+    goodput = seen.job.status.goodput
+    assert goodput.replayed_seconds == pytest.approx(1.0)
+    assert goodput.recovery == (RecoveryTime(cause="WorkerFailed", times=1, seconds=3.0),)
+    assert total(seen.job.status) == pytest.approx(36, abs=0.02)
+
+
+def test_causes_without_end_are_counted_together() -> None:
+    seen = jobs.running(jobs.spec())
+    known = tuple(RecoveryTime(cause=f"Cause{number}", times=1, seconds=1.0) for number in range(MOST_CAUSES - 1))
+    goodput = seen.job.status.goodput.model_copy(update={"recovery": known, "recovery_seconds": float(len(known))})
+    seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"goodput": goodput})))
+    seen = passed(with_lead(seen, progress=progress(60, T0 + 10), **failed(T0 + 12)), T0 + 13)
+    found = seen.job.status.goodput.recovery
+    assert len(found) == MOST_CAUSES
+    assert (found[-1].cause, found[-1].seconds) == (OTHER, 1.0)
+
+
+def test_what_a_token_costs_follows_from_replicas_with_a_node_and_from_what_kind_it_is() -> None:
+    seen = jobs.running(jobs.spec(price=PRICE))
+    assert jobs.running(jobs.spec()).job.status.cost is None
+    before = seen.job.status.cost.total
+    spot = {name: replace(node, spot=name == "node-2") for name, node in seen.nodes.items()}
+    pending = jobs.pod(3, node="", ip="", phase=PodPhase.PENDING)
+    seen = replace(seen, nodes=spot, pods=(*seen.pods, pending))
+    seen = passed(with_lead(seen, progress=progress(60, T0 + 20, tokens=3_000_000)), T0 + 20)
+    cost = seen.job.status.cost
+    assert cost.total - before == pytest.approx(10 * 2.1, abs=0.01)
+    assert cost.currency == "EUR"
+    assert cost.spot_replica_hours == pytest.approx(10 / 3600, abs=1e-5)
+    assert cost.per_million_tokens == pytest.approx(cost.total / 3, abs=1e-4)
+
+
+def test_a_job_that_has_ended_counts_and_costs_no_more() -> None:
+    seen = with_lead(jobs.running(jobs.spec(price=PRICE)), progress=progress(100, T0 + 20), state="succeeded")
+    seen = passed(seen, T0 + 20)
+    ended = seen.job.status
+    assert ended.condition("Complete").status == "True"
+    assert total(ended) == pytest.approx(20, abs=0.02)
+    later = plan(replace(seen, job=replace(seen.job, generation=5)), T0 + 500).status
+    assert (later.goodput, later.cost) == (ended.goodput, ended.cost)
+
+
+def test_each_class_is_a_field_and_has_a_name() -> None:
+    assert [f"{name}_seconds" for name in Goodput().by_class] == list(CLASSES)

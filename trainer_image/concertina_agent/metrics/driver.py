@@ -1,0 +1,140 @@
+"""Gathers what a scrape is told: facts on the agent's loop, the kernel's and the GPUs' numbers beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Optional
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.metrics import families as f
+from concertina_agent.metrics import processes
+from concertina_agent.metrics.endpoint import Endpoint
+from concertina_agent.metrics.gpus import Gpus
+from concertina_agent.metrics.processes import Use, Worker
+from concertina_agent.metrics.text import Sample, render
+from concertina_agent.metrics.training import Training
+from concertina_agent.settings import Metrics, Settings
+from concertina_agent.transfers.uploads import Shipping
+from concertina_protocol.log import log_event
+
+FACTS_SECONDS = 2.0
+"""That the agent's loop may take to answer; else the scrape fails, which says as much."""
+KEPT_SECONDS = 1.0
+"""An answer is given again for so long: whoever scrapes more often costs no more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    samples: tuple[Sample, ...]
+    workers: tuple[Worker, ...]
+
+
+_USED = {
+    f.WORKERS_RUNNING: "running",
+    f.WORKER_CPU: "cpu_seconds",
+    f.WORKER_MEMORY: "resident_bytes",
+    f.WORKER_PEAK: "peak_bytes",
+    f.WORKER_READ: "read_bytes",
+    f.WORKER_WRITTEN: "written_bytes",
+    f.WORKER_THREADS: "threads",
+}
+"""Fields of `Use`."""
+
+
+class MetricsDriver:
+    def __init__(
+        self,
+        settings: Settings,
+        agent: AgentState,
+        running: Callable[[], Mapping[int, int]],
+        shipping: Shipping,
+    ) -> None:
+        """`agent` is read. `running`: pid of each worker that runs, by its rank."""
+        self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
+        self._training = Training()
+        self._workers = processes.Workers()
+        self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._kept, self._kept_at = b"", float("-inf")
+
+    def start(self) -> None:
+        """On the agent's loop. Metrics that can't be served stop nothing."""
+        settings = self._settings.metrics
+        if settings is None:
+            return None
+        self._loop = asyncio.get_running_loop()
+        try:
+            Endpoint(self._settings.pod_ip, settings.port, settings.token, self._text).start()
+        except OSError as error:
+            return log_event("metrics_not_served", port=settings.port, error=str(error))
+        return self._gpus.start()
+
+    def on_event(self, event: e.Event) -> None:
+        """Each that the core has taken."""
+        if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress) and self._loop is not None:
+            r = self._agent.current(event.round)
+            if r is not None and r.workers.progress is event.message:
+                self._training.on_progress(event.round, event.message, time.monotonic())
+
+    # --- in the thread of the endpoint ------------------------------------------------------------------------------
+
+    async def _text(self) -> bytes:
+        settings, now = self._settings.metrics, time.monotonic()
+        assert settings is not None
+        assert self._loop is not None
+        if now >= self._kept_at + KEPT_SECONDS:
+            asked = asyncio.run_coroutine_threadsafe(self._facts(), self._loop)
+            facts = await asyncio.wait_for(asyncio.wrap_future(asked), FACTS_SECONDS)
+            uses = self._workers.look(facts.workers)
+            samples = (*facts.samples, *_of_workers(uses, settings.per_rank), *_of_pod(), *self._gpus.samples(now))
+            self._kept, self._kept_at = render(samples, _base(settings, self._settings.replica)), now
+        return self._kept
+
+    # --- on the agent's loop ----------------------------------------------------------------------------------------
+
+    async def _facts(self) -> _Facts:
+        agent, r = self._agent, self._agent.round
+        lead, progress = (r.lead, r.workers.progress) if r else (None, None)
+        first = r.assign.members[r.me].first_rank if r else 0
+        workers = tuple(Worker(rank - first, rank, pid) for rank, pid in self._running().items())
+        busy = lead.watchdog.busy if lead else None
+        samples = [Sample(f.ROUND, agent.seen[0]), *self._training.samples(progress, busy, time.monotonic())]
+        if lead is not None and agent.latest is not None:
+            samples.append(Sample(f.CHECKPOINT_STEP, agent.latest.step))
+        if agent.uploads.storage is not None:
+            families = (f.SHIPPED, f.SHIPPED_BYTES, f.SHIP_SECONDS, f.STORAGE_FAILURES)
+            samples += map(Sample, families, dataclasses.astuple(self._shipping))
+        return _Facts(tuple(samples), workers)
+
+
+def _base(settings: Metrics, replica: str) -> tuple[tuple[str, str], ...]:
+    return tuple(zip(f.POD_LABELS, (settings.namespace, settings.job, replica)))
+
+
+def _of_workers(uses: Mapping[int, Use], per_rank: bool) -> Iterator[Sample]:
+    """Each by itself, or their sums."""
+    for place, use in uses.items() if per_rank else ():
+        more = ((f.WORKER_LABEL, str(place)),)
+        if use.running:
+            yield Sample(f.WORKER_RANK, use.rank, more=more)
+        for family, name in _USED.items():
+            yield Sample(family, getattr(use, name), more=more)
+    if not per_rank:
+        for family, name in _USED.items():
+            yield Sample(family, sum(getattr(use, name) for use in uses.values()))
+
+
+def _of_pod() -> Iterator[Sample]:
+    cpu, resident = processes.own()
+    yield Sample(f.AGENT_CPU, cpu)
+    yield Sample(f.AGENT_MEMORY, resident)
+    bytes_of_network = processes.network()
+    if bytes_of_network is not None:
+        received, sent = bytes_of_network
+        yield Sample(f.NETWORK_RECEIVED, received)
+        yield Sample(f.NETWORK_SENT, sent)

@@ -1,0 +1,134 @@
+"""GET /metrics over plain HTTP, in a thread with an event loop of its own: whoever asks, and however often, takes
+nothing of the agent's. Each connection has one request, a few seconds and a bound on its bytes; a server of the
+standard library bounds each read alone, so that one who sends a byte now and then would hold its place for hours."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hmac
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Optional, Union
+
+from concertina_agent.metrics.text import CONTENT_TYPE
+from concertina_protocol.addresses import family
+from concertina_protocol.log import log_event
+
+PATH = "/metrics"
+MAX_CONNECTIONS = 32
+"""At a time. One more, and the one that is open longest goes of the address that has most."""
+MAX_HEAD = 8192
+"""Bytes of a request."""
+REQUEST_SECONDS, ANSWER_SECONDS = 5.0, 10.0
+PAUSE_SECONDS = 0.005
+"""Between two connections: a flood of them takes that much of a processor and no more."""
+ACCEPT_AGAIN_SECONDS = 0.1
+
+
+class Endpoint:
+    def __init__(self, host: str, port: int, token: Optional[str], text: Callable[[], Awaitable[bytes]]) -> None:
+        """`token`: None: nobody has to show one. Empty: one was asked for, and is not there, so nobody is answered.
+        `text`: awaited in the thread."""
+        self._address, self._text = (host, port), text
+        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._open: dict[asyncio.Task[None], str] = {}
+        """The other end's host, in order of arrival."""
+
+    def start(self) -> None:
+        """Raises OSError where the address can't be had."""
+        host, _ = self._address
+        listening = socket.create_server(self._address, family=family(host), backlog=128)
+        listening.setblocking(False)
+        threading.Thread(target=self._run, args=(listening,), name="metrics", daemon=True).start()
+
+    def _run(self, listening: socket.socket) -> None:
+        try:
+            asyncio.run(self._accept_all(listening))
+        except Exception as error:  # training goes on without
+            log_event("metrics_ended", error=f"{type(error).__name__}: {error}")
+
+    async def _accept_all(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, (host, *_) = await loop.sock_accept(listening)
+            except OSError:  # no file descriptor is left: later, then
+                await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
+                continue
+            task = loop.create_task(self._connected(connection))
+            self._open[task] = host
+            task.add_done_callback(lambda gone: self._open.pop(gone, None))
+            if len(self._open) > MAX_CONNECTIONS:
+                self._turn_one_away()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def _turn_one_away(self) -> None:
+        ((busiest, _),) = collections.Counter(self._open.values()).most_common(1)
+        task = next(task for task, host in self._open.items() if host == busiest)
+        del self._open[task]
+        task.cancel()
+
+    async def _connected(self, connection: socket.socket) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_HEAD)
+        except BaseException:
+            connection.close()
+            raise
+        try:
+            answer = await asyncio.wait_for(self._answer(reader), REQUEST_SECONDS)
+            writer.write(answer)
+            await asyncio.wait_for(writer.drain(), ANSWER_SECONDS)
+            writer.close()
+            await asyncio.wait_for(writer.wait_closed(), ANSWER_SECONDS)
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # it is gone, or as good as
+        finally:
+            with contextlib.suppress(OSError, RuntimeError):
+                writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *fields = head.decode("latin-1").split("\r\n")
+        words = first.split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _response("400 Bad Request", "this is no request of HTTP/1.1\n")
+        method, target, _ = words
+        if target.partition("?")[0] != PATH:
+            return _response("404 Not Found", f"the metrics of this pod are at {PATH}\n")
+        if method not in ("GET", "HEAD"):
+            return _response("405 Method Not Allowed", "only GET and HEAD\n", "Allow: GET, HEAD")
+        if self._expected is not None and not self._is_shown(fields):
+            return _response("401 Unauthorized", self._asks(), "WWW-Authenticate: Bearer")
+        try:
+            body = await self._text()
+        except asyncio.TimeoutError:
+            return _response("503 Service Unavailable", "the agent is too busy to say what it knows\n")
+        except Exception as error:  # the others are answered, and training goes on
+            log_event("metrics_failed", error=f"{type(error).__name__}: {error}")
+            return _response("500 Internal Server Error", "the agent's log says what is wrong\n")
+        answer = _response("200 OK", body, f"Content-Type: {CONTENT_TYPE}")
+        return answer if method == "GET" else answer[: len(answer) - len(body)]
+
+    def _is_shown(self, fields: list[str]) -> bool:
+        assert self._expected is not None
+        named = (field.partition(":") for field in fields)
+        given = next((value.strip() for name, _, value in named if name.strip().lower() == "authorization"), "")
+        return hmac.compare_digest(given.encode("latin-1"), self._expected) and self._expected != b"Bearer "
+
+    def _asks(self) -> str:
+        if self._expected == b"Bearer ":
+            return (
+                "a token is asked for, and this pod has none: the Secret that should hold it is not in its namespace\n"
+            )
+        return "the metrics of this pod ask for their token: Authorization: Bearer TOKEN\n"
+
+
+def _response(status: str, body: Union[bytes, str], *fields: str) -> bytes:
+    content = body.encode() if isinstance(body, str) else body
+    if not any(field.startswith("Content-Type") for field in fields):
+        fields = (*fields, "Content-Type: text/plain; charset=utf-8")
+    head = (f"HTTP/1.1 {status}", *fields, f"Content-Length: {len(content)}", "Connection: close", "", "")
+    return "\r\n".join(head).encode() + content

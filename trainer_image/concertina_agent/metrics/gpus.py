@@ -1,0 +1,87 @@
+"""The GPUs of this pod, looked at in a thread of their own: a driver in trouble may answer late, or never."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from concertina_agent.metrics import families as f
+from concertina_agent.metrics.nvml import LIBRARY, Gpu, Nvml, NvmlError, Reading
+from concertina_agent.metrics.text import Sample
+from concertina_protocol.log import log_event
+
+LOOK_SECONDS = 10.0
+"""From one look to the next."""
+FRESH_SECONDS = 60.0
+"""An older look is not told of any more: how a GPU was says nothing of how it is."""
+MOST_XIDS = 64
+"""Kinds of a GPU that are told apart; all others are one."""
+OTHER = "other"
+
+
+class Gpus:
+    def __init__(self, node: str, library: str = LIBRARY) -> None:
+        self._node, self._library = node, library
+        self._looked: tuple[float, tuple[tuple[Gpu, Reading], ...]] = (float("-inf"), ())
+        """When, by the monotonic clock, and what was seen. Replaced as a whole, so any thread may read it."""
+        self._xids: dict[tuple[Gpu, str], int] = {}
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="gpus", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            nvml = Nvml(self._library)
+        except NvmlError as error:
+            return log_event("no_nvml", why=str(error))
+        while nvml.gpus:
+            self._looked = time.monotonic(), tuple(nvml.read())
+            self._wait(nvml, time.monotonic() + LOOK_SECONDS)
+        return None
+
+    def _wait(self, nvml: Nvml, until: float) -> None:
+        while (left := until - time.monotonic()) > 0:
+            if not nvml.hears_of_xids:
+                time.sleep(left)
+            elif found := nvml.wait_for_xid(left):
+                self._count(*found)
+
+    def _count(self, gpu: Gpu, xid: int) -> None:
+        key = gpu, str(xid)
+        if key not in self._xids and sum(of == gpu for of, _ in self._xids) >= MOST_XIDS:
+            key = gpu, OTHER
+        self._xids = {**self._xids, key: self._xids.get(key, 0) + 1}
+        log_event("xid", gpu=gpu.uuid, xid=xid)
+
+    def samples(self, now: float) -> Iterator[Sample]:
+        """None where there are no GPUs. `now`: monotonic seconds."""
+        at, readings = self._looked
+        if not readings:
+            return
+        yield Sample(f.GPU_SAMPLE_AGE, max(0.0, now - at))
+        for gpu, reading in readings if now - at <= FRESH_SECONDS else ():
+            yield from self._of(gpu, reading)
+        for (gpu, xid), count in self._xids.items():
+            yield Sample(f.GPU_XID, count, (*self._labels(gpu), xid))
+
+    def _of(self, gpu: Gpu, reading: Reading) -> Iterator[Sample]:
+        labels = self._labels(gpu)
+        gauges = {
+            f.GPU_UTILIZATION: reading.utilization,
+            f.GPU_MEMORY_USED: reading.memory_used,
+            f.GPU_MEMORY_TOTAL: reading.memory_total,
+            f.GPU_SM_CLOCK: reading.sm_clock,
+            f.GPU_MEMORY_CLOCK: reading.memory_clock,
+            f.GPU_TEMPERATURE: reading.temperature,
+            f.GPU_POWER: reading.power,
+        }
+        for family, value in gauges.items():
+            if value is not None:
+                yield Sample(family, value, labels)
+        for kind, errors in (("corrected", reading.corrected), ("uncorrected", reading.uncorrected)):
+            if errors is not None:
+                yield Sample(f.GPU_ECC, errors, (*labels, kind))
+
+    def _labels(self, gpu: Gpu) -> tuple[str, ...]:
+        return (str(gpu.index), gpu.uuid, gpu.device, gpu.model, self._node)

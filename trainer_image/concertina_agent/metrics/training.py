@@ -1,0 +1,125 @@
+"""What rank 0's worker tells of training, added up over the rounds in which it was a worker of this pod. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Optional
+
+import concertina_protocol as p
+from concertina_agent.metrics import families as f
+from concertina_agent.metrics.text import Histogram, Sample
+
+_OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NORM}
+"""Which have a name in the table."""
+_STEP_PARTS = frozenset(part.value for part in p.StepPart)
+OTHER = "other"
+"""Instead of a part that this version does not know."""
+_START_PARTS = ("start", "group", "build", "restore", "first_step")
+LONGEST_NAME = 64
+MOST_STEPS = 100_000
+"""That one message may tell of at once."""
+
+
+class Training:
+    def __init__(self) -> None:
+        self._round = -1
+        self._last: Optional[p.Progress] = None
+        self._step_seconds = Histogram(f.STEP_BUCKETS)
+        self._totals: dict[Hashable, float] = {}
+        """Of all rounds."""
+        self._of_round: dict[Hashable, float] = {}
+        """Of this one, as last told: a worker counts from its round's start."""
+        self._tokens, self._knows_tokens = 0, False
+        self._snapshot: tuple[Optional[int], float] = (None, 0.0)
+        """The newest step, and when it was first heard of."""
+        self._had_loss = False
+
+    def on_progress(self, round: int, progress: p.Progress, now: float) -> None:
+        """From rank 0, of this round. `now`: monotonic seconds."""
+        if round < self._round:
+            return
+        if round > self._round:
+            self._round, self._last, self._of_round, self._snapshot = round, None, {}, (None, now)
+        last = self._last
+        if last is not None and last.first_step_at is not None:
+            self._stepped(last, progress)
+        self._add(f.DATA_WAIT_SECONDS, progress.stalled_seconds)
+        self._add(f.SAVE_WAIT_SECONDS, progress.checkpoint_seconds)
+        parts: dict[str, float] = {}
+        for name, seconds in itertools.islice(progress.seconds.items(), p.MOST_METRICS):
+            part = name if name in _STEP_PARTS else OTHER
+            parts[part] = parts.get(part, 0.0) + seconds
+        for part, seconds in parts.items():
+            self._add((f.PART_SECONDS, part), seconds)
+        if progress.snapshot_step != self._snapshot[0]:
+            self._snapshot = progress.snapshot_step, now
+        self._knows_tokens = self._knows_tokens or progress.tokens is not None
+        self._had_loss = self._had_loss or math.isfinite(progress.loss)
+        self._last = progress
+
+    def _stepped(self, last: p.Progress, progress: p.Progress) -> None:
+        steps = min(progress.step - last.step, MOST_STEPS)
+        if steps > 0 and 0 < progress.step_seconds < math.inf:
+            self._step_seconds.observe(progress.step_seconds, steps)
+        if progress.tokens is not None and last.tokens is not None:
+            self._tokens += max(0, progress.tokens - last.tokens)
+
+    def _add(self, key: Hashable, seconds: float) -> None:
+        """`seconds`: of this round so far."""
+        more = seconds - self._of_round.get(key, 0.0)
+        if 0.0 <= more < math.inf:
+            self._of_round[key] = seconds
+            self._totals[key] = self._totals.get(key, 0.0) + more
+
+    def samples(self, current: Optional[p.Progress], busy: Optional[p.Busy], now: float) -> Iterator[Sample]:
+        """`current`: what rank 0 has told in the present round, where it is a worker of this pod: who has lost it goes
+        on with its counters alone."""
+        if busy is not None:
+            for of, seconds in (("lead", busy.lead), ("median", busy.median), ("slowest", busy.most)):
+                self._add((f.BUSY_SECONDS, of), seconds)
+        if self._last is not None:
+            yield Sample(f.STEP_SECONDS, self._step_seconds)
+        if self._knows_tokens:
+            yield Sample(f.TOKENS, self._tokens)
+        for key, seconds in self._totals.items():
+            family, *labels = key if isinstance(key, tuple) else (key,)
+            yield Sample(family, seconds, tuple(labels))
+        if current is not None:
+            yield from self._gauges(current, now)
+
+    def _gauges(self, told: p.Progress, now: float) -> Iterator[Sample]:
+        yield Sample(f.STEP, told.step)
+        if told.position:  # a script that does not say has 0
+            yield Sample(f.SAMPLES, told.position)
+        if told.steps is not None:
+            yield Sample(f.STEPS, told.steps)
+        if told.tokens is not None:
+            yield Sample(f.RUN_TOKENS, told.tokens)
+        if told.tokens_per_second:  # likewise
+            yield Sample(f.TOKENS_PER_SECOND, told.tokens_per_second)
+        if self._had_loss:  # a script that tells none has NaN, which would look like a loss that has become so
+            yield Sample(f.LOSS, told.loss)
+        if told.evaluated is not None:
+            yield Sample(f.VALIDATION_LOSS, told.evaluated.loss)
+            yield Sample(f.VALIDATION_STEP, told.evaluated.step)
+        if told.mfu is not None:
+            yield Sample(f.MFU, told.mfu)
+        if told.save_seconds is not None:
+            yield Sample(f.SLOWEST_SAVE, told.save_seconds)
+        if told.snapshot_step is not None:
+            yield Sample(f.SNAPSHOT_STEP, told.snapshot_step)
+            yield Sample(f.SNAPSHOT_AGE, max(0.0, now - self._snapshot[1]))
+        for part in _START_PARTS:
+            if part in told.timeline:
+                yield Sample(f.START_SECONDS, told.timeline[part], (part,))
+        yield from _by_name(told.metrics)
+
+
+def _by_name(metrics: Mapping[str, float]) -> Iterator[Sample]:
+    for name, value in itertools.islice(metrics.items(), p.MOST_METRICS):
+        if name in _OWN_METRICS:
+            yield Sample(_OWN_METRICS[name], value)
+        else:
+            yield Sample(f.METRIC, value, (name[:LONGEST_NAME],))

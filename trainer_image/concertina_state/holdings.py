@@ -1,0 +1,147 @@
+"""What one rank holds of a state's arrays, of whatever library: which box of which global array each is, what of it
+this rank saves, and what it reads again. No torch.
+
+What several ranks hold alike (DDP's weights, a replicated dimension of a mesh) is saved once: each of them saves a
+part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from concertina_state.errors import BadInput
+from concertina_state.format.read_plan import Box, ReadPlan, reads
+from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Header, Layout, layout_digest
+from concertina_state.placement import rows
+
+
+class Rows(Protocol):
+    """An array of a library: `array[begin:end]` are some of its rows, the same memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Any: ...
+
+
+A = TypeVar("A", bound=Rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """Ranks that hold the same boxes."""
+
+    ranks: tuple[int, ...]
+    """In the order in which parts are given to them."""
+    mine: int
+    """Place of this rank among them."""
+    group: Any = None
+    """Of exactly these, as torch.distributed has it; None: the world, or nobody to talk to."""
+
+
+ALONE = Copies((0,), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Held(Generic[A]):
+    """An array of which this rank has a box."""
+
+    name: str
+    whole: tuple[int, ...]
+    box: Box
+    dtype: str
+    """As safetensors names it."""
+    local: A
+    """Live, of the box's shape."""
+    copies: Copies
+    cut: str
+    """How it is cut."""
+
+    def part(self, begin: int, end: int) -> tuple[Chunk, A]:
+        """Some of its rows."""
+        if not self.whole:
+            return Chunk(self.name, self.dtype, (), (), ()), self.local
+        offsets = (self.box.offsets[0] + begin, *self.box.offsets[1:])
+        shape = (end - begin, *self.box.shape[1:])
+        return Chunk(self.name, self.dtype, offsets, shape, self.whole), self.local[begin:end]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A box of a global array, where nothing else says how it is cut: what this rank holds of it."""
+
+    array: Any
+    offsets: Sequence[int]
+    """Of its first element in the global array."""
+    shape: Sequence[int]
+    """Of the global array."""
+
+
+def held_part(name: str, part: Part, local: A, shape: Sequence[int], dtype: str) -> Held[A]:
+    """`local`, `shape`, `dtype`: of the part's array. Raises BadInput."""
+    offsets, own, whole = tuple(part.offsets), tuple(shape), tuple(part.shape)
+    fits = len(offsets) == len(own) == len(whole) > 0
+    if not fits or any(o < 0 or o + n > end for o, n, end in zip(offsets, own, whole, strict=True)):
+        raise BadInput(
+            f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
+            "not within: correct its Part."
+        )
+    # Each array may be as large in a world that is cut otherwise: only its box tells that state from this one.
+    return Held(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")
+
+
+class Holdings(Generic[A]):
+    def __init__(self, held: Sequence[Held[A]], own: Mapping[str, A], cut: str) -> None:
+        """`own`: bytes that this rank alone has, by names of its own. `cut`: how all of it is cut, as far as that
+        tells states of ranks apart that hold the same arrays."""
+        self.held = held
+        self._parts: dict[str, tuple[Chunk, A]] = {}
+        """Of those, what this rank saves."""
+        for copies, alike in self._by_copies().items():
+            self._parts |= {chunk.name: (chunk, array) for chunk, array in parts(alike, copies, copies.mine)}
+        alone = {name: (Chunk(name, "U8", (0,), (len(each),), (len(each),)), each) for name, each in own.items()}
+        saved = {**self._parts, **alone}
+        self.layout = Layout([chunk for chunk, _ in saved.values()])
+        self._saved: list[A] = [saved[chunk.name][1] for chunk in self.layout.chunks]
+        """In the layout's order."""
+        wholes = [(each.name, each.dtype, each.whole) for each in held]
+        self.digest = layout_digest(wholes, f"{cut}: {sorted({each.cut for each in held})}")
+
+    @property
+    def alone(self) -> bool:
+        """Whether what this rank reads is what it saves, which is in the shard of its own number where nothing was
+        resized."""
+        return True
+
+    def wanted(self) -> dict[str, tuple[Chunk, A]]:
+        """What this rank reads of a saved state."""
+        return self._parts
+
+    def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan:
+        """What this rank reads, of a saved state of which these are the shards' headers. Raises BadInput where it is
+        not a whole state of these arrays; `instead`: what to do then."""
+        wanted = [chunk for chunk, _ in self.wanted().values()]
+        for header in held.values():
+            for chunk in wanted:
+                stored = header.chunks.get(chunk.name)
+                if stored and (stored.chunk.global_shape, stored.chunk.dtype) != (chunk.global_shape, chunk.dtype):
+                    raise BadInput(
+                        f"{chunk.name} was saved as {stored.chunk.dtype} {list(stored.chunk.global_shape)} and is "
+                        f"{chunk.dtype} {list(chunk.global_shape)} now: {instead}."
+                    )
+        plan = reads(held, wanted)
+        plan.require("the saved state")
+        return plan
+
+    def _by_copies(self) -> dict[Copies, list[Held[A]]]:
+        found: dict[Copies, list[Held[A]]] = {}
+        for each in self.held:
+            found.setdefault(each.copies, []).append(each)
+        return found
+
+
+def parts(alike: Sequence[Held[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
+    """What rank `number` of those that hold them alike saves of each."""
+    boxes = [(each.box.shape, ITEM_SIZES[each.dtype]) for each in alike]
+    shares = zip(alike, rows(boxes, len(copies.ranks), number), strict=True)
+    return [each.part(begin, end) for each, (begin, end) in shares if end > begin]

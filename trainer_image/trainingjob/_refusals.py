@@ -1,0 +1,22 @@
+"""What keeps a state or data from being read or saved, told to the job before it ends the script."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import trainingjob
+from concertina_protocol import FailureReason
+from concertina_protocol.worker_channel import Fault
+from concertina_state.errors import BadInput, RestoreFailed
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    try:
+        yield
+    except (BadInput, RestoreFailed) as error:
+        reason = FailureReason.BAD_INPUT if isinstance(error, BadInput) else FailureReason.RESTORE_FAILED
+        if channel := trainingjob.connection():
+            channel.send(Fault(reason, str(error)))
+        raise

@@ -1,0 +1,237 @@
+"""What a script keeps of torch's: modules and optimizers, taken apart into tensors and values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from concertina_state.tensors import NAMES
+from trainingjob._objects import Kept
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What DDP, torch.compile and others put into the names of what they wrap: without them a name says the same in any
+world, and whether it was wrapped or not."""
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+def plain_name(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+class KeptModule:
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def _entries(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self.module.state_dict().items():
+            yield plain_name(name), value
+
+    def arrays(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        seen: set[tuple[int, torch.Size]] = set()
+        for name, value in self._entries():
+            if not isinstance(value, Tensor):
+                continue
+            place = (_address(value), value.shape)
+            if place not in seen or not value.numel():  # tied weights are one tensor with several names
+                found[name] = value
+            seen.add(place)
+        return found
+
+    def alike(self) -> dict[str, Tensor]:
+        """Not its buffers: each rank may have its own running means."""
+        return {
+            plain_name(name): parameter.detach()
+            for name, parameter in self.module.named_parameters()
+            if not isinstance(parameter, DTensor)
+        }
+
+    def values(self) -> dict[str, Any]:
+        """Extra state that is no tensor."""
+        return {name: value for name, value in self._entries() if not isinstance(value, Tensor)}
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        if values:
+            named = {plain_name(name): name for name in self.module.state_dict()}
+            self.module.load_state_dict({named[name]: value for name, value in values.items()}, strict=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A tensor that an optimizer keeps for a parameter."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    """None: that of the parameter, and cut as it is."""
+
+
+class KeptOptimizer:
+    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        """`names`: of parameters, by their ids."""
+        self.optimizer = optimizer
+        self._parameters: list[tuple[str, Tensor, dict[str, Any]]] = [
+            (names.get(id(parameter), f"{number}.{index}"), parameter, group)
+            for number, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        ]
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": value
+            for name, parameter, _ in self._parameters
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def alike(self) -> dict[str, Tensor]:
+        return {}
+
+    def values(self) -> dict[str, Any]:
+        groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+        moments: dict[tuple[Any, ...], list[int]] = {}
+        others: dict[int, dict[str, Any]] = {}
+        for index, (_, parameter, _) in enumerate(self._parameters):
+            state = self.optimizer.state.get(parameter, {})
+            kinds = tuple(
+                (key, NAMES[value.dtype], None if value.shape == parameter.shape else tuple(value.shape))
+                for key, value in state.items()
+                if isinstance(value, Tensor)
+            )
+            moments.setdefault(kinds, []).append(index)
+            if rest := {key: value for key, value in state.items() if not isinstance(value, Tensor)}:
+                others[index] = rest
+        return {"groups": groups, "moments": list(moments.items()), "others": others}
+
+    def prepare(self, values: Mapping[str, Any]) -> None:
+        for kinds, indexes in values["moments"]:
+            for index in indexes:
+                _, parameter, group = self._parameters[index]
+                state = self.optimizer.state[parameter]
+                for moment in (Moment(*kind) for kind in kinds):
+                    if moment.key not in state:
+                        state[moment.key] = _empty_moment(moment, parameter, group)
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        for group, saved in zip(self.optimizer.param_groups, values["groups"], strict=True):
+            group.update(saved)
+        for index, rest in values["others"].items():
+            self.optimizer.state[self._parameters[index][1]].update(rest)
+
+
+def _empty_moment(moment: Moment, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+    dtype = DTYPES[moment.dtype]
+    if moment.shape is None:
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    # As torch.optim has it: a count of steps is on the CPU unless the kernel reads it.
+    on_device = moment.shape or group.get("capturable") or group.get("fused")
+    return torch.zeros(moment.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+class KeptFsdp1Module:
+    """FSDP1 flattens parameters, so that what a rank has is no box of any: torch takes them apart into shards, which
+    are copies, and puts them back."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self._state: dict[str, Any] = {}
+
+    def arrays(self) -> dict[str, Tensor]:
+        self._state = get_model_state_dict(self.module)
+        return {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
+
+    def alike(self) -> dict[str, Tensor]:
+        return {}
+
+    def values(self) -> Any:
+        return None
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: Any) -> None:
+        set_model_state_dict(self.module, self._state)
+
+
+class KeptFsdp1Optimizer:
+    def __init__(self, optimizer: Optimizer, module: Module) -> None:
+        self.optimizer, self.module = optimizer, module
+        self._state: dict[str, Any] = {}
+
+    def arrays(self) -> dict[str, Tensor]:
+        self._state = get_optimizer_state_dict(self.module, self.optimizer)  # which makes moments where there are none
+        moments = cast(Mapping[str, Mapping[str, Any]], self._state["state"])
+        return {
+            f"{name}.{key}": value
+            for name, state in moments.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def alike(self) -> dict[str, Tensor]:
+        return {}
+
+    def values(self) -> Any:
+        return [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+
+    def prepare(self, values: Any) -> None:
+        pass
+
+    def load(self, values: list[dict[str, Any]]) -> None:
+        set_optimizer_state_dict(self.module, self.optimizer, self._state)
+        for group, saved in zip(self.optimizer.param_groups, values, strict=True):
+            group.update(saved)
+
+
+def kept_of_torch(objects: Mapping[str, Any]) -> dict[str, Kept]:
+    """Of those that are modules and optimizers."""
+    modules = {name: value for name, value in objects.items() if isinstance(value, Module)}
+    names = {
+        id(parameter): f"{prefix}.{plain_name(name)}"
+        for prefix, module in modules.items()
+        for name, parameter in module.named_parameters()
+    }
+    flat = [value for value in modules.values() if _is_fsdp1(value)]
+    kept: dict[str, Kept] = {
+        name: KeptFsdp1Module(module) if module in flat else KeptModule(module) for name, module in modules.items()
+    }
+    for name, value in objects.items():
+        if isinstance(value, Optimizer):
+            kept[name] = _kept_optimizer(value, names, flat)
+    return kept
+
+
+def _is_fsdp1(module: Module) -> bool:
+    return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
+
+
+def _kept_optimizer(optimizer: Optimizer, names: Mapping[int, str], flat: Sequence[Module]) -> Kept:
+    """`flat`: modules of FSDP1."""
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    whose = (module for module in flat if any(id(parameter) in trained for parameter in module.parameters()))
+    module = next(whose, None)
+    return KeptOptimizer(optimizer, names) if module is None else KeptFsdp1Optimizer(optimizer, module)
+
+
+def _address(tensor: Tensor) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.data_ptr())
