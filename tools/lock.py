@@ -30,6 +30,7 @@ def environments() -> dict[str, list[str]]:
             *project["dependencies"],
             *extras["trainer"],
             *extras["tracking"],
+            *extras["mlflow-server"],
             *extras["demo"],
             *extras["dev"],
         ],

@@ -85,13 +85,14 @@ def _ship(channel: WorkerEnd, known: Settings) -> int:
         if (state := TrackingState(spool.next, error, spool.dropped)) != told:
             told = state
             channel.send(state)
-        until = time.monotonic() + (min(wait, LOOK_SECONDS) if ending else wait)
+        began = time.monotonic()
         while True:
             ending = ending or any(isinstance(message, ShipAll) for message in channel.poll())
             if (ending or shipper.idle) and spool.behind == 0 and not error:
                 shipper.close()
                 channel.finish()
                 return 0
-            if (left := until - time.monotonic()) <= 0:
+            soon = min(wait, LOOK_SECONDS) if ending else wait  # little time is left then
+            if (left := began + soon - time.monotonic()) <= 0:
                 break
             time.sleep(min(left, 0.2))

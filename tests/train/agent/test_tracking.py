@@ -10,13 +10,11 @@ import sys
 import time
 import urllib.request
 
+import mlflow
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
 
 from builders.train.replicas import newest_complete, running, trained
-
-event_accumulator = pytest.importorskip(
-    "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
-)
 
 
 def scalars(folder):
@@ -94,8 +92,6 @@ def until(holds, seconds):
 @pytest.mark.timeout(600)
 @pytest.mark.long(law="tests/unit/tracking/test_shipper.py::test_each_step_once_whatever_happens")
 def test_an_mlflow_server_that_is_killed_in_between_has_each_step_once(folder, trainer, tmp_path):
-    for package in ("mlflow", "flask", "sqlalchemy", "alembic"):
-        pytest.importorskip(package, reason=f"the MLflow server is not tried: {package} is not installed")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     uri = f"http://127.0.0.1:{port}"
@@ -122,8 +118,6 @@ def test_an_mlflow_server_that_is_killed_in_between_has_each_step_once(folder, t
             await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
             for one in (job[0], job[1]):
                 assert await asyncio.to_thread(one.process.wait, 60) == 0
-
-    import mlflow
 
     with contextlib.ExitStack() as server:
         server.enter_context(mlflow_server(tmp_path, port))
