@@ -15,6 +15,8 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
 from builders.train.replicas import newest_complete, running, trained
+from concertina_protocol.tracking.records import StepDone
+from concertina_protocol.tracking.spool import SpoolReader
 
 
 def scalars(folder):
@@ -129,3 +131,28 @@ def test_an_mlflow_server_that_is_killed_in_between_has_each_step_once(folder, t
         assert "concertina.round.2" in run.data.tags
         history = sorted(metric.step for metric in client.get_metric_history(run.info.run_id, "loss"))
         assert history == list(range(1, 401))
+
+
+@pytest.mark.long(law="tests/unit/tracking/test_shipper.py::test_each_step_once_whatever_happens")
+def test_nobody_who_trains_waits_for_a_tracker_that_hangs(folder, trainer):
+    """Connections are taken, by the kernel, and nobody ever answers."""
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        uri = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        environment = {
+            "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 30}),
+            "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
+            "CONCERTINA_TRACKING": json.dumps({"backend": "MLflow", "uri": uri}),
+        }
+
+        async def body():
+            async with running(folder, 1, ["--bundled"], **environment) as job:
+                await job.begin(1, job[0])
+                await job.until(job[0], lambda r: r.state == "succeeded", "never succeeded")
+                assert await asyncio.to_thread(job[0].process.wait, 60) == 0
+                hanging.setblocking(False)
+                hanging.accept()[0].close()  # it was asked
+                (spool,) = folder.rglob("tracking")
+                kept = [record for _, record in SpoolReader(spool).read(1000)]
+                assert [record.step for record in kept if isinstance(record, StepDone)] == list(range(1, 31))
+
+        asyncio.run(body())

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from wandb.proto import wandb_internal_pb2 as pb
 
 from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
 from concertina_tracking.about import About
 from concertina_tracking.settings import Backend, Settings
 
-pb = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="wandb is not installed")
 BLOCK, HEADER = 32 << 10, 7
 
 
