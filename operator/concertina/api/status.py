@@ -386,6 +386,9 @@ class Internal(Observed):
     )
     round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
     incident: Incident | None = Field(default=None, description="That under way; it comes into status.incidents.")
+    tokens_before: Count | None = Field(
+        default=None, description="Of progress.tokens: trained on by the job that this one goes on from."
+    )
     members: Packed | None = Field(
         default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."
     )

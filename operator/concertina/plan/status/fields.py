@@ -125,6 +125,7 @@ CLOCK: Mapping[str, Row] = {
 INTERNAL_CLOCK: Mapping[str, Row] = {
     "round_waits": lambda p: p.account.waits,
     "incident": lambda p: p.account.incident,
+    "tokens_before": lambda p: p.account.tokens_before,
 }
 """They change with time alone, so they are written only along with something else."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
