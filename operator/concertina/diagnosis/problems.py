@@ -48,3 +48,5 @@ RESTARTS_LEFT = 1
 """Or fewer."""
 LOSS_SPIKE = 2.0
 """Times the loss's usual value."""
+MEMORY_GROWS = 0.1
+"""Of a replica's workers' memory, within an hour."""
