@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-e2e e2e-prerequisites azurite lint format bench crds monitoring lock clean environment binaries
+.PHONY: help setup demo check test test-long test-e2e e2e-prerequisites azurite prometheus lint format bench crds monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -48,6 +48,9 @@ e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `k
 
 azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or two; needs Node.js and npm)
 	@PYTHONPATH=tests $(BIN)/python -m builders.stores.azurite
+
+prometheus: environment ## Have Prometheus and promtool, by which dashboards and alerts are tested (once; built, 4 minutes on 2 cores)
+	@$(BIN)/python tools/binaries.py prometheus promtool
 
 lint: setup ## Check form, types, import rules, the CRD, dashboards and alerts, and the chart; change nothing
 	@$(BIN)/ruff check .

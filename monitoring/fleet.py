@@ -6,7 +6,7 @@ from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
 from monitoring.promql import TIME, grown, of_jobs
 
 CHOSEN = 'namespace=~"$namespace"'
-HOUR, RECENT = "1h", "$__rate_interval"
+RECENT = "$__rate_interval"
 NAMES = "{{namespace}}/{{trainingjob}}"
 
 
@@ -75,6 +75,7 @@ FLEET = Board(
                         Query(_job("mfu_ratio"), "MFU"),
                         Query(_job("step"), "step"),
                         Query(_job("loss"), "loss"),
+                        Query(_job("tokens_per_second"), "tokens/s"),
                         Query(_job("ready_replicas"), "training"),
                         Query(_job("wanted_replicas"), "wanted"),
                         Query(_job("failures_total"), "failures"),
@@ -109,12 +110,15 @@ FLEET = Board(
                 ),
                 Panel(
                     "Recovery by cause",
-                    "Seconds within the hour from a failure or a change of members to the next step.",
+                    "Seconds in the last minutes from a failure or a change of members to the next step.",
                     (
                         Query(
                             _sum(
                                 grown(
-                                    "concertina_trainingjob_recovery_seconds_total", "cause", where=CHOSEN, window=HOUR
+                                    "concertina_trainingjob_recovery_seconds_total",
+                                    "cause",
+                                    where=CHOSEN,
+                                    window=RECENT,
                                 ),
                                 "cause",
                             ),
