@@ -30,10 +30,12 @@ for step in itertools.count(1):
     trainingjob.report(step=step, steps=10**6, loss=1.0, tokens=64 * step, tokens_per_second=1e3, metrics={"mine": 2.0})
 """
 JOBS = ("trained", "script")
+"""Which train."""
 NOT_HERE = {
     r"concertina_gpu_": "there is no GPU",
     r"mfu_ratio": "a processor's peak is not known",
     r"ALERTS": "a run of a minute raises none",
+    r"passes_given_up": "no answer of the API server ended a pass",
 }
 """Queries that need not give a series here, and why."""
 SOMETIMES = {"local_rank", "reason"}
@@ -102,6 +104,7 @@ def test_each_query_gives_what_its_panel_shows(jobs: Jobs, metrics: str, tmp_pat
     pod = {"containers": [paced()]}
     jobs.create("trained", replicas=2, trainer=trainer, pod=pod, checkpoint=checkpoint, price=price)
     jobs.create("script", REPORTS, metrics={"perRank": True})
+    jobs.create("waits", REPORTS, pod={"nodeSelector": {"is": "nowhere"}})
     jobs.wait_training("script", 1)
     jobs.wait_training("trained", 2)
     asked = queries()
