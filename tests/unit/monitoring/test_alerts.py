@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from monitoring.__main__ import RULES
 from monitoring.alerts import ALERTS, WITHOUT_ALERT
@@ -91,6 +92,7 @@ CASES = {
         "durable storage takes nothing",
         (
             {'stalled{reason="DataUnavailable"}': "1x300"},
+            {'stalled{reason="StorageUnavailable"}': "_x117 1x200"},
             {REFUSED: "0+1x300", SHIPPED: "0+1x300"},
             {REFUSED: "7x300", SHIPPED: "0x300"},
         ),
@@ -126,7 +128,7 @@ CASES = {
     Problem.LOSS_SPIKE: Case(
         TRAINS | {"loss": "2x100 5x200"},
         "the loss has jumped",
-        (TRAINS | {"loss": "2x100 3.9x200"}, TRAINS | {"loss": "10-0.05x199"}, TRAINS | {"loss": "2x116 9 2x200"}),
+        (TRAINS | {"loss": "2x100 3.9x200"}, TRAINS | {"loss": "10-0.05x199"}, TRAINS | {"loss": "2x108 9x200"}),
         at="1h50m",
     ),
     Problem.DATA_DIGEST_MISMATCH: Case(
@@ -148,13 +150,13 @@ CASES = {
     Problem.OWN_SIDE_SUSPECTED: Case(
         {"own_side_suspected": "0x100 1x200"},
         "The operator hears too few agents to trust its own side",
-        ({"own_side_suspected": "0x300"},),
+        ({"own_side_suspected": "0x300"}, {"own_side_suspected": "0x119 1x200"}),
         labels={},
     ),
     Problem.OPERATOR_DOWN: Case(
         {"leader": "0x300"},
         "No operator acts, or Prometheus reaches none",
-        ({"leader": "1x300"}, {"leader": "1x110 _x3 1x200"}),
+        ({"leader": "1x300"}, {"leader": "1x117 0x200"}),
         labels={},
     ),
 }
@@ -209,16 +211,21 @@ class Question:
         }
 
 
-def ask(folder: Path, questions: Iterable[Question]) -> None:
-    check(folder, [question.test() for question in questions])
-
-
-def check(folder: Path, tests: Sequence[Mapping[str, Any]]) -> None:
-    """All at once: promtool takes a second to begin."""
+def check(folder: Path, rules: Path, tests: Sequence[Mapping[str, Any]]) -> None:
     path = folder / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
     done = promtool("test", "rules", path)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+def alone(folder: Path, problem: Problem) -> Path:
+    """The chart's rules without the other alerts: all of them at each minute of each case take ten times as long."""
+    rules = yaml.safe_load(RULES.read_text())
+    [group] = rules["groups"]
+    group["rules"] = [rule for rule in group["rules"] if rule.get("alert", "") in ("", f"Concertina{problem}")]
+    path = folder / "rules.yaml"
+    path.write_text(yaml.safe_dump(rules))
+    return path
 
 
 def test_promtool_finds_the_rules_in_order() -> None:
@@ -230,14 +237,16 @@ def test_every_alert_has_a_case() -> None:
     assert CASES.keys() == set(Problem) - WITHOUT_ALERT.keys()
 
 
-def test_each_fires(tmp_path: Path) -> None:
-    ask(tmp_path, [Question(problem, case, case.fires, fires=True) for problem, case in CASES.items()])
-    more = [(problem, series, Case(series, summary, ())) for problem, series, summary in OTHER_WAYS]
-    ask(tmp_path, [Question(problem, case, series, fires=True) for problem, series, case in more])
-
-
-def test_each_is_silent_where_nothing_is_wrong_with_its_subject(tmp_path: Path) -> None:
-    ask(tmp_path, [Question(problem, case, series) for problem, case in CASES.items() for series in case.silent])
+@pytest.mark.parametrize("problem", CASES)
+def test_it_fires_where_it_should_and_not_where_it_should_not(problem: Problem, tmp_path: Path) -> None:
+    case = CASES[problem]
+    more = [
+        Question(problem, Case(series, summary, ()), series, True)
+        for its, series, summary in OTHER_WAYS
+        if its is problem
+    ]
+    asked = [Question(problem, case, case.fires, True), *more, *(Question(problem, case, each) for each in case.silent)]
+    check(tmp_path, alone(tmp_path, problem), [question.test() for question in asked])
 
 
 def test_a_healthy_run_raises_none(tmp_path: Path) -> None:
@@ -246,4 +255,4 @@ def test_a_healthy_run_raises_none(tmp_path: Path) -> None:
     series |= {"ready_replicas": "4x300", "min_replicas": "2x300", "own_side_suspected": "0x300", MEMORY: "3e9x300"}
     series |= {"checkpoint_age_seconds": "300x300", "checkpoint_interval_seconds": "600x300"}
     asked = [Question(problem, case, series).test() for problem, case in CASES.items()]
-    check(tmp_path, [asked[0] | {"alert_rule_test": [each for one in asked for each in one["alert_rule_test"]]}])
+    check(tmp_path, RULES, [asked[0] | {"alert_rule_test": [each for one in asked for each in one["alert_rule_test"]]}])
