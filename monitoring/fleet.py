@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
-from monitoring.promql import TIME, grown, of_jobs
+from monitoring.promql import RECENT, TIME, grown, of_jobs
 
 CHOSEN = 'namespace=~"$namespace"'
-RECENT = "$__rate_interval"
 NAMES = "{{namespace}}/{{trainingjob}}"
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
-from monitoring.promql import TIME, grown, of_jobs
+from monitoring.promql import RECENT, TIME, grown, of_jobs
 
 CHOSEN = 'namespace="$namespace", trainingjob="$trainingjob"'
 VARIABLES = (
     Variable("namespace", "concertina_trainingjob_info"),
     Variable("trainingjob", 'concertina_trainingjob_info{namespace="$namespace"}'),
 )
-RECENT = "$__rate_interval"
 
 
 def _job(name: str, *labels: str) -> str:

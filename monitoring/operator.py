@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from monitoring.boards import Board, Kind, Panel, Query, Section, Unit
+from monitoring.promql import RECENT
 
-RECENT = "$__rate_interval"
 PASSES = '{controller="trainingjob"}'
 OURS = 'and on (instance) leader_election_master_status{name="concertina-operator"}'
 """Other processes have metrics of these names, too."""

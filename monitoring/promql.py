@@ -11,6 +11,8 @@ TIME = "concertina_trainingjob_time_seconds_total"
 TRAINING = "productive|communication|straggler|input|checkpoint|evaluation|compile"
 """Classes of the time in which ranks train: what a part of the time of training is a part of."""
 LOST = "recovery|replayed"
+RECENT = "$__rate_interval"
+"""Grafana's word for a window that holds some scrapes, and no less than a pixel."""
 
 
 def by(*labels: str) -> str:

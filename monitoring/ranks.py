@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monitoring import job
 from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
+from monitoring.promql import RECENT
 
 CHOSEN = f'{job.CHOSEN}, replica=~"$replica"'
 REPLICA, WORKER = "{{replica}}", "{{replica}} {{local_rank}}"
@@ -15,7 +16,7 @@ def _by(labels: str, metric: str) -> str:
 
 
 def _rate(labels: str, metric: str) -> str:
-    return f"sum by ({labels}) (rate({metric}{{{CHOSEN}}}[{job.RECENT}]))"
+    return f"sum by ({labels}) (rate({metric}{{{CHOSEN}}}[{RECENT}]))"
 
 
 def _workers(name: str) -> tuple[Query, ...]:

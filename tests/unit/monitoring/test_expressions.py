@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from monitoring import alerts
 from monitoring.__main__ import files
+from monitoring.boards import WIDTH, Board, as_json
 from monitoring.dashboards import DASHBOARDS
 from monitoring.promql import LOST, TRAINING
 
@@ -78,6 +80,21 @@ def test_phases_are_those_of_jobs() -> None:
 
 def test_all_ask_by_a_jobs_two_labels() -> None:
     assert JOB_LABELS == families.POD_LABELS[:2] == ("namespace", "trainingjob")
+
+
+@pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_panels_have_a_place_of_their_own_and_a_number(board: Board) -> None:
+    panels = json.loads(as_json(board))["panels"]
+    taken: set[tuple[int, int]] = set()
+    for place in (panel["gridPos"] for panel in panels):
+        columns, rows = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        cells = {(x, y) for x in columns for y in rows}
+        assert not cells & taken
+        assert columns.stop <= WIDTH
+        taken |= cells
+    shown = [panel for panel in panels if panel["type"] != "row"]
+    assert [panel["title"] for panel in shown] == [panel.title for panel in board.panels]
+    assert len({panel["id"] for panel in shown}) == len(shown) == len({panel.title for panel in board.panels})
 
 
 @pytest.mark.parametrize(("path", "text"), files().items(), ids=[path.name for path in files()])
