@@ -547,6 +547,11 @@ class JobStatus(Observed):
         "spec.warmStart.preload that can't be imported, say. Absent: nothing but the script's own modules, or nothing "
         "is known yet.",
     )
+    tracking: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Why the tracker of spec.tracking takes nothing, as the lead has it; it is kept on the node "
+        "meanwhile. Absent: it does, or nothing is known yet.",
+    )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
     goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's creation went.")
