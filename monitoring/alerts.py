@@ -16,6 +16,12 @@ WINDOW = "30m"
 """Over which parts of the time are measured: some failures and evaluations long."""
 SPENT = f"namespace_trainingjob_class:concertina_trainingjob_time_seconds:grown{WINDOW}"
 """Recorded, since several alerts ask for it: seconds of each class within the window."""
+STALLED = "concertina_trainingjob_stalled"
+STALLS = (
+    *("StorageUnavailable", "DataUnavailable", "AgentsUnreachable", "DataChanged", "Damaged", "SilentCorruption"),
+    *("LossNotFinite", "LossSpike"),
+)
+"""Reasons of the condition Stalled that are other problems' own."""
 PHASE = "concertina_trainingjob_phase"
 NOT_AT_REST = f'unless on (namespace, trainingjob) {PHASE}{{phase=~"Complete|Failed|Suspending|Suspended"}}'
 """A job at rest keeps the figures of its status."""
@@ -68,8 +74,13 @@ def _share(classes: str, of: str) -> str:
     return f"{spent} / ({whole} > 0)"
 
 
-def _part_of_training(problem: Problem, time: str, threshold: float, summary: str, description: str) -> Alert:
+def _part_of_training(
+    problem: Problem, time: str, threshold: float, summary: str, description: str, besides: str = ""
+) -> Alert:
+    """`besides`: jobs that have it in any case."""
     expression = f"{_share(time, TRAINING)} > {threshold:g} {NOT_AT_REST}"
+    if besides:
+        expression = f"{expression} or {besides}"
     return Alert(problem, Severity.WARNING, "10m", expression, f"{JOB}: {summary.format(PERCENT)}", description)
 
 
@@ -77,8 +88,12 @@ def _failed(*reasons: str) -> str:
     """Jobs with a failure of these reasons within their window, or that have ended by one. Its value is how many."""
     where = f'reason=~"{"|".join(reasons)}"'
     counted = "concertina_trainingjob_failures_in_window"
-    ended = "concertina_trainingjob_stalled"
-    return f"sum {by()} ({of_jobs(counted, 'reason', where=where)}) or {of_jobs(ended, where=where)}"
+    return f"sum {by()} ({of_jobs(counted, 'reason', where=where)}) or {_stalled(*reasons)}"
+
+
+def _stalled(*reasons: str) -> str:
+    """Jobs that wait for a person, or have failed, for one of these reasons."""
+    return of_jobs(STALLED, where=f'reason=~"{"|".join(reasons)}"')
 
 
 _CLASSES = f'class=~"{TRAINING}"'
@@ -88,9 +103,10 @@ _TRAINED = f"sum {by()} ({of_jobs(TIME, 'class', where=_CLASSES)})"
 _INTERVAL = of_jobs("concertina_trainingjob_checkpoint_interval_seconds")
 _LOSS = of_jobs("concertina_trainingjob_loss")
 _USUAL_LOSS = f"quantile_over_time(0.5, ({_LOSS})[1h:1m])"
+_HOURS = problems.MEMORY_HOURS
 _MEMORY = f"sum {by('replica')} (concertina_worker_resident_memory_bytes)"
 _BEFORE = f"sum {by('replica')} (concertina_worker_resident_memory_bytes offset {{}})"
-_UNAVAILABLE = of_jobs("concertina_trainingjob_stalled", where='reason="StorageUnavailable"')
+_OTHERS_STALLED = of_jobs(STALLED, "reason", where=f'reason!~"{"|".join(STALLS)}"')
 _SHIPPED = f"sum {by()} (increase(concertina_checkpoint_shards_shipped_total[15m])) > 0"
 _REFUSED = f"sum {by()} (increase(concertina_checkpoint_storage_failures_total[15m])) > 0"
 
@@ -116,6 +132,7 @@ ALERTS = (
         problems.INPUT_BOTTLENECK,
         "{} of the time of training waits for data",
         "Data come more slowly than they are consumed.",
+        _stalled("DataUnavailable"),
     ),
     _part_of_training(
         Problem.STRAGGLER,
@@ -144,7 +161,7 @@ ALERTS = (
         Problem.STORAGE_REFUSES,
         Severity.CRITICAL,
         "5m",
-        f"{_UNAVAILABLE} or ({_REFUSED} unless {_SHIPPED})",
+        f"{_stalled('StorageUnavailable')} or ({_REFUSED} unless {_SHIPPED})",
         f"{JOB}: durable storage takes nothing",
         "Training goes on, and nothing of it is saved durably: the bucket or disk is full, gone, or not ours to write.",
     ),
@@ -211,34 +228,52 @@ ALERTS = (
         Problem.MEMORY_GROWS,
         Severity.WARNING,
         "30m",
-        f"({_MEMORY} > {1 + problems.MEMORY_GROWS:g} * {_BEFORE.format('1h')}) "
-        f"and {_MEMORY} > {_BEFORE.format('20m')} > {_BEFORE.format('40m')}",
+        f"{_MEMORY} > {_BEFORE.format('20m')} > {_BEFORE.format('40m')} "
+        f"and ({_MEMORY} - {_BEFORE.format('1h')}) * {_HOURS:g} > {_MEMORY}",
         f"{JOB}: memory of the workers in {{{{ $labels.replica }}}} grows, to {{{{ $value | humanize1024 }}}}B",
-        "It has grown within the hour, and goes on: at the container's limit the workers are killed.",
+        f"At the pace of the last hour it doubles within {_HOURS:g} hours. At the container's limit workers die.",
     ),
     Alert(
         Problem.OWN_SIDE_SUSPECTED,
         Severity.CRITICAL,
         "1m",
-        "max (concertina_own_side_suspected) == 1",
+        f"max (concertina_own_side_suspected) == 1 or {_stalled('AgentsUnreachable')}",
         "The operator hears too few agents to trust its own side",
         "It gives nobody up, so no job recovers from a silent failure until it hears them again.",
     ),
     Alert(
         Problem.OPERATOR_DOWN,
         Severity.CRITICAL,
-        "5m",
+        f"{problems.OPERATOR_SILENT_SECONDS / 60:g}m",
         'absent(leader_election_master_status{name="concertina-operator"} == 1)',
         "No operator acts, or Prometheus reaches none",
         "Running jobs train on; nothing recovers, starts or changes.",
     ),
+    Alert(
+        Problem.TRACKER_UNREACHABLE,
+        Severity.WARNING,
+        "10m",
+        f"{of_jobs('concertina_trainingjob_tracker_unreachable')} == 1 {NOT_AT_REST}",
+        f"{JOB}: its tracker takes nothing",
+        "Training goes on, and what is to be tracked waits on the node.",
+    ),
+    Alert(
+        Problem.JOB_FAILED,
+        Severity.CRITICAL,
+        "0m",
+        f'{_OTHERS_STALLED} and on (namespace, trainingjob) {PHASE}{{phase="Failed"}}',
+        f"{JOB} has failed: {{{{ $labels.reason }}}}",
+        "It does not go on by itself. Its state is where its last checkpoint is.",
+    ),
+    Alert(
+        Problem.JOB_STALLED,
+        Severity.CRITICAL,
+        "5m",
+        f'{_OTHERS_STALLED} unless on (namespace, trainingjob) {PHASE}{{phase="Failed"}}',
+        f"{JOB} waits for a person: {{{{ $labels.reason }}}}",
+        "Its condition Stalled says in a sentence what to do; it goes on by itself once that is done.",
+    ),
 )
-
-WITHOUT_ALERT = {
-    Problem.TRACKER_UNREACHABLE: "no metric tells of it: what a tracker does not take is kept and shipped later, and "
-    "training does not notice",
-}
-"""Problems that have none, and why."""
 
 
 def rules() -> dict[str, Any]:

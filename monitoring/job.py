@@ -194,7 +194,7 @@ WORLD = Section(
     ),
 )
 SAVED = Section(
-    "Checkpoints and money",
+    "Checkpoints, tracking and money",
     (
         Panel(
             "Age of what is saved",
@@ -235,6 +235,11 @@ SAVED = Section(
             "Of this round.",
             (Query(_told("slowest_save_seconds"), "seconds"),),
             Unit.SECONDS,
+        ),
+        Panel(
+            "Tracker",
+            "1: that of spec.tracking takes nothing.",
+            (Query(_job("tracker_unreachable"), "unreachable"),),
         ),
         Panel(
             "Money",

@@ -118,6 +118,11 @@ def _checkpoint_interval(job: JobView, _: float) -> float | None:
     return min(filter(None, (by_clock, by_steps)), default=None)
 
 
+def _tracker(job: JobView, _: float) -> float | None:
+    tracked = job.spec is not None and job.spec.tracking is not None and job.spec.tracking.is_on
+    return float(job.status.tracking is not None) if tracked else None
+
+
 def _avoided(job: JobView, now: float) -> Values:
     yield (), float(sum(unix_seconds(node.until) > now for node in job.status.avoided_nodes))
 
@@ -220,6 +225,7 @@ FAMILIES = (
         "Since the newest snapshot that is complete on peers was seen to be so.",
         lambda job, now: _age(job.status.last_snapshot, now),
     ),
+    _gauge("tracker_unreachable", "Whether the tracker takes nothing.", _tracker),
     _gauge("stragglers", "Ranks that the others wait for.", lambda job, _: len(job.status.stragglers)),
     _several("avoided_nodes", "Nodes that new pods keep off.", _avoided),
 )

@@ -156,6 +156,15 @@ def test_a_job_that_stands_still_says_why_and_one_with_a_price_what_it_costs() -
     assert ("cost_per_million_tokens", "j", "EUR") not in without_tokens
 
 
+def test_a_tracker_that_takes_nothing_is_told_of_where_there_is_one() -> None:
+    spec = {**SPEC, "tracking": {"backend": "MLflow", "uri": "http://m:5000"}}
+    key = ("tracker_unreachable", "j")
+    assert series(job(spec=spec))[key] == 0
+    assert series(job(spec=spec, status={**STATUS, "tracking": "it is gone"}))[key] == 1
+    assert key not in series(job())
+    assert key not in series(job(spec={**SPEC, "tracking": {"backend": "None"}}))
+
+
 def test_of_a_job_that_has_not_begun_there_is_no_number_that_nobody_knows() -> None:
     found = {key[0]: value for key, value in series(job(status={})).items()}
     assert found["phase"] == 1

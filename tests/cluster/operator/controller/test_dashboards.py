@@ -102,7 +102,9 @@ def test_each_query_gives_what_its_panel_shows(jobs: Jobs, metrics: str, tmp_pat
     checkpoint = {"uri": f"file://{tmp_path}/run", "everySteps": 10}
     price = {"perReplicaHour": 2.5, "currency": "EUR"}
     pod = {"containers": [paced()]}
-    jobs.create("trained", replicas=2, trainer=trainer, pod=pod, checkpoint=checkpoint, price=price)
+    tracking = {"backend": "TensorBoard", "uri": f"file://{tmp_path}/tracked"}
+    more = {"checkpoint": checkpoint, "price": price, "tracking": tracking}
+    jobs.create("trained", replicas=2, trainer=trainer, pod=pod, **more)
     jobs.create("script", REPORTS, metrics={"perRank": True})
     jobs.create("waits", REPORTS, pod={"nodeSelector": {"is": "nowhere"}})
     jobs.wait_training("script", 1)
