@@ -34,7 +34,7 @@ NUMBER = "{{ $value | humanize }}"
 
 class Severity(enum.StrEnum):
     CRITICAL = "critical"
-    """Work is being lost, or nothing goes on: look now."""
+    """Work is lost or may be, or nothing goes on: look now."""
     WARNING = "warning"
     """It costs time or will come to a stop: look today."""
 
@@ -150,7 +150,7 @@ ALERTS = (
     ),
     Alert(
         Problem.CHECKPOINT_OLD,
-        Severity.WARNING,
+        Severity.CRITICAL,
         "5m",
         f"(({_AGE} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS}",
         f"{JOB}: no checkpoint for {DURATION} of training",
@@ -175,7 +175,7 @@ ALERTS = (
     ),
     Alert(
         Problem.RESTARTS_NEARLY_USED,
-        Severity.WARNING,
+        Severity.CRITICAL,
         "0m",
         f"{of_jobs('concertina_trainingjob_restarts_left')} <= {problems.RESTARTS_LEFT} "
         f"and on (namespace, trainingjob) concertina_trainingjob_failures_in_window > 0 {NOT_AT_REST}",

@@ -54,6 +54,6 @@ def test_the_panels_that_it_names_are_there(problem: Problem) -> None:
     assert panels
 
 
-def test_the_index_lists_each() -> None:
-    listed = re.findall(r"\(runbooks/(\w+)\.md\)", (ROOT / "docs" / "monitoring.md").read_text())
-    assert sorted(listed) == sorted(Problem)
+def test_the_index_lists_each_with_its_severity() -> None:
+    listed = re.findall(r"\(runbooks/(\w+)\.md\) \| (\w+) \|", (ROOT / "docs" / "monitoring.md").read_text())
+    assert sorted(listed) == sorted((alert.problem.value, alert.severity.value) for alert in ALERTS)
