@@ -4,6 +4,7 @@ The checksums are fetched over TLS from the publisher, not pinned here: pinned o
 anyhow, and would have to be renewed with each version of four programs on two architectures.
 """
 
+import functools
 import hashlib
 import http.client
 import io
@@ -77,10 +78,11 @@ def download(
         "etcd": required.get("go.etcd.io/etcd/server/v3", ""),
         "prometheus": prometheus(required.get("github.com/prometheus/prometheus", "")),
     }
+    fetch = functools.lru_cache(maxsize=2)(functools.partial(_fetch, say=say))  # one archive may hold two programs
     for asset in assets[bundle]:
         url = asset.url.format(**names)
-        expected = _checksum(_fetch(asset.checksum_url.format(**names), say).decode(), url.rpartition("/")[2])
-        data = _fetch(url, say)
+        expected = _checksum(fetch(asset.checksum_url.format(**names)).decode(), url.rpartition("/")[2])
+        data = fetch(url)
         actual = hashlib.sha256(data).hexdigest()
         if actual != expected:
             raise Unavailable(f"{url} is damaged: its SHA-256 is {actual}, its publisher says {expected}")
