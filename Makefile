@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-e2e e2e-prerequisites azurite lint format bench crds lock clean environment binaries
+.PHONY: help setup demo check test test-long test-e2e e2e-prerequisites azurite prometheus lint format bench crds monitoring lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -49,14 +49,20 @@ e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `k
 azurite: setup ## Install Azurite, by which az:// is tested (once, a minute or two; needs Node.js and npm)
 	@PYTHONPATH=tests $(BIN)/python -m builders.stores.azurite
 
-lint: setup ## Check form, types, import rules, the CRD and the chart; change nothing
+prometheus: environment ## Have Prometheus and promtool, by which dashboards and alerts are tested (once; built, 4 minutes on 2 cores)
+	@$(BIN)/python tools/binaries.py prometheus promtool
+
+lint: setup ## Check form, types, import rules, the CRD, dashboards and alerts, and the chart; change nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m concertina.api.crd --check
+	@$(BIN)/python -m monitoring --check
 	@$(HELM) lint --strict --quiet charts/concertina
 	@$(HELM) template concertina charts/concertina --set 'watchNamespaces={a,b}' > /dev/null
+	@$(HELM) template concertina charts/concertina --set monitoring.alerts.enabled=true \
+		--set monitoring.dashboards.enabled=true > /dev/null
 	@echo "lint: all good"
 
 format: environment ## Put the sources into form
@@ -68,6 +74,9 @@ bench: setup ## Run the benchmarks and print their tables; BENCHMARKS=recovery r
 
 crds: environment ## Write the CRD into crds/ and the chart, from the models in operator/concertina/api
 	@$(BIN)/python -m concertina.api.crd
+
+monitoring: environment ## Write dashboards and alerts into the chart, from the code in monitoring/
+	@$(BIN)/python -m monitoring
 
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade

@@ -1,4 +1,5 @@
-"""The programs that set-up provides: `python tools/programs.py` finds or builds all, with NAME it prints one's path."""
+"""The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
+`prometheus` and `promtool`, by which dashboards and alerts are tested, have to be asked for."""
 
 from __future__ import annotations
 
@@ -42,10 +43,9 @@ def main() -> int:
     try:
         with telling(console) as say:
             found: dict[str, Path] = {}
-            if wanted != ["helm"]:
-                found |= programs.control_plane(say)
-            if not wanted or "helm" in wanted:
-                found["helm"] = programs.helm(say)
+            for bundle in (programs.CONTROL_PLANE, programs.HELM, programs.PROMETHEUS):
+                if bundle.programs.keys() & set(wanted) or (not wanted and bundle is not programs.PROMETHEUS):
+                    found |= programs.find(bundle, say)
     except LocalClusterError as error:
         console.print(f"{error}", soft_wrap=True, markup=False)
         return 1

@@ -386,6 +386,39 @@ def test_training_pods_are_found_in_one_way(release: Release, settings: list[str
     assert monitor["metadata"]["labels"].get("release") == (None if scoped else "stack")
 
 
+def test_alerts_and_dashboards_are_there_where_they_are_asked_for(release: Release) -> None:
+    def rendered(*settings: str) -> dict[tuple[str, str], dict[str, Any]]:
+        done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+        assert done.returncode == 0, done.stderr
+        made = [part for part in yaml.safe_load_all(done.stdout) if part]
+        return {(part["kind"], part["metadata"]["name"]): part for part in made}
+
+    plain = rendered()
+    assert not {kind for kind, _ in plain} & {"PrometheusRule", "ConfigMap"}
+    made = rendered(
+        "monitoring.alerts.enabled=true",
+        "monitoring.dashboards.enabled=true",
+        "monitoring.runbookUrl=https://docs.example/runbooks",
+        "metrics.labels.release=stack",
+    )
+    rule = made["PrometheusRule", "x-concertina"]
+    assert rule["metadata"]["labels"]["release"] == "stack"
+    written = yaml.safe_load(
+        (CHART / "rules" / "concertina.yaml").read_text().replace("docs/", "https://docs.example/")
+    )
+    assert rule["spec"] == written
+    maps = {part["metadata"]["name"]: part for (kind, _), part in made.items() if kind == "ConfigMap"}
+    files = sorted(CHART.glob("dashboards/*.json"))
+    assert sorted(maps) == [f"x-concertina-dashboard-{path.stem}" for path in files]
+    for path, part in zip(files, (maps[name] for name in sorted(maps)), strict=True):
+        assert part["metadata"]["labels"]["grafana_dashboard"] == "1"
+        (text,) = part["data"].values()
+        assert json.loads(text) == json.loads(path.read_text())
+        release.cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(part))
+    refused = release.run("template", "x", str(CHART), "--set-string=monitoring.runbookUrl=a b/")
+    assert "runbookUrl" in refused.stderr
+
+
 def test_a_policy_lets_in_probes_and_who_may_scrape(release: Release, tmp_path: Path) -> None:
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     (tmp_path / "values.yaml").write_text(json.dumps({"networkPolicy": {"enabled": True, "metricsFrom": [peer]}}))

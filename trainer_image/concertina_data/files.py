@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concertina_data.manifest import TokenShard
-from concertina_state.errors import BadInput
+from concertina_state.errors import BadInput, DamagedInput
 
 Content = mmap.mmap | bytes
 
@@ -34,7 +34,7 @@ class ManifestFile:
         return hashlib.sha256(content).hexdigest() == self.sha256
 
     def damaged(self, place: str, size: int) -> BadInput:
-        return BadInput(
+        return DamagedInput(
             f"{place}/{self.file} is damaged: the manifest says {self.size} bytes with sha256 {self.sha256}, and what "
             f"is there has {size} bytes and another checksum. Copy it again, or build the data again."
         )

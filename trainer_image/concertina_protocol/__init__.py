@@ -76,6 +76,7 @@ from concertina_protocol.messages.records import (
 )
 from concertina_protocol.messages.report_changes import ReportChange, change, changed, only_numbers
 from concertina_protocol.messages.reports import (
+    BAD_INPUTS,
     COMMUNICATION,
     MOST_METRICS,
     Busy,
@@ -95,6 +96,7 @@ from concertina_protocol.messages.reports import (
 from concertina_protocol.messages.undone import Undone
 
 __all__ = [
+    "BAD_INPUTS",
     "BEAT_SECONDS",
     "COMMUNICATION",
     "EXIT_OLD_PYTHON",

@@ -1,8 +1,25 @@
 """What keeps a state from being saved or restored, as a sentence for a person."""
 
+from concertina_protocol import FailureReason
+
 
 class BadInput(Exception):
     """Trying again can't help: the message says what is wrong and what to do."""
+
+    reason = FailureReason.BAD_INPUT
+    """By which alerts and runbooks know it."""
+
+
+class DataChanged(BadInput):
+    """A position in the data that the state was trained on is another sequence in those that there are."""
+
+    reason = FailureReason.DATA_CHANGED
+
+
+class DamagedInput(BadInput):
+    """What is read is not what was written, however often it is read."""
+
+    reason = FailureReason.DAMAGED
 
 
 class RestoreFailed(Exception):

@@ -57,7 +57,7 @@ def main() -> NoReturn:
         channel.send(run(channel))
         code = 0
     except BadInput as error:
-        code = _fault(channel, FailureReason.BAD_INPUT, error, BAD_INPUT_EXIT)
+        code = _fault(channel, error.reason, error, BAD_INPUT_EXIT)
     except RestoreFailed as error:
         code = _fault(channel, FailureReason.RESTORE_FAILED, error, 1)
     except RollBack as error:

@@ -18,7 +18,7 @@ import trainingjob
 from concertina_data.opening import Threads
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
-from concertina_state.errors import BadInput
+from concertina_state.errors import BadInput, DataChanged
 from trainingjob import _storage
 from trainingjob._counted import Counted
 from trainingjob._refusals import told
@@ -97,7 +97,8 @@ class Data(Counted):
         mine = self.state_dict()
         for name, what in (("data", "digest of data"), ("length", "length"), ("seed", "seed")):
             if state[name] != mine[name]:
-                raise BadInput(
+                refused = DataChanged if name == "data" else BadInput
+                raise refused(
                     f"the saved state has consumed sequences of the {what} {state[name]}, and {self._uri} is read "
                     f"with the {what} {mine[name]}, by which they are others: give what the run began with, or "
                     "begin another run."

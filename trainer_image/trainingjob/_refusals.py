@@ -16,7 +16,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except (BadInput, RestoreFailed) as error:
-        reason = FailureReason.BAD_INPUT if isinstance(error, BadInput) else FailureReason.RESTORE_FAILED
+        reason = error.reason if isinstance(error, BadInput) else FailureReason.RESTORE_FAILED
         if channel := trainingjob.connection():
             channel.send(Fault(reason, str(error)))
         raise

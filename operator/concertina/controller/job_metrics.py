@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from concertina.api.accounting import Cost
 from concertina.api.status import (
     CheckpointMark,
     ConditionType,
@@ -87,6 +88,41 @@ def _time(job: JobView, _: float) -> Values:
             yield (name,), seconds
 
 
+def _stalled(job: JobView, _: float) -> Values:
+    stalled = job.status.condition(ConditionType.STALLED)
+    if stalled is not None and stalled.status == "True":
+        yield (stalled.reason,), 1.0
+
+
+def _recovery(job: JobView, _: float) -> Values:
+    for entry in job.status.goodput.recovery:
+        yield (entry.cause,), entry.seconds
+
+
+def _cost(value: Callable[[Cost], float | None]) -> Callable[[JobView, float], Values]:
+    def values(job: JobView, _: float) -> Values:
+        cost = job.status.cost
+        if cost is not None and (money := value(cost)) is not None:
+            yield (cost.currency,), money
+
+    return values
+
+
+def _checkpoint_interval(job: JobView, _: float) -> float | None:
+    """The shorter of what the clock and the steps come to; nothing for a job that has no checkpoints."""
+    if job.spec is None or job.spec.checkpoint is None:
+        return None
+    every, told, progress = job.spec.checkpoint, job.status.checkpoint_interval, job.status.progress
+    by_clock = told.seconds if told else every.every_seconds if isinstance(every.every_seconds, int | float) else 0.0
+    by_steps = (every.every_steps or 0) * ((progress.step_seconds if progress else None) or 0.0)
+    return min(filter(None, (by_clock, by_steps)), default=None)
+
+
+def _tracker(job: JobView, _: float) -> float | None:
+    tracked = job.spec is not None and job.spec.tracking is not None and job.spec.tracking.is_on
+    return float(job.status.tracking is not None) if tracked else None
+
+
 def _avoided(job: JobView, now: float) -> Values:
     yield (), float(sum(unix_seconds(node.until) > now for node in job.status.avoided_nodes))
 
@@ -139,6 +175,7 @@ FAMILIES = (
     _counter("failures", "Failures since the job was created.", lambda status: status.restarts.total),
     _several("failures_in_window", "Failures within failurePolicy.windowSeconds, by reason.", _failures, "reason"),
     _gauge("restarts_left", "Failures that are still borne in this window.", lambda job, _: job.status.restarts.budget),
+    _several("stalled", "1 while a person must act, with the condition's reason.", _stalled, "reason"),
     _gauge("goodput_ratio", "Part of the time that was productive.", lambda job, _: job.status.goodput.percent / 100),
     _gauge(
         "useful_tokens_per_second",
@@ -151,6 +188,20 @@ FAMILIES = (
         _time,
         ("class",),
         counter=True,
+    ),
+    Family(
+        "concertina_trainingjob_recovery_seconds",
+        "Of that, recovery by what training stopped for.",
+        _recovery,
+        ("cause",),
+        counter=True,
+    ),
+    _several("cost", "Money by spec.price, so far.", _cost(lambda cost: cost.total), "currency"),
+    _several(
+        "cost_per_million_tokens",
+        "Money by spec.price for a million tokens, each counted once.",
+        _cost(lambda cost: cost.per_million_tokens),
+        "currency",
     ),
     _progress("step", "Steps finished since the run began.", lambda progress: progress.step),
     _progress("steps", "Steps of the whole run.", lambda progress: progress.steps),
@@ -173,11 +224,13 @@ FAMILIES = (
         "Its step.",
         lambda job, _: job.status.last_checkpoint.step if job.status.last_checkpoint else None,
     ),
+    _gauge("checkpoint_interval_seconds", "Between durable checkpoints, as asked for.", _checkpoint_interval),
     _gauge(
         "snapshot_age_seconds",
         "Since the newest snapshot that is complete on peers was seen to be so.",
         lambda job, now: _age(job.status.last_snapshot, now),
     ),
+    _gauge("tracker_unreachable", "Whether the tracker takes nothing.", _tracker),
     _gauge("stragglers", "Ranks that the others wait for.", lambda job, _: len(job.status.stragglers)),
     _several("avoided_nodes", "Nodes that new pods keep off.", _avoided),
 )

@@ -98,7 +98,7 @@ def test_a_damaged_part_is_refused_with_a_sentence(folder, parent, trainer, tmp_
     content[-5] ^= 1
     part.write_bytes(content)
     outcome = job.run(2, Restore("Storage", 12, durable=durable))
-    assert outcome.faults[1].reason == "BadInput"
+    assert outcome.faults[1].reason == "Damaged"
     assert "shard-1-of-2.safetensors is damaged: its bytes 0 to" in outcome.faults[1].message
 
 

@@ -95,7 +95,7 @@ def test_a_worker_says_bad_input_and_exits_78(folder, parent, trainer, data, tmp
     (damaged / "shard-000000.bin").write_bytes(b"?" * (damaged / "shard-000000.bin").stat().st_size)
     outcome = node.Job(folder, parent, {**trainer, "data": {"uri": str(damaged)}}).run(1)
     assert outcome.codes == {0: 78}
-    assert outcome.faults[0].reason == "BadInput"
+    assert outcome.faults[0].reason == "Damaged"
     assert "shard-000000.bin is damaged" in outcome.faults[0].message
     assert "shard-000000.bin is damaged" in outcome.output
 
@@ -107,6 +107,7 @@ def test_other_data_than_the_snapshot_s_is_refused(folder, parent, trainer, file
     job.trainer = {**job.trainer, "data": {"uri": str(tmp_path / "other")}}
     outcome = job.run(1, job.newest())
     assert outcome.codes == {0: 78}
+    assert outcome.faults[0].reason == "DataChanged"
     assert "positions in one mean nothing in the other" in outcome.faults[0].message
 
 

@@ -122,6 +122,49 @@ def test_a_job_is_told_of_by_its_status() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "status", "seconds"),
+    [
+        ({"everySeconds": 300}, {}, 300),
+        ({"everySteps": 50}, {"progress": {"step": 1, "stepSeconds": 2.0, "at": at(3)}}, 100),
+        ({"everySteps": 500}, {"progress": {"step": 1, "stepSeconds": 2.0, "at": at(3)}}, 600),
+        ({"everySeconds": "auto"}, {"checkpointInterval": {"seconds": 77.0, "suggestedSeconds": 77.0}}, 77),
+        ({"everySeconds": "auto"}, {}, None),
+        (None, {"progress": {"step": 1, "stepSeconds": 2.0, "at": at(3)}}, None),
+    ],
+)
+def test_the_interval_of_checkpoints_is_the_shorter_of_clock_and_steps(
+    checkpoint: dict[str, Any] | None, status: dict[str, Any], seconds: float | None
+) -> None:
+    spec = SPEC if checkpoint is None else {**SPEC, "checkpoint": {"uri": "s3://bucket/x", **checkpoint}}
+    assert series(job(status=status, spec=spec)).get(("checkpoint_interval_seconds", "j")) == seconds
+
+
+def test_a_job_that_stands_still_says_why_and_one_with_a_price_what_it_costs() -> None:
+    stalled = {"type": "Stalled", "status": "True", "reason": "StorageUnavailable", "lastTransitionTime": at(9)}
+    recovery = [{"cause": "NodeLost", "times": 2, "seconds": 100.0}, {"cause": "Growing", "seconds": 50.0}]
+    cost = {"currency": "EUR", "total": 12.5, "perMillionTokens": 0.25}
+    status = {**STATUS, "conditions": [stalled], "goodput": {**STATUS["goodput"], "recovery": recovery}, "cost": cost}
+    found = series(job(status=status))
+    assert found["stalled", "j", "StorageUnavailable"] == 1
+    assert found["recovery_seconds_total", "j", "NodeLost"] == 100
+    assert found["recovery_seconds_total", "j", "Growing"] == 50
+    assert found["cost", "j", "EUR"] == 12.5
+    assert found["cost_per_million_tokens", "j", "EUR"] == 0.25
+    without_tokens = series(job(status={**STATUS, "cost": {"currency": "EUR", "total": 12.5}}))
+    assert ("cost", "j", "EUR") in without_tokens
+    assert ("cost_per_million_tokens", "j", "EUR") not in without_tokens
+
+
+def test_a_tracker_that_takes_nothing_is_told_of_where_there_is_one() -> None:
+    spec = {**SPEC, "tracking": {"backend": "MLflow", "uri": "http://m:5000"}}
+    key = ("tracker_unreachable", "j")
+    assert series(job(spec=spec))[key] == 0
+    assert series(job(spec=spec, status={**STATUS, "tracking": "it is gone"}))[key] == 1
+    assert key not in series(job())
+    assert key not in series(job(spec={**SPEC, "tracking": {"backend": "None"}}))
+
+
 def test_of_a_job_that_has_not_begun_there_is_no_number_that_nobody_knows() -> None:
     found = {key[0]: value for key, value in series(job(status={})).items()}
     assert found["phase"] == 1

@@ -134,7 +134,9 @@ def _no_release(*_: object) -> None:
 
 def test_a_build_fills_the_cache_once(module: Path, tmp_path: Path) -> None:
     said: list[str] = []
+    assert programs.ready(TOOL) == {}
     first = programs.find(TOOL, said.append)
+    assert programs.ready(TOOL) == first
     assert first == programs.find(TOOL, say)
     assert first["tool"].name == "tool"
     assert (tmp_path / "runs").read_text() == "run\n"
@@ -166,6 +168,8 @@ def test_the_pinned_modules_name_their_versions() -> None:
     tools = paths.checkout() / "tools"
     assert programs.version(programs.CONTROL_PLANE, tools / "controlplane").startswith("v1.36.")
     assert programs.version(programs.HELM, tools / "helm").startswith("v4.")
+    assert release.prometheus(programs.version(programs.PROMETHEUS, tools / "prometheus")).startswith("3.")
+    assert release.prometheus("v0.305.2") == "3.5.2"
     assert gobuild.required(tools / "controlplane")["go.etcd.io/etcd/server/v3"].startswith("v3.6.")
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 DOCUMENTS = (*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob(".github/**/*.md")))
 DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
 LONGEST_LINE = 200
-CODE = ("operator", "trainer_image", "tests", "benchmarks", "tools", "examples", "charts", "crds", "docs")
+CODE = ("operator", "trainer_image", "monitoring", "tests", "benchmarks", "tools", "examples", "charts", "crds", "docs")
 
 SHORT_FORMS = {
     "": (*CODE, ".github"),

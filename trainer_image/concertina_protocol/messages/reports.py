@@ -26,11 +26,19 @@ class FailureReason(OpenEnum):
     LEAD_LOST = "LeadLost"
     RESTORE_FAILED = "RestoreFailed"
     BAD_INPUT = "BadInput"
+    DATA_CHANGED = "DataChanged"
+    """The data are others than those that the state was trained on."""
+    DAMAGED = "Damaged"
+    """What was read is not what was written."""
     LOSS_SPIKE = "LossSpike"
     LOSS_NOT_FINITE = "LossNotFinite"
     SILENT_CORRUPTION = "SilentCorruption"
     ROLLED_BACK = "RolledBack"
     """Because of another rank's corruption."""
+
+
+BAD_INPUTS = frozenset({FailureReason.BAD_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
+"""Where trying again can't help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Failure:
     """Of the worker of that rank."""
     step: Annotated[Optional[int], Absent(-1)] = None
     permanent: bool = False
-    """Trying again can't help (BadInput: the worker exited 78, EX_CONFIG)."""
+    """Trying again can't help (one of BAD_INPUTS, and the worker exited 78, EX_CONFIG)."""
     secondary: bool = False
     provoked: bool = False
     """Its last words are those of a rank that lost a peer: they say nothing about the script."""

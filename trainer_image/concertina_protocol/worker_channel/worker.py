@@ -106,7 +106,7 @@ class Done:
 @dataclasses.dataclass(frozen=True)
 class Fault:
     reason: FailureReason
-    """BAD_INPUT (then exit 78), RESTORE_FAILED, or why the world has to roll back."""
+    """One of BAD_INPUTS (then exit 78), RESTORE_FAILED, or why the world has to roll back."""
     message: str
     rollback: Optional[Rollback] = None
 

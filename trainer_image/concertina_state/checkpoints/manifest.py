@@ -19,7 +19,7 @@ from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.codec import typed_json
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
-from concertina_state.errors import BadInput
+from concertina_state.errors import BadInput, DamagedInput
 from concertina_state.format.shardfile import Continued, ShardMetadata
 
 VERSION = 1
@@ -161,7 +161,7 @@ def parse(text: bytes, uri: str) -> Manifest:
     try:
         manifest = parse_json(Manifest, text)
     except ValueError as error:
-        raise BadInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.") from error
+        raise DamagedInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.") from error
     if manifest.version > VERSION:
         raise BadInput(
             f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one reads "

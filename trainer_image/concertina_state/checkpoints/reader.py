@@ -13,7 +13,7 @@ from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import manifest as manifests
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
-from concertina_state.errors import BadInput
+from concertina_state.errors import BadInput, DamagedInput
 from concertina_state.format.shardfile import Header, parse_header
 from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, StorageError, window
 from concertina_state.objects.retry import GRACE, tries
@@ -81,7 +81,7 @@ class StoredShard:
         try:
             sidecar = parse_json(StoredSidecar, text or b"null")
         except ValueError as error:
-            raise BadInput(f"{self._folder.uri}/{key} is missing or damaged: use an older checkpoint.") from error
+            raise DamagedInput(f"{self._folder.uri}/{key} is missing or damaged: use an older checkpoint.") from error
         if sidecar.part != self.file or len(sidecar.blocks) != -(-self.file.size // BLOCK):
             raise BadInput(f"{self._folder.uri}/{key} does not fit the manifest: use an older checkpoint.")
         return sidecar.blocks
@@ -98,7 +98,7 @@ class StoredShard:
                 problem = "do not have the checksum of the manifest"
             except Missing:
                 problem = "are not there"
-        raise BadInput(
+        raise DamagedInput(
             f"{self.uri} is damaged: its bytes {begin} to {begin + sum(map(len, views))} {problem}, read "
             f"{len(GRACE) + 1} times. Use an older checkpoint: `concertina checkpoint list` shows which there are."
         )

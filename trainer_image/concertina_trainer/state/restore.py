@@ -14,7 +14,7 @@ from concertina_protocol.worker_channel import WorkerEnd
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_state.checkpoints.retention import lease
 from concertina_state.checkpoints.rollback import go_back
-from concertina_state.errors import BadInput
+from concertina_state.errors import BadInput, DataChanged
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
@@ -78,7 +78,7 @@ def _load(saved: SavedState, state: TrainState, data: str, world: DistContext) -
     def plan(held: Mapping[int, Header]) -> ReadPlan:
         metadata = next(iter(held.values())).metadata
         if metadata.data != data:
-            raise BadInput(
+            raise DataChanged(
                 f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and "
                 f"data.uri now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, "
                 "or start a new run under another checkpoint.uri."

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from concertina.local.binaries import release
 from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths
 
@@ -54,11 +55,15 @@ def build(module: Path, version: str, folder: Path, say: Say) -> None:
 
 
 def _flags(module: Path, version: str) -> str:
-    if "k8s.io/kubernetes" not in required(module):
-        return f"-s -w -X helm.sh/helm/v4/internal/version.version={version}"
-    major, minor = version.removeprefix("v").split(".")[:2]
-    package = "k8s.io/component-base/version"
-    return f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+    """With which programs are built small, and know their version."""
+    names = required(module)
+    if "k8s.io/kubernetes" in names:
+        major, minor = version.removeprefix("v").split(".")[:2]
+        package = "k8s.io/component-base/version"
+        return f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+    if released := names.get("github.com/prometheus/prometheus"):
+        return f"-s -w -X github.com/prometheus/common/version.Version={release.prometheus(released)}"
+    return f"-s -w -X helm.sh/helm/v4/internal/version.version={version}"
 
 
 def _go(say: Say) -> tuple[str, dict[str, str]]:

@@ -1,5 +1,5 @@
-"""The programs that the local cluster runs, each found or made in this order: $KUBEBUILDER_ASSETS and PATH (where its
-version fits), our cache, the official release, a build from the Go modules pinned in tools/.
+"""The programs that the local cluster and tests run, each found or made in this order: $KUBEBUILDER_ASSETS and PATH
+(where its version fits), our cache, the official release, a build from the Go modules pinned in tools/.
 
 The cache is shared between checkouts. A set of programs lies in a folder named after its version and the digest of its
 go.mod and go.sum; it appears there whole (renamed into place) and under a lock: two checkouts can set up side by side.
@@ -60,6 +60,13 @@ HELM = Bundle(
     renamed={},
     version_module="helm.sh/helm/v4",
 )
+PROMETHEUS = Bundle(
+    module="prometheus",
+    programs={name: Program(("--version",), r"version (2\.(4[2-9]|5\d)|3)\.") for name in ("prometheus", "promtool")},
+    renamed={},
+    version_module="github.com/prometheus/prometheus",
+)
+"""For tests of dashboards and alerts alone, so set-up leaves it out."""
 
 
 def control_plane(say: Say) -> dict[str, Path]:
@@ -90,6 +97,14 @@ def find(bundle: Bundle, say: Say) -> dict[str, Path]:
     return found
 
 
+def ready(bundle: Bundle) -> dict[str, Path]:
+    """The same where none has to be made; else nothing."""
+    found = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
+    if len(found) < len(bundle.programs) and (made := _target(bundle, _module(bundle))).exists():
+        found |= {name: made / name for name in bundle.programs if name not in found}
+    return found if len(found) == len(bundle.programs) else {}
+
+
 def installed(name: str, program: Program) -> Path | None:
     """The program in $KUBEBUILDER_ASSETS or on PATH, if its version fits."""
     folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), os.environ.get("PATH", "")]
@@ -115,14 +130,8 @@ def version(bundle: Bundle, module: Path) -> str:
 
 def cached(bundle: Bundle, say: Say) -> Path:
     """The folder of the bundle's programs in our cache, filled first if they are not there."""
-    module = paths.checkout() / "tools" / bundle.module
-    if not (module / "go.mod").exists():
-        wanted = ", ".join(bundle.programs)
-        raise LocalClusterError(
-            f"{wanted} are not on PATH, and {module} is not there to build them: use a source checkout."
-        )
-    digest = hashlib.sha256((module / "go.mod").read_bytes() + (module / "go.sum").read_bytes()).hexdigest()[:12]
-    target = paths.cache() / "binaries" / f"{bundle.module}-{version(bundle, module)}-{digest}"
+    module = _module(bundle)
+    target = _target(bundle, module)
     if target.exists():
         return target
     lock = target.with_name(f".{target.name}.lock")
@@ -137,6 +146,21 @@ def cached(bundle: Bundle, say: Say) -> Path:
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
     return target
+
+
+def _module(bundle: Bundle) -> Path:
+    module = paths.checkout() / "tools" / bundle.module
+    if not (module / "go.mod").exists():
+        wanted = ", ".join(bundle.programs)
+        raise LocalClusterError(
+            f"{wanted} are not on PATH, and {module} is not there to build them: use a source checkout."
+        )
+    return module
+
+
+def _target(bundle: Bundle, module: Path) -> Path:
+    digest = hashlib.sha256((module / "go.mod").read_bytes() + (module / "go.sum").read_bytes()).hexdigest()[:12]
+    return paths.cache() / "binaries" / f"{bundle.module}-{version(bundle, module)}-{digest}"
 
 
 def _fill(bundle: Bundle, module: Path, folder: Path, say: Say) -> None:

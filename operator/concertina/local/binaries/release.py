@@ -4,6 +4,7 @@ The checksums are fetched over TLS from the publisher, not pinned here: pinned o
 anyhow, and would have to be renewed with each version of four programs on two architectures.
 """
 
+import functools
 import hashlib
 import http.client
 import io
@@ -26,7 +27,8 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Asset:
-    """One downloadable file. {version}, {arch} and {etcd} are filled in; member: what is wanted of an archive."""
+    """One downloadable file. {version}, {arch}, {etcd} and {prometheus} are filled in; member: what is wanted of an
+    archive."""
 
     program: str
     url: str
@@ -37,6 +39,8 @@ class Asset:
 _KUBERNETES = "https://dl.k8s.io/release/{version}/bin/linux/{arch}/"
 _ETCD = "https://github.com/etcd-io/etcd/releases/download/{etcd}/"
 _HELM = "https://get.helm.sh/helm-{version}-linux-{arch}.tar.gz"
+_PROMETHEUS = "https://github.com/prometheus/prometheus/releases/download/v{prometheus}/"
+_PROMETHEUS_FOLDER = "prometheus-{prometheus}.linux-{arch}"
 ASSETS: Mapping[str, tuple[Asset, ...]] = {
     "controlplane": (
         *(
@@ -46,6 +50,15 @@ ASSETS: Mapping[str, tuple[Asset, ...]] = {
         Asset("etcd", _ETCD + "etcd-{etcd}-linux-{arch}.tar.gz", _ETCD + "SHA256SUMS", "etcd-{etcd}-linux-{arch}/etcd"),
     ),
     "helm": (Asset("helm", _HELM, _HELM + ".sha256sum", "linux-{arch}/helm"),),
+    "prometheus": tuple(
+        Asset(
+            name,
+            f"{_PROMETHEUS}{_PROMETHEUS_FOLDER}.tar.gz",
+            f"{_PROMETHEUS}sha256sums.txt",
+            f"{_PROMETHEUS_FOLDER}/{name}",
+        )
+        for name in ("prometheus", "promtool")
+    ),
 }
 
 
@@ -59,17 +72,32 @@ def download(
 ) -> None:
     """Put a bundle's programs into folder. required: the versions of go.mod, by module. Raises Unavailable."""
     architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
-    names = {"version": version, "arch": architecture, "etcd": required.get("go.etcd.io/etcd/server/v3", "")}
+    names = {
+        "version": version,
+        "arch": architecture,
+        "etcd": required.get("go.etcd.io/etcd/server/v3", ""),
+        "prometheus": prometheus(required.get("github.com/prometheus/prometheus", "")),
+    }
+    fetch = functools.lru_cache(maxsize=2)(functools.partial(_fetch, say=say))  # one archive may hold two programs
     for asset in assets[bundle]:
         url = asset.url.format(**names)
-        expected = _checksum(_fetch(asset.checksum_url.format(**names), say).decode(), url.rpartition("/")[2])
-        data = _fetch(url, say)
+        expected = _checksum(fetch(asset.checksum_url.format(**names)).decode(), url.rpartition("/")[2])
+        data = fetch(url)
         actual = hashlib.sha256(data).hexdigest()
         if actual != expected:
             raise Unavailable(f"{url} is damaged: its SHA-256 is {actual}, its publisher says {expected}")
         path = folder / asset.program
         path.write_bytes(_member(data, asset.member.format(**names)) if asset.member else data)
         path.chmod(0o755)
+
+
+def prometheus(module: str) -> str:
+    """The version of Prometheus that its module of this version is: 3.5.2 of v0.305.2; empty of an empty one."""
+    if not module:
+        return ""
+    _, middle, patch = module.split(".")
+    major, minor = divmod(int(middle), 100)
+    return f"{major}.{minor}.{patch}"
 
 
 def _checksum(text: str, name: str) -> str:

@@ -13,7 +13,7 @@ from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason
 from concertina.plan.observed import NodeView, PodPhase, PodView
-from concertina_protocol import FailureReason
+from concertina_protocol import BAD_INPUTS, FailureReason
 
 VERDICTS: Mapping[str, int] = {
     Reason.NODE_LOST: 1,
@@ -26,7 +26,7 @@ VERDICTS: Mapping[str, int] = {
     Reason.CUT_OFF: 2,
 }
 """Failures that speak of the node, whatever happens on others: how much each weighs."""
-NOT_OF_THE_NODE = frozenset({FailureReason.RESTORE_FAILED, FailureReason.BAD_INPUT})
+NOT_OF_THE_NODE = frozenset({FailureReason.RESTORE_FAILED, *BAD_INPUTS})
 ENOUGH = 2
 """Weight at which a node is avoided."""
 MOST = 32

@@ -18,7 +18,7 @@ from concertina.plan.pods.shortage import shortage
 from concertina.plan.recovery import budget, escalation, hangs, repeats, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.rounds.claims import Cause
-from concertina_protocol import FailureReason
+from concertina_protocol import BAD_INPUTS, FailureReason
 
 OWN_FAULT = frozenset(
     {
@@ -29,7 +29,7 @@ OWN_FAULT = frozenset(
         FailureReason.WORKER_EXITED_EARLY,
         FailureReason.START_FAILED,
         FailureReason.RESTORE_FAILED,
-        FailureReason.BAD_INPUT,
+        *BAD_INPUTS,
         FailureReason.LOSS_SPIKE,
         FailureReason.LOSS_NOT_FINITE,
         FailureReason.SILENT_CORRUPTION,

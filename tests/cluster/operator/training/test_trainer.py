@@ -88,6 +88,7 @@ def test_a_shard_with_a_wrong_checksum_fails_the_job_with_its_name(jobs: Jobs, d
     message = jobs.condition(job, "Failed")["message"]
     assert shard.name in message
     assert "is damaged" in message
+    assert jobs.condition(job, "Stalled")["reason"] == "Damaged", "by which the alert knows it"
     assert job["status"]["rounds"] == 1, "what can't be helped was tried again"
 
 

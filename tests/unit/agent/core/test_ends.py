@@ -19,6 +19,7 @@ DONE = w.Done("complete", 9)
         (True, (DONE,), 3, "WorkerFailed", "Rank 0 exited with code 3: boom", False),
         (True, (), -9, "WorkerSignaled", "Rank 0 was killed by SIGKILL.", False),
         (True, (w.Fault("BadInput", "a.bin is bad"),), 78, "BadInput", "Rank 0 (exit code 78): a.bin is bad", True),
+        (True, (w.Fault("Damaged", "a.bin is bad"),), 78, "Damaged", "Rank 0 (exit code 78): a.bin is bad", True),
         (True, (w.Fault("BadInput", "a.bin is bad"),), 1, "BadInput", "Rank 0 (exit code 1): a.bin is bad", False),
         (True, (w.Fault("RestoreFailed", "gone"),), 1, "RestoreFailed", "Rank 0 (exit code 1): gone", False),
         (False, (), 78, "WorkerFailed", "Rank 0 exited with code 78: boom", False),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from builders.prometheus import needed, promtool
 from concertina_agent.metrics import families as f
 from concertina_agent.metrics.text import LONGEST_VALUE, Histogram, Sample, render
 
@@ -68,13 +67,12 @@ def test_a_histogram_counts_up() -> None:
     }
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here")
+@needed
 def test_promtool_finds_nothing_to_say_of_the_names() -> None:
     samples = [
         Sample(each, Histogram((1.0,)) if each.kind is f.Kind.HISTOGRAM else 1.0, tuple(each.labels)) for each in f.ALL
     ]
-    command = ["promtool", "check", "metrics"]
-    done = subprocess.run(command, input=render(samples, BASE), capture_output=True, timeout=60, check=False)
+    done = promtool("check", "metrics", stdin=render(samples, BASE))
     said = (done.stdout + done.stderr).decode().splitlines()
     dcgm = [line for line in said if line.startswith("concertina_gpu_") and "camelCase" in line]  # its labels are so
     assert said == dcgm

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from concertina_agent.core.events import WorkerExited
-from concertina_protocol import Failure, FailureReason
+from concertina_protocol import BAD_INPUTS, Failure, FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, Fault
 
@@ -35,7 +35,7 @@ UNPROVOKED = frozenset(
         FailureReason.OUT_OF_MEMORY,
         FailureReason.WORKER_STOPPED,
         FailureReason.MEMBER_LOST,
-        FailureReason.BAD_INPUT,
+        *BAD_INPUTS,
         FailureReason.START_FAILED,
         FailureReason.LOSS_SPIKE,
         FailureReason.LOSS_NOT_FINITE,
@@ -69,7 +69,7 @@ def worker_failure(
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message}"
-        permanent = reason == FailureReason.BAD_INPUT and code == BAD_INPUT_EXIT
+        permanent = reason in BAD_INPUTS and code == BAD_INPUT_EXIT
     elif code < 0 and ended.out_of_memory:
         reason = FailureReason.OUT_OF_MEMORY
         message = f"Rank {rank} was killed by {signal_name(-code)}: {OUT_OF_MEMORY}."

@@ -1,0 +1,282 @@
+"""An alert for each problem that metrics can tell. Thresholds stand in concertina/diagnosis/problems.py alone."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from concertina.diagnosis import problems
+from concertina.diagnosis.problems import Problem
+from monitoring.promql import LOST, TIME, TRAINING, by, grown, of_jobs
+
+RUNBOOKS = "docs/runbooks"
+"""The chart puts its value monitoring.runbookUrl in this place."""
+WINDOW = "30m"
+"""Over which parts of the time are measured: some failures and evaluations long."""
+SPENT = f"namespace_trainingjob_class:concertina_trainingjob_time_seconds:grown{WINDOW}"
+"""Recorded, since several alerts ask for it: seconds of each class within the window."""
+STALLED = "concertina_trainingjob_stalled"
+STALLS = (
+    *("StorageUnavailable", "DataUnavailable", "AgentsUnreachable", "DataChanged", "Damaged", "SilentCorruption"),
+    *("LossNotFinite", "LossSpike"),
+)
+"""Reasons of the condition Stalled that are other problems' own."""
+PHASE = "concertina_trainingjob_phase"
+NOT_AT_REST = f'unless on (namespace, trainingjob) {PHASE}{{phase=~"Complete|Failed|Suspending|Suspended"}}'
+"""A job at rest keeps the figures of its status."""
+TRAINS = f'and on (namespace, trainingjob) {PHASE}{{phase="Training"}}'
+JOB = "{{ $labels.namespace }}/{{ $labels.trainingjob }}"
+PERCENT = "{{ $value | humanizePercentage }}"
+DURATION = "{{ $value | humanizeDuration }}"
+NUMBER = "{{ $value | humanize }}"
+
+
+class Severity(enum.StrEnum):
+    CRITICAL = "critical"
+    """Work is lost or may be, or nothing goes on: look now."""
+    WARNING = "warning"
+    """It costs time or will come to a stop: look today."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    problem: Problem
+    severity: Severity
+    lasts: str
+    """How long it must be so before it fires."""
+    expression: str
+    summary: str
+    """With the job and the figure."""
+    description: str
+
+    @property
+    def name(self) -> str:
+        return f"Concertina{self.problem}"
+
+    def rule(self) -> dict[str, Any]:
+        return {
+            "alert": self.name,
+            "expr": self.expression,
+            "for": self.lasts,
+            "labels": {"severity": self.severity.value},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook_url": f"{RUNBOOKS}/{self.problem}.md",
+            },
+        }
+
+
+def _share(classes: str, of: str) -> str:
+    """Part of the time of the classes `of`, as regular expressions."""
+    spent, whole = (f'sum {by()} ({SPENT}{{class=~"{each}"}})' for each in (classes, of))
+    return f"{spent} / ({whole} > 0)"
+
+
+def _part_of_training(
+    problem: Problem, time: str, threshold: float, summary: str, description: str, besides: str = ""
+) -> Alert:
+    """`besides`: jobs that have it in any case."""
+    expression = f"{_share(time, TRAINING)} > {threshold:g} {NOT_AT_REST}"
+    if besides:
+        expression = f"{expression} or {besides}"
+    return Alert(problem, Severity.WARNING, "10m", expression, f"{JOB}: {summary.format(PERCENT)}", description)
+
+
+def _failed(*reasons: str) -> str:
+    """Jobs with a failure of these reasons within their window, or that have ended by one. Its value is how many."""
+    where = f'reason=~"{"|".join(reasons)}"'
+    counted = "concertina_trainingjob_failures_in_window"
+    return f"sum {by()} ({of_jobs(counted, 'reason', where=where)}) or {_stalled(*reasons)}"
+
+
+def _stalled(*reasons: str) -> str:
+    """Jobs that wait for a person, or have failed, for one of these reasons."""
+    return of_jobs(STALLED, where=f'reason=~"{"|".join(reasons)}"')
+
+
+_CLASSES = f'class=~"{TRAINING}"'
+_AGE = of_jobs("concertina_trainingjob_checkpoint_age_seconds")
+_TRAINED = f"sum {by()} ({of_jobs(TIME, 'class', where=_CLASSES)})"
+"""Without a checkpoint: as long as it has trained."""
+_INTERVAL = of_jobs("concertina_trainingjob_checkpoint_interval_seconds")
+_LOSS = of_jobs("concertina_trainingjob_loss")
+_USUAL_LOSS = f"quantile_over_time(0.5, ({_LOSS})[1h:1m])"
+_HOURS = problems.MEMORY_HOURS
+_MEMORY = f"sum {by('replica')} (concertina_worker_resident_memory_bytes)"
+_BEFORE = f"sum {by('replica')} (concertina_worker_resident_memory_bytes offset {{}})"
+_OTHERS_STALLED = of_jobs(STALLED, "reason", where=f'reason!~"{"|".join(STALLS)}"')
+_SHIPPED = f"sum {by()} (increase(concertina_checkpoint_shards_shipped_total[15m])) > 0"
+_REFUSED = f"sum {by()} (increase(concertina_checkpoint_storage_failures_total[15m])) > 0"
+
+ALERTS = (
+    Alert(
+        Problem.LOW_MFU,
+        Severity.WARNING,
+        "30m",
+        f"{of_jobs('concertina_trainingjob_mfu_ratio')} < {problems.LOW_MFU:g} {TRAINS}",
+        f"{JOB}: {PERCENT} of the devices' peak arithmetic is used",
+        "Training is slower than its devices could be. Where the time of a step goes says why.",
+    ),
+    _part_of_training(
+        Problem.EXPOSED_COMMUNICATION,
+        "communication",
+        problems.EXPOSED_COMMUNICATION,
+        "{} of the time of training waits for collectives",
+        "No computation hides them: the network is slow, or there is too little work in a step for so many workers.",
+    ),
+    _part_of_training(
+        Problem.INPUT_BOTTLENECK,
+        "input",
+        problems.INPUT_BOTTLENECK,
+        "{} of the time of training waits for data",
+        "Data come more slowly than they are consumed.",
+        _stalled("DataUnavailable"),
+    ),
+    _part_of_training(
+        Problem.STRAGGLER,
+        "straggler",
+        problems.STRAGGLER,
+        "{} of the time of training waits for the slowest rank",
+        "One rank takes longer than the others in every step.",
+    ),
+    _part_of_training(
+        Problem.SLOW_CHECKPOINT,
+        "checkpoint",
+        problems.SLOW_CHECKPOINT,
+        "{} of the time of training waits for snapshots and checkpoints",
+        "Saves take longer than what lies between them hides.",
+    ),
+    Alert(
+        Problem.CHECKPOINT_OLD,
+        Severity.CRITICAL,
+        "5m",
+        f"(({_AGE} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS}",
+        f"{JOB}: no checkpoint for {DURATION} of training",
+        f"There should have been {problems.CHECKPOINT_INTERVALS} in that time. If all replicas are lost at once, so is "
+        "what was trained since.",
+    ),
+    Alert(
+        Problem.STORAGE_REFUSES,
+        Severity.CRITICAL,
+        "5m",
+        f"{_stalled('StorageUnavailable')} or ({_REFUSED} unless {_SHIPPED})",
+        f"{JOB}: durable storage takes nothing",
+        "Training goes on, and nothing of it is saved durably: the bucket or disk is full, gone, or not ours to write.",
+    ),
+    Alert(
+        Problem.FREQUENT_FAILURES,
+        Severity.WARNING,
+        "10m",
+        f"{_share(LOST, f'{TRAINING}|{LOST}')} > {problems.FREQUENT_FAILURES:g} {NOT_AT_REST}",
+        f"{JOB}: {PERCENT} of the time goes to recovery and to steps trained again",
+        "Failures or changes of members come too often.",
+    ),
+    Alert(
+        Problem.RESTARTS_NEARLY_USED,
+        Severity.CRITICAL,
+        "0m",
+        f"{of_jobs('concertina_trainingjob_restarts_left')} <= {problems.RESTARTS_LEFT} "
+        f"and on (namespace, trainingjob) concertina_trainingjob_failures_in_window > 0 {NOT_AT_REST}",
+        f"{JOB}: {NUMBER} more failures are borne, then the job fails",
+        "failurePolicy.maxRestarts is nearly used up within its window.",
+    ),
+    Alert(
+        Problem.WORLD_BELOW_MINIMUM,
+        Severity.CRITICAL,
+        "10m",
+        f"{of_jobs('concertina_trainingjob_ready_replicas')} < {of_jobs('concertina_trainingjob_min_replicas')} "
+        f"{NOT_AT_REST}",
+        f"{JOB}: {NUMBER} replicas train, fewer than its minimum",
+        "With fewer than elastic.minReplicas the job does not train: it waits for nodes, quota or pods.",
+    ),
+    Alert(
+        Problem.LOSS_NAN,
+        Severity.CRITICAL,
+        "0m",
+        f"count {by()} (concertina_training_loss != concertina_training_loss) or {_failed('LossNotFinite')}",
+        f"{JOB}: the loss is no number",
+        "What is trained from here on is worth nothing; with trainer.anomalies the job goes back by itself.",
+    ),
+    Alert(
+        Problem.LOSS_SPIKE,
+        Severity.WARNING,
+        "5m",
+        f"{_LOSS} / ({_USUAL_LOSS} > 0) > {problems.LOSS_SPIKE:g} {TRAINS} or {_failed('LossSpike')}",
+        f"{JOB}: the loss has jumped",
+        f"For minutes it is more than {problems.LOSS_SPIKE:g} times what it was in the last hour, or the job went back "
+        "because of it.",
+    ),
+    Alert(
+        Problem.DATA_DIGEST_MISMATCH,
+        Severity.CRITICAL,
+        "0m",
+        _failed("DataChanged"),
+        f"{JOB}: its data are not those that the saved state was trained on",
+        "Positions in one data set mean nothing in another, so the run does not go on.",
+    ),
+    Alert(
+        Problem.CORRUPT_STATE,
+        Severity.CRITICAL,
+        "0m",
+        _failed("Damaged", "SilentCorruption"),
+        f"{JOB}: bytes have changed since they were written",
+        "A checkpoint, a file of data or the weights in memory are not what their checksums say.",
+    ),
+    Alert(
+        Problem.MEMORY_GROWS,
+        Severity.WARNING,
+        "30m",
+        f"{_MEMORY} > {_BEFORE.format('20m')} > {_BEFORE.format('40m')} "
+        f"and ({_MEMORY} - {_BEFORE.format('1h')}) * {_HOURS:g} > {_MEMORY}",
+        f"{JOB}: memory of the workers in {{{{ $labels.replica }}}} grows, to {{{{ $value | humanize1024 }}}}B",
+        f"At the pace of the last hour it doubles within {_HOURS:g} hours. At the container's limit workers die.",
+    ),
+    Alert(
+        Problem.OWN_SIDE_SUSPECTED,
+        Severity.CRITICAL,
+        "1m",
+        f"max (concertina_own_side_suspected) == 1 or {_stalled('AgentsUnreachable')}",
+        "The operator hears too few agents to trust its own side",
+        "It gives nobody up, so no job recovers from a silent failure until it hears them again.",
+    ),
+    Alert(
+        Problem.OPERATOR_DOWN,
+        Severity.CRITICAL,
+        f"{problems.OPERATOR_SILENT_SECONDS / 60:g}m",
+        'absent(leader_election_master_status{name="concertina-operator"} == 1)',
+        "No operator acts, or Prometheus reaches none",
+        "Running jobs train on; nothing recovers, starts or changes.",
+    ),
+    Alert(
+        Problem.TRACKER_UNREACHABLE,
+        Severity.WARNING,
+        "10m",
+        f"{of_jobs('concertina_trainingjob_tracker_unreachable')} == 1 {NOT_AT_REST}",
+        f"{JOB}: its tracker takes nothing",
+        "Training goes on, and what is to be tracked waits on the node.",
+    ),
+    Alert(
+        Problem.JOB_FAILED,
+        Severity.CRITICAL,
+        "0m",
+        f'{_OTHERS_STALLED} and on (namespace, trainingjob) {PHASE}{{phase="Failed"}}',
+        f"{JOB} has failed: {{{{ $labels.reason }}}}",
+        "It does not go on by itself. Its state is where its last checkpoint is.",
+    ),
+    Alert(
+        Problem.JOB_STALLED,
+        Severity.CRITICAL,
+        "5m",
+        f'{_OTHERS_STALLED} unless on (namespace, trainingjob) {PHASE}{{phase="Failed"}}',
+        f"{JOB} waits for a person: {{{{ $labels.reason }}}}",
+        "Its condition Stalled says in a sentence what to do; it goes on by itself once that is done.",
+    ),
+)
+
+
+def rules() -> dict[str, Any]:
+    """The content of a rules file of Prometheus, which is the spec of a PrometheusRule too."""
+    recorded = {"record": SPENT, "expr": grown(TIME, "class", window=WINDOW)}
+    return {"groups": [{"name": "concertina", "rules": [recorded, *(alert.rule() for alert in ALERTS)]}]}

@@ -1,0 +1,164 @@
+"""All jobs: what they get done, where their time and money go, who fails and who waits."""
+
+from __future__ import annotations
+
+from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
+from monitoring.promql import RECENT, TIME, grown, of_jobs
+
+CHOSEN = 'namespace=~"$namespace"'
+NAMES = "{{namespace}}/{{trainingjob}}"
+
+
+def _sum(expression: str, *labels: str) -> str:
+    return f"sum by ({', '.join(labels)}) ({expression})" if labels else f"sum ({expression})"
+
+
+def _job(name: str, *labels: str, more: str = "") -> str:
+    return of_jobs(f"concertina_trainingjob_{name}", *labels, where=CHOSEN + more)
+
+
+def _time(classes: str) -> str:
+    return of_jobs(TIME, "class", where=f"{CHOSEN}, {classes}")
+
+
+_FORWARD = 'class=~"productive|communication"'
+_ALL = 'class!="suspended"'
+
+FLEET = Board(
+    "fleet",
+    "All jobs: what they get done, where their time and money go, who fails and who waits.",
+    (Variable("namespace", "concertina_trainingjob_info", several=True),),
+    (
+        Section(
+            "Now",
+            (
+                Panel(
+                    "Goodput of all jobs",
+                    "Part of their time, suspensions apart, in which training went forward.",
+                    (Query(f"{_sum(_time(_FORWARD))} / {_sum(_time(_ALL))}", "goodput"),),
+                    Unit.RATIO,
+                    Kind.STAT,
+                    6,
+                ),
+                Panel(
+                    "Replicas",
+                    "Wanted, there, and members of a round.",
+                    (
+                        Query(_sum(_job("wanted_replicas")), "wanted"),
+                        Query(_sum(_job("replicas")), "there"),
+                        Query(_sum(_job("ready_replicas")), "training"),
+                    ),
+                    kind=Kind.STAT,
+                    width=6,
+                ),
+                Panel(
+                    "Cost so far",
+                    "Of jobs with spec.price.",
+                    (Query(_sum(_job("cost", "currency"), "currency"), "{{currency}}"),),
+                    kind=Kind.STAT,
+                    width=6,
+                ),
+                Panel(
+                    "Jobs that can't go on",
+                    "A person must act, or the job has failed: by the reason of its condition Stalled.",
+                    (Query(f"{_sum(_job('stalled', 'reason'), 'reason')} or vector(0)", "{{reason}}"),),
+                    kind=Kind.STAT,
+                    width=6,
+                ),
+                Panel(
+                    "Jobs",
+                    "One row each; the dashboard job shows more of one.",
+                    (
+                        Query(_job("phase", "phase"), "is"),
+                        Query(_job("goodput_ratio"), "goodput"),
+                        Query(_job("mfu_ratio"), "MFU"),
+                        Query(_job("step"), "step"),
+                        Query(_job("loss"), "loss"),
+                        Query(_job("tokens_per_second"), "tokens/s"),
+                        Query(_job("ready_replicas"), "training"),
+                        Query(_job("wanted_replicas"), "wanted"),
+                        Query(_job("failures_total"), "failures"),
+                        Query(_job("checkpoint_age_seconds"), "checkpoint, s ago"),
+                    ),
+                    kind=Kind.TABLE,
+                    width=16,
+                ),
+                Panel(
+                    "Alerts that fire",
+                    "Those of concertina; each names its runbook.",
+                    (Query('ALERTS{alertname=~"Concertina.*", alertstate="firing"}', "fires"),),
+                    kind=Kind.TABLE,
+                ),
+            ),
+        ),
+        Section(
+            "Over time",
+            (
+                Panel(
+                    "Jobs by status",
+                    "By the word of the column Status.",
+                    (Query("max by (phase) (concertina_trainingjobs)", "{{phase}}"),),
+                    kind=Kind.STACKED,
+                ),
+                Panel(
+                    "Where the time goes",
+                    "Seconds of all jobs in the last minutes, by class.",
+                    (Query(_sum(grown(TIME, "class", where=CHOSEN, window=RECENT), "class"), "{{class}}"),),
+                    Unit.SECONDS,
+                    Kind.STACKED,
+                ),
+                Panel(
+                    "Recovery by cause",
+                    "Seconds in the last minutes from a failure or a change of members to the next step.",
+                    (
+                        Query(
+                            _sum(
+                                grown(
+                                    "concertina_trainingjob_recovery_seconds_total",
+                                    "cause",
+                                    where=CHOSEN,
+                                    window=RECENT,
+                                ),
+                                "cause",
+                            ),
+                            "{{cause}}",
+                        ),
+                    ),
+                    Unit.SECONDS,
+                    Kind.STACKED,
+                ),
+                Panel(
+                    "Goodput", "Of each job since it was created.", (Query(_job("goodput_ratio"), NAMES),), Unit.RATIO
+                ),
+                Panel("MFU", "Of each job that knows it.", (Query(_job("mfu_ratio"), NAMES),), Unit.RATIO),
+                Panel(
+                    "Failures in the window",
+                    "Of failurePolicy.windowSeconds, by reason.",
+                    (Query(_sum(_job("failures_in_window", "reason"), "reason"), "{{reason}}"),),
+                    kind=Kind.STACKED,
+                ),
+                Panel(
+                    "Who waits",
+                    "Replicas that are wanted and don't train, of jobs that are not at rest.",
+                    (
+                        Query(
+                            f"({_job('wanted_replicas')} - {_job('ready_replicas')} > 0) unless on (namespace, "
+                            'trainingjob) concertina_trainingjob_phase{phase=~"Complete|Failed|Suspended"}',
+                            NAMES,
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Restarts left",
+                    "Failures that each job still bears in its window.",
+                    (Query(_job("restarts_left"), NAMES),),
+                ),
+                Panel(
+                    "Cost of a million tokens",
+                    "Of jobs with spec.price that tell of tokens.",
+                    (Query(_job("cost_per_million_tokens", "currency"), f"{NAMES} {{{{currency}}}}"),),
+                ),
+            ),
+        ),
+    ),
+)

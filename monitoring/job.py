@@ -1,0 +1,259 @@
+"""One job: progress, loss, where its time goes, its world, rounds and recovery, checkpoints."""
+
+from __future__ import annotations
+
+from monitoring.boards import Board, Kind, Panel, Query, Section, Unit, Variable
+from monitoring.promql import RECENT, TIME, grown, of_jobs
+
+CHOSEN = 'namespace="$namespace", trainingjob="$trainingjob"'
+VARIABLES = (
+    Variable("namespace", "concertina_trainingjob_info"),
+    Variable("trainingjob", 'concertina_trainingjob_info{namespace="$namespace"}'),
+)
+
+
+def _job(name: str, *labels: str) -> str:
+    return of_jobs(f"concertina_trainingjob_{name}", *labels, where=CHOSEN)
+
+
+def _told(name: str, *labels: str) -> str:
+    """By rank 0: of one pod at a time."""
+    return of_jobs(f"concertina_training_{name}", *labels, where=CHOSEN)
+
+
+def rate(metric: str, *labels: str) -> str:
+    """Of all pods: what one had counted goes on in another when the lead changes."""
+    return f"sum by ({', '.join(labels)}) (rate({metric}{{{CHOSEN}}}[{RECENT}]))"
+
+
+def _quantile(part: float) -> str:
+    return f"histogram_quantile({part}, {rate('concertina_training_step_seconds_bucket', 'le')})"
+
+
+def _stat(title: str, name: str, description: str, unit: Unit = Unit.NUMBER) -> Panel:
+    return Panel(title, description, (Query(_job(name), title.lower()),), unit, Kind.STAT, 4)
+
+
+NOW = Section(
+    "Now",
+    (
+        Panel(
+            "Status",
+            "The word of the column Status.",
+            (Query(_job("phase", "phase"), "{{phase}}"),),
+            kind=Kind.STAT,
+            width=4,
+        ),
+        _stat("Step", "step", "Steps finished."),
+        _stat("Loss", "loss", "Mean loss of the last step told of."),
+        _stat("Goodput", "goodput_ratio", "Part of the time in which training went forward.", Unit.RATIO),
+        _stat("MFU", "mfu_ratio", "Part of the devices' peak arithmetic.", Unit.RATIO),
+        _stat("Last step told of", "progress_age_seconds", "Since then.", Unit.SECONDS),
+        Panel(
+            "What to look at",
+            "Alerts of this job; each names its runbook.",
+            (Query(f'ALERTS{{alertname=~"Concertina.*", {CHOSEN}}}', "is"),),
+            kind=Kind.TABLE,
+            width=12,
+        ),
+        Panel(
+            "Why it stands still",
+            "The reason of the condition Stalled; `concertina status` has its sentence.",
+            (Query(f"{_job('stalled', 'reason')} or vector(0)", "{{reason}}"),),
+            width=12,
+        ),
+    ),
+)
+TRAINING = Section(
+    "Training",
+    (
+        Panel(
+            "Progress",
+            "Steps finished; it falls where steps are trained again.",
+            (Query(_job("step"), "step"), Query(_job("steps"), "of"), Query(_job("steps_replayed_total"), "replayed")),
+        ),
+        Panel(
+            "Loss over time",
+            "Of training, and of the documents that were set aside.",
+            (Query(_told("loss"), "training"), Query(_told("validation_loss"), "validation")),
+        ),
+        Panel(
+            "Gradient norm and learning rate",
+            "Of the last step.",
+            (Query(_told("gradient_norm"), "gradient norm"), Query(_told("learning_rate"), "learning rate")),
+        ),
+        Panel(
+            "Tokens per second",
+            "Of all workers together.",
+            (Query(_told("tokens_per_second"), "tokens/s"),),
+        ),
+        Panel(
+            "MFU over time", "Part of the devices' peak arithmetic.", (Query(_told("mfu_ratio"), "MFU"),), Unit.RATIO
+        ),
+        Panel(
+            "What else it reports",
+            "By the worker's own names.",
+            (Query(_told("metric", "name"), "{{name}}"),),
+        ),
+    ),
+)
+TIMES = Section(
+    "Where the time goes",
+    (
+        Panel(
+            "Where the time goes",
+            "Seconds in the last minutes, by class: they add up to all there were.",
+            (Query(f"sum by (class) ({grown(TIME, 'class', where=CHOSEN, window=RECENT)})", "{{class}}"),),
+            Unit.SECONDS,
+            Kind.STACKED,
+        ),
+        Panel(
+            "Parts of a step",
+            "Seconds of each second, on rank 0; what is in none waits for other ranks.",
+            (Query(rate("concertina_training_step_part_seconds_total", "part"), "{{part}}"),),
+            Unit.SECONDS,
+            Kind.STACKED,
+        ),
+        Panel(
+            "Step time",
+            "Half of the steps take no longer, and 99 of 100.",
+            (Query(_quantile(0.5), "half"), Query(_quantile(0.99), "99 of 100")),
+            Unit.SECONDS,
+        ),
+        Panel(
+            "Slowest rank beside the others",
+            "Seconds of each second in which ranks don't wait for others. Far apart: there is a straggler.",
+            (Query(rate("concertina_training_busy_seconds_total", "of"), "{{of}}"),),
+            Unit.SECONDS,
+        ),
+        Panel(
+            "Waits for data and saves",
+            "Seconds of each second in which training waited.",
+            (
+                Query(rate("concertina_training_data_wait_seconds_total"), "data"),
+                Query(rate("concertina_training_save_wait_seconds_total"), "snapshots and checkpoints"),
+            ),
+            Unit.SECONDS,
+        ),
+        Panel(
+            "Time since its creation",
+            "All of it, by class.",
+            (Query(of_jobs(TIME, "class", where=CHOSEN), "{{class}}"),),
+            Unit.SECONDS,
+            Kind.STACKED,
+        ),
+    ),
+)
+WORLD = Section(
+    "World, rounds and recovery",
+    (
+        Panel(
+            "World",
+            "Replicas, and the workers of the round.",
+            (
+                Query(_job("wanted_replicas"), "wanted"),
+                Query(_job("min_replicas"), "minimum"),
+                Query(_job("replicas"), "pods"),
+                Query(_job("ready_replicas"), "training"),
+                Query(_job("spares_ready"), "spares"),
+                Query(_job("world_size"), "workers"),
+            ),
+        ),
+        Panel(
+            "Rounds and failures",
+            "Since the job was created.",
+            (Query(_job("rounds_total"), "rounds"), Query(_job("failures_total"), "failures")),
+        ),
+        Panel(
+            "Failures in the window and restarts left",
+            "By reason, and how many more are borne.",
+            (
+                Query(_job("failures_in_window", "reason"), "{{reason}}"),
+                Query(_job("restarts_left"), "left"),
+            ),
+        ),
+        Panel(
+            "Recovery by cause",
+            "Seconds since the job was created, from a failure or a change of members to the next step.",
+            (Query(_job("recovery_seconds_total", "cause"), "{{cause}}"),),
+            Unit.SECONDS,
+            Kind.STACKED,
+        ),
+        Panel(
+            "Start of the round",
+            "Seconds of each part of it.",
+            (Query(_told("start_seconds", "part"), "{{part}}"),),
+            Unit.SECONDS,
+            Kind.STACKED,
+        ),
+        Panel(
+            "Stragglers and avoided nodes",
+            "Ranks that the others wait for, and nodes that new pods keep off.",
+            (Query(_job("stragglers"), "stragglers"), Query(_job("avoided_nodes"), "avoided nodes")),
+        ),
+    ),
+)
+SAVED = Section(
+    "Checkpoints, tracking and money",
+    (
+        Panel(
+            "Age of what is saved",
+            "Beside the interval that the job asks for.",
+            (
+                Query(_job("checkpoint_age_seconds"), "checkpoint"),
+                Query(_job("checkpoint_interval_seconds"), "interval"),
+                Query(_job("snapshot_age_seconds"), "snapshot"),
+            ),
+            Unit.SECONDS,
+        ),
+        Panel(
+            "Steps that are saved",
+            "What a loss of all replicas, or of one, would go back to.",
+            (
+                Query(_job("step"), "now"),
+                Query(_job("checkpoint_step"), "checkpoint"),
+                Query(_told("snapshot_step"), "snapshot"),
+            ),
+        ),
+        Panel(
+            "To durable storage",
+            "Bytes a second, of all replicas.",
+            (Query(rate("concertina_checkpoint_shipped_bytes_total"), "bytes/s"),),
+            Unit.BYTES_PER_SECOND,
+        ),
+        Panel(
+            "Shipping",
+            "Shards a second, what storage refused, and seconds of each second that it took.",
+            (
+                Query(rate("concertina_checkpoint_shards_shipped_total"), "shards"),
+                Query(rate("concertina_checkpoint_storage_failures_total"), "refused"),
+                Query(rate("concertina_checkpoint_ship_seconds_total"), "seconds"),
+            ),
+        ),
+        Panel(
+            "Slowest snapshot",
+            "Of this round.",
+            (Query(_told("slowest_save_seconds"), "seconds"),),
+            Unit.SECONDS,
+        ),
+        Panel(
+            "Tracker",
+            "1: that of spec.tracking takes nothing.",
+            (Query(_job("tracker_unreachable"), "unreachable"),),
+        ),
+        Panel(
+            "Money",
+            "By spec.price: so far, and for a million tokens.",
+            (
+                Query(_job("cost", "currency"), "{{currency}} so far"),
+                Query(_job("cost_per_million_tokens", "currency"), "{{currency}} for a million tokens"),
+            ),
+        ),
+    ),
+)
+JOB = Board(
+    "job",
+    "One job: progress, loss, where its time goes, its world, rounds and recovery, checkpoints.",
+    VARIABLES,
+    (NOW, TRAINING, TIMES, WORLD, SAVED),
+)

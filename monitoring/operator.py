@@ -1,0 +1,213 @@
+"""The operator itself: passes, the API server, agents, rounds, its process."""
+
+from __future__ import annotations
+
+from monitoring.boards import Board, Kind, Panel, Query, Section, Unit
+from monitoring.promql import RECENT
+
+PASSES = '{controller="trainingjob"}'
+OURS = 'and on (instance) leader_election_master_status{name="concertina-operator"}'
+"""Other processes have metrics of these names, too."""
+
+
+def _rate(metric: str, *labels: str, where: str = "") -> str:
+    return f"sum by ({', '.join(labels)}) (rate({metric}{where}[{RECENT}]))"
+
+
+def _quantiles(metric: str, *labels: str, where: str = "") -> tuple[Query, ...]:
+    """Half, and 99 of 100, of a histogram."""
+    counted = _rate(f"{metric}_bucket", "le", *labels, where=where)
+    names = " ".join(f"{{{{{label}}}}}" for label in labels)
+    return tuple(
+        Query(f"histogram_quantile({part}, {counted})", f"{names} {words}".strip())
+        for part, words in ((0.5, "half"), (0.99, "99 of 100"))
+    )
+
+
+def _max(metric: str, *labels: str, where: str = "") -> str:
+    return f"max by ({', '.join(labels)}) ({metric}{where})"
+
+
+OPERATOR = Board(
+    "operator",
+    "The operator itself: passes, the API server, agents, rounds, its process.",
+    (),
+    (
+        Section(
+            "Passes over jobs",
+            (
+                Panel(
+                    "Operators, and which acts",
+                    "1 on the one that holds the Lease.",
+                    (Query('leader_election_master_status{name="concertina-operator"}', "{{instance}}"),),
+                ),
+                Panel(
+                    "Jobs",
+                    "By the word of the column Status.",
+                    (Query(_max("concertina_trainingjobs", "phase"), "{{phase}}"),),
+                    kind=Kind.STACKED,
+                ),
+                Panel(
+                    "Passes",
+                    "By result.",
+                    (Query(_rate("controller_runtime_reconcile_total", "result", where=PASSES), "{{result}}"),),
+                    Unit.PER_SECOND,
+                    Kind.STACKED,
+                ),
+                Panel(
+                    "Time of a pass",
+                    "",
+                    _quantiles("controller_runtime_reconcile_time_seconds", where=PASSES),
+                    Unit.SECONDS,
+                ),
+                Panel(
+                    "Wait for a pass",
+                    "",
+                    _quantiles("workqueue_queue_duration_seconds", where=PASSES),
+                    Unit.SECONDS,
+                ),
+                Panel(
+                    "Work on a pass",
+                    "The same as seen by the queue.",
+                    _quantiles("workqueue_work_duration_seconds", where=PASSES),
+                    Unit.SECONDS,
+                ),
+                Panel(
+                    "Queue",
+                    "Jobs that wait, passes under way, and jobs that began to wait a second.",
+                    (
+                        Query(_max("workqueue_depth", where=PASSES), "wait"),
+                        Query(_max("controller_runtime_active_workers", where=PASSES), "under way"),
+                        Query(_rate("workqueue_adds_total", where=PASSES), "begin to wait, a second"),
+                    ),
+                ),
+                Panel(
+                    "Passes that take long",
+                    "Seconds of all under way, and of the longest.",
+                    (
+                        Query(_max("workqueue_unfinished_work_seconds", where=PASSES), "all"),
+                        Query(_max("workqueue_longest_running_processor_seconds", where=PASSES), "longest"),
+                    ),
+                    Unit.SECONDS,
+                ),
+                Panel(
+                    "Passes that came to nothing",
+                    "Errors, passes made again, and those that an answer of the API server ended.",
+                    (
+                        Query(_rate("controller_runtime_reconcile_errors_total", where=PASSES), "errors"),
+                        Query(_rate("workqueue_retries_total", where=PASSES), "made again"),
+                        Query(_rate("concertina_passes_given_up_total", "reason"), "{{reason}}"),
+                    ),
+                    Unit.PER_SECOND,
+                ),
+            ),
+        ),
+        Section(
+            "The API server",
+            (
+                Panel(
+                    "Requests",
+                    "Each try, by method and resource.",
+                    (Query(_rate("rest_client_requests_total", "method", "resource"), "{{method}} {{resource}}"),),
+                    Unit.PER_SECOND,
+                    Kind.STACKED,
+                ),
+                Panel(
+                    "Answers",
+                    "By code; <error> where none came.",
+                    (Query(_rate("rest_client_requests_total", "code"), "{{code}}"),),
+                    Unit.PER_SECOND,
+                    Kind.STACKED,
+                ),
+                Panel(
+                    "Time of a request",
+                    "From the first try to the end, watches apart.",
+                    _quantiles("rest_client_request_duration_seconds", "verb"),
+                    Unit.SECONDS,
+                ),
+                Panel(
+                    "Watches begun again",
+                    "By resource and how they ended.",
+                    (Query(_rate("concertina_watch_restarts_total", "resource", "reason"), "{{resource}} {{reason}}"),),
+                    Unit.PER_SECOND,
+                ),
+                Panel(
+                    "Pods and Secrets refused",
+                    "By what has to come first.",
+                    (Query(_rate("concertina_creates_refused_total", "kind"), "{{kind}}"),),
+                    Unit.PER_SECOND,
+                ),
+            ),
+        ),
+        Section(
+            "Agents and rounds",
+            (
+                Panel(
+                    "Streams",
+                    "Those that are wanted, by state.",
+                    (Query(_max("concertina_agent_streams", "state"), "{{state}}"),),
+                    kind=Kind.STACKED,
+                ),
+                Panel(
+                    "Ends of streams",
+                    "By how.",
+                    (Query(_rate("concertina_agent_stream_ends_total", "reason"), "{{reason}}"),),
+                    Unit.PER_SECOND,
+                ),
+                Panel(
+                    "Calls",
+                    "By kind and result.",
+                    (Query(_rate("concertina_agent_calls_total", "kind", "result"), "{{kind}} {{result}}"),),
+                    Unit.PER_SECOND,
+                ),
+                Panel(
+                    "Rounds",
+                    "Seconds until one is under way: prepare (claim to commit), start (commit to first progress).",
+                    _quantiles("concertina_round_duration_seconds", "phase"),
+                    Unit.SECONDS,
+                ),
+                Panel(
+                    "Own side suspected",
+                    "1: the silence of agents is taken for the operator's own fault.",
+                    (Query(_max("concertina_own_side_suspected"), "suspected"),),
+                ),
+            ),
+        ),
+        Section(
+            "The process",
+            (
+                Panel(
+                    "Operator's CPU",
+                    "Processors.",
+                    (Query(f"rate(process_cpu_seconds_total[{RECENT}]) {OURS}", "{{instance}}"),),
+                ),
+                Panel(
+                    "Operator's memory",
+                    "",
+                    (Query(f"process_resident_memory_bytes {OURS}", "{{instance}}"),),
+                    Unit.BYTES,
+                ),
+                Panel(
+                    "Open files and connections",
+                    "Beside as many as there may be.",
+                    (
+                        Query(f"process_open_fds {OURS}", "{{instance}}"),
+                        Query(f"process_max_fds {OURS}", "{{instance}} at most"),
+                    ),
+                ),
+                Panel(
+                    "Stood still",
+                    "Seconds of each second: stopped or starved of processor time.",
+                    (Query(_rate("concertina_stall_seconds_total"), "seconds"),),
+                    Unit.SECONDS,
+                ),
+                Panel(
+                    "Parts that ended",
+                    "By an error that nobody foresaw; the log line `part ended` has it.",
+                    (Query(_rate("concertina_parts_ended_total", "part"), "{{part}}"),),
+                    Unit.PER_SECOND,
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,32 @@
+"""Expressions of PromQL that dashboards and alerts have in common.
+
+A job's metrics are made of its status by whichever operator acts. After a restart or a change of the leader they go on
+under another pod's name, so they are taken without it: as the most of what is there.
+"""
+
+from __future__ import annotations
+
+JOB = ("namespace", "trainingjob")
+TIME = "concertina_trainingjob_time_seconds_total"
+TRAINING = "productive|communication|straggler|input|checkpoint|evaluation|compile"
+"""Classes of the time in which ranks train: what a part of the time of training is a part of."""
+LOST = "recovery|replayed"
+RECENT = "$__rate_interval"
+"""Grafana's word for a window that holds some scrapes, and no less than a pixel."""
+
+
+def by(*labels: str) -> str:
+    return f"by ({', '.join((*JOB, *labels))})"
+
+
+def of_jobs(metric: str, *labels: str, where: str = "", ago: str = "") -> str:
+    """A metric of each job, with these labels beside the job's; `where`: matchers."""
+    selected = f"{metric}{{{where}}}" if where else metric
+    return f"max {by(*labels)} ({selected}{f' offset {ago}' if ago else ''})"
+
+
+def grown(metric: str, *labels: str, where: str = "", window: str) -> str:
+    """By how much it grew within the window. Not `increase`: time can move to another class, which takes that for a
+    counter that began anew, and a restart of the operator is no reset."""
+    now, before = of_jobs(metric, *labels, where=where), of_jobs(metric, *labels, where=where, ago=window)
+    return f"clamp_min({now} - {before}, 0)"

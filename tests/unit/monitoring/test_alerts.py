@@ -1,0 +1,276 @@
+"""Each alert fires where it should, and not where it should not, by promtool on the rules in the chart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from monitoring.__main__ import RULES
+from monitoring.alerts import ALERTS
+
+from builders.prometheus import needed, promtool
+from concertina.diagnosis.problems import Problem
+
+pytestmark = needed
+
+JOB = 'namespace="n", trainingjob="j"'
+TRAINS = {'phase{phase="Training"}': "1x300"}
+Series = Mapping[str, str]
+"""Values a minute each in promtool's notation, by name and labels. Without the job's, which are added."""
+
+
+def spent(**classes: float) -> Series:
+    """Seconds of a minute that go to each class of time, for five hours."""
+    rest = {"productive": 60 - sum(classes.values()), "waiting": 0, **classes}
+    return {f'time_seconds_total{{class="{name}"}}': f"0+{seconds:g}x300" for name, seconds in rest.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    fires: Series
+    summary: str
+    silent: tuple[Series, ...]
+    fires_too: tuple[Series, ...] = ()
+    """And says the same."""
+    at: str = "2h"
+    labels: Mapping[str, str] = field(default_factory=lambda: {"namespace": "n", "trainingjob": "j"})
+
+
+AGES = {
+    "checkpoint_age_seconds": "0+60x300",
+    "checkpoint_interval_seconds": "600x300",
+}
+NO_AGE = {"checkpoint_interval_seconds": "600x300"}
+MEMORY = 'worker_resident_memory_bytes{replica="j-0-1"}'
+FAILURES = "failures_in_window"
+SHIPPED, REFUSED = "checkpoint_shards_shipped_total", "checkpoint_storage_failures_total"
+
+CASES = {
+    Problem.LOW_MFU: Case(
+        TRAINS | {"mfu_ratio": "0.123x300"},
+        "n/j: 12.3% of the devices' peak arithmetic is used",
+        (
+            TRAINS | {"mfu_ratio": "0.2x300"},
+            TRAINS | {"mfu_ratio": "0.4x100 0.1x19"},
+            {"mfu_ratio": "0.1x300", 'phase{phase="Complete"}': "1x300"},
+        ),
+    ),
+    Problem.EXPOSED_COMMUNICATION: Case(
+        spent(communication=24),
+        "n/j: 40% of the time of training waits for collectives",
+        (spent(communication=14), spent(communication=24) | {'phase{phase="Suspended"}': "1x300"}),
+    ),
+    Problem.INPUT_BOTTLENECK: Case(
+        spent(input=12),
+        "n/j: 20% of the time of training waits for data",
+        (spent(input=5), spent(input=2, waiting=35)),
+    ),
+    Problem.STRAGGLER: Case(
+        spent(straggler=15),
+        "n/j: 25% of the time of training waits for the slowest rank",
+        (spent(straggler=5),),
+    ),
+    Problem.SLOW_CHECKPOINT: Case(
+        spent(checkpoint=6),
+        "n/j: 10% of the time of training waits for snapshots and checkpoints",
+        (spent(checkpoint=2.5),),
+    ),
+    Problem.CHECKPOINT_OLD: Case(
+        TRAINS | AGES,
+        "n/j: no checkpoint for 2h 0m 0s of training",
+        (
+            TRAINS | AGES | {"checkpoint_age_seconds": "1800x300"},
+            TRAINS | {"checkpoint_age_seconds": "0+60x300"},
+            AGES | {'phase{phase="Complete"}': "1x300"},
+        ),
+        fires_too=(TRAINS | NO_AGE | spent(productive=60),),
+    ),
+    Problem.STORAGE_REFUSES: Case(
+        {'stalled{reason="StorageUnavailable"}': "1x300"},
+        "n/j: durable storage takes nothing",
+        (
+            {'stalled{reason="DataUnavailable"}': "1x300"},
+            {'stalled{reason="StorageUnavailable"}': "_x117 1x200"},
+            {REFUSED: "0+1x300", SHIPPED: "0+1x300"},
+            {REFUSED: "7x300", SHIPPED: "0x300"},
+        ),
+        fires_too=({REFUSED: "0+1x300", SHIPPED: "5x300"},),
+    ),
+    Problem.FREQUENT_FAILURES: Case(
+        spent(recovery=6, replayed=9),
+        "n/j: 25% of the time goes to recovery and to steps trained again",
+        (spent(recovery=2, replayed=3), spent(waiting=30)),
+    ),
+    Problem.RESTARTS_NEARLY_USED: Case(
+        {"restarts_left": "10x100 1x200", f'{FAILURES}{{reason="OutOfMemory"}}': "9x300"},
+        "n/j: 1 more failures are borne, then the job fails",
+        (
+            {"restarts_left": "2x300", f'{FAILURES}{{reason="OutOfMemory"}}': "8x300"},
+            {"restarts_left": "1x300"},
+            {"restarts_left": "0x300", f'{FAILURES}{{reason="x"}}': "9x300", 'phase{phase="Failed"}': "1x300"},
+        ),
+    ),
+    Problem.WORLD_BELOW_MINIMUM: Case(
+        {"ready_replicas": "4x100 1x200", "min_replicas": "2x300"},
+        "n/j: 1 replicas train, fewer than its minimum",
+        (
+            {"ready_replicas": "2x300", "min_replicas": "2x300"},
+            {"ready_replicas": "4x115 0x4 4x200", "min_replicas": "2x300"},
+            {"ready_replicas": "0x300", "min_replicas": "2x300", 'phase{phase="Suspended"}': "1x300"},
+        ),
+    ),
+    Problem.LOSS_NAN: Case(
+        {'training_loss{replica="j-0-1"}': f"2.5x100 {'NaN ' * 60}"},
+        "n/j: the loss is no number",
+        ({'training_loss{replica="j-0-1"}': "2.5x300"}, {f'{FAILURES}{{reason="LossSpike"}}': "1x300"}),
+        fires_too=({f'{FAILURES}{{reason="LossNotFinite"}}': "1x300"},),
+    ),
+    Problem.LOSS_SPIKE: Case(
+        TRAINS | {"loss": "2x100 5x200"},
+        "n/j: the loss has jumped",
+        (TRAINS | {"loss": "2x100 3.9x200"}, TRAINS | {"loss": "10-0.05x199"}, TRAINS | {"loss": "2x108 9x200"}),
+        at="1h50m",
+        fires_too=({f'{FAILURES}{{reason="LossSpike"}}': "1x300"},),
+    ),
+    Problem.DATA_DIGEST_MISMATCH: Case(
+        {'stalled{reason="DataChanged"}': "1x300", 'phase{phase="Failed"}': "1x300"},
+        "n/j: its data are not those that the saved state was trained on",
+        ({'stalled{reason="BadInput"}': "1x300"},),
+        fires_too=({f'{FAILURES}{{reason="DataChanged"}}': "1x300"},),
+    ),
+    Problem.CORRUPT_STATE: Case(
+        {f'{FAILURES}{{reason="SilentCorruption"}}': "0x100 2x200"},
+        "n/j: bytes have changed since they were written",
+        ({f'{FAILURES}{{reason="NodeLost"}}': "2x300"},),
+        fires_too=({'stalled{reason="Damaged"}': "1x300"},),
+    ),
+    Problem.MEMORY_GROWS: Case(
+        {MEMORY: "1073741824+17895697x300"},  # a GiB, and another one within the hour
+        "n/j: memory of the workers in j-0-1 grows, to 3GiB",
+        ({MEMORY: "3000000000x300"}, {MEMORY: "1000000000+100000000x70 8000000000x230"}, {MEMORY: "1e9+1e5x300"}),
+        labels={"namespace": "n", "trainingjob": "j", "replica": "j-0-1"},
+    ),
+    Problem.OWN_SIDE_SUSPECTED: Case(
+        {"own_side_suspected": "0x100 1x200"},
+        "The operator hears too few agents to trust its own side",
+        ({"own_side_suspected": "0x300"}, {"own_side_suspected": "0x119 1x200"}),
+        labels={},
+    ),
+    Problem.OPERATOR_DOWN: Case(
+        {"leader": "0x300"},
+        "No operator acts, or Prometheus reaches none",
+        ({"leader": "1x300"}, {"leader": "1x117 0x200"}),
+        labels={},
+    ),
+    Problem.TRACKER_UNREACHABLE: Case(
+        {"tracker_unreachable": "0x60 1x240"},
+        "n/j: its tracker takes nothing",
+        ({"tracker_unreachable": "0x300"}, {"tracker_unreachable": "0x115 1x200"}),
+    ),
+    Problem.JOB_FAILED: Case(
+        {'stalled{reason="RestartsExhausted"}': "1x300", 'phase{phase="Failed"}': "1x300"},
+        "n/j has failed: RestartsExhausted",
+        (
+            {'stalled{reason="Damaged"}': "1x300", 'phase{phase="Failed"}': "1x300"},
+            {'stalled{reason="PodRefused"}': "1x300", 'phase{phase="Stalled"}': "1x300"},
+        ),
+        labels={"namespace": "n", "trainingjob": "j", "reason": "RestartsExhausted"},
+    ),
+    Problem.JOB_STALLED: Case(
+        {'stalled{reason="PodRefused"}': "1x300", 'phase{phase="Stalled"}': "1x300"},
+        "n/j waits for a person: PodRefused",
+        (
+            {'stalled{reason="StorageUnavailable"}': "1x300", 'phase{phase="Training"}': "1x300"},
+            {'stalled{reason="RestartsExhausted"}': "1x300", 'phase{phase="Failed"}': "1x300"},
+            {'stalled{reason="PodRefused"}': "_x117 1x200", 'phase{phase="Stalled"}': "1x300"},
+        ),
+        labels={"namespace": "n", "trainingjob": "j", "reason": "PodRefused"},
+    ),
+}
+"""Of each problem."""
+
+
+def _named(series: str) -> str:
+    """In full, with the job's labels."""
+    if series == "leader":
+        return 'leader_election_master_status{name="concertina-operator"}'
+    if series == "own_side_suspected":
+        return f"concertina_{series}"
+    name, _, labels = series.removesuffix("}").partition("{")
+    pods = name.startswith(("training_", "worker_", "checkpoint_sh", "checkpoint_storage"))
+    prefix = "concertina_" if pods else "concertina_trainingjob_"
+    return f"{prefix}{name}{{{', '.join(filter(None, (JOB, labels)))}}}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Of one alert, at one time."""
+
+    problem: Problem
+    case: Case
+    series: Series
+    fires: bool = False
+
+    def test(self) -> dict[str, Any]:
+        """As promtool has them."""
+        alert = next(each for each in ALERTS if each.problem is self.problem)
+        annotations = alert.rule()["annotations"] | {"summary": self.case.summary}
+        expected = {"exp_labels": {**self.case.labels, **alert.rule()["labels"]}, "exp_annotations": annotations}
+        found = {
+            "eval_time": self.case.at,
+            "alertname": alert.name,
+            "exp_alerts": [expected] if self.fires else [],
+        }
+        return {
+            "name": f"{alert.name} {'fires' if self.fires else 'does not fire'}: {dict(self.series)}",
+            "interval": "1m",
+            "input_series": [{"series": _named(name), "values": values} for name, values in self.series.items()],
+            "alert_rule_test": [found],
+        }
+
+
+def check(folder: Path, rules: Path, tests: Sequence[Mapping[str, Any]]) -> None:
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    done = promtool("test", "rules", path)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+def alone(folder: Path, problem: Problem) -> Path:
+    """The chart's rules without the other alerts: all of them at each minute of each case take ten times as long."""
+    rules = yaml.safe_load(RULES.read_text())
+    [group] = rules["groups"]
+    group["rules"] = [rule for rule in group["rules"] if rule.get("alert", "") in ("", f"Concertina{problem}")]
+    path = folder / "rules.yaml"
+    path.write_text(yaml.safe_dump(rules))
+    return path
+
+
+def test_promtool_finds_the_rules_in_order() -> None:
+    done = promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+def test_every_alert_has_a_case() -> None:
+    assert CASES.keys() == set(Problem)
+
+
+@pytest.mark.parametrize("problem", CASES)
+def test_it_fires_where_it_should_and_not_where_it_should_not(problem: Problem, tmp_path: Path) -> None:
+    case = CASES[problem]
+    asked = [Question(problem, case, series, fires=True) for series in (case.fires, *case.fires_too)]
+    asked += [Question(problem, case, series) for series in case.silent]
+    check(tmp_path, alone(tmp_path, problem), [question.test() for question in asked])
+
+
+def test_a_healthy_run_raises_none(tmp_path: Path) -> None:
+    series = TRAINS | spent(communication=6, input=1, checkpoint=1, straggler=1, evaluation=2, recovery=0.5)
+    series |= {"mfu_ratio": "0.42x300", "loss": "10-0.02x300", "restarts_left": "10x300", "leader": "1x300"}
+    series |= {"ready_replicas": "4x300", "min_replicas": "2x300", "own_side_suspected": "0x300", MEMORY: "3e9x300"}
+    series |= {"checkpoint_age_seconds": "300x300", "checkpoint_interval_seconds": "600x300"}
+    asked = [Question(problem, case, series).test() for problem, case in CASES.items()]
+    check(tmp_path, RULES, [asked[0] | {"alert_rule_test": [each for one in asked for each in one["alert_rule_test"]]}])

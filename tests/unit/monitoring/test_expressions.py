@@ -1,0 +1,102 @@
+"""Dashboards and alerts ask for metrics that there are, and what is written into the chart is what the code makes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from monitoring import alerts
+from monitoring.__main__ import files
+from monitoring.boards import WIDTH, Board, as_json
+from monitoring.dashboards import DASHBOARDS
+from monitoring.promql import LOST, TRAINING
+
+from concertina.api.accounting import SUFFIX, Goodput
+from concertina.controller.job_metrics import FAMILIES, JOB_LABELS
+from concertina.metrics import REGISTRY
+from concertina.plan.facts.decision import Phase
+from concertina_agent.metrics import families
+
+NAMES = re.compile(r"\b(?:concertina|controller_runtime|workqueue|rest_client|leader_election|process)_\w+")
+
+
+def exposed() -> set[str]:
+    """Every name of a series."""
+    operator = {(family.name, family.type) for family in REGISTRY.collect()}
+    agents = {(each.name.removesuffix("_total"), each.kind.value) for each in families.ALL}
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    names = {f"{name}{suffix}" for name, kind in operator | agents for suffix in suffixes[kind]}
+    return names | {each.asked_for for each in FAMILIES} | {alerts.SPENT}
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """By the name of what asks."""
+    for rule in alerts.rules()["groups"][0]["rules"]:
+        yield rule.get("alert", rule.get("record")), rule["expr"]
+    for board in DASHBOARDS.values():
+        for variable in board.variables:
+            yield f"{board.name}: ${variable.name}", variable.series
+        for panel in board.panels:
+            for query in panel.queries:
+                yield f"{board.name}: {panel.title}", query.expression
+
+
+@pytest.mark.parametrize(("name", "expression"), list(expressions()))
+def test_it_asks_for_metrics_that_there_are(name: str, expression: str) -> None:
+    asked = set(NAMES.findall(expression.replace(alerts.SPENT, "")))
+    assert not asked - exposed(), name
+
+
+def test_every_metric_of_ours_is_on_a_dashboard() -> None:
+    """What is counted and shown nowhere is found by nobody."""
+    shown = set(NAMES.findall(" ".join(expression for name, expression in expressions() if ": " in name)))
+    ours = {name for name in exposed() if name.startswith("concertina_") and not name.endswith(("_sum", "_count"))}
+    assert ours - shown == {
+        "concertina_trainingjob_condition",  # the phase says what follows from them
+        "concertina_training_samples",  # steps times the batch
+        "concertina_training_run_tokens",
+        "concertina_training_tokens_total",  # tokens per second
+        "concertina_training_steps",  # the job's own: not gone with a pod
+        "concertina_training_validation_step",
+        "concertina_training_snapshot_age_seconds",
+        "concertina_training_checkpoint_step",
+    }
+
+
+def test_classes_of_time_are_those_of_the_status() -> None:
+    known = {name.removesuffix(SUFFIX) for name in Goodput.model_fields if name.endswith(SUFFIX)}
+    assert {*TRAINING.split("|"), *LOST.split("|")} < known
+
+
+def test_phases_are_those_of_jobs() -> None:
+    everything = " ".join(expression for _, expression in expressions())
+    asked = {word for words in re.findall(r'phase=~?"([\w|]+)"', everything) for word in words.split("|")}
+    assert asked
+    assert asked <= {phase.value for phase in Phase}
+
+
+def test_all_ask_by_a_jobs_two_labels() -> None:
+    assert JOB_LABELS == families.POD_LABELS[:2] == ("namespace", "trainingjob")
+
+
+@pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_panels_have_a_place_of_their_own_and_a_number(board: Board) -> None:
+    panels = json.loads(as_json(board))["panels"]
+    taken: set[tuple[int, int]] = set()
+    for place in (panel["gridPos"] for panel in panels):
+        columns, rows = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        cells = {(x, y) for x in columns for y in rows}
+        assert not cells & taken
+        assert columns.stop <= WIDTH
+        taken |= cells
+    shown = [panel for panel in panels if panel["type"] != "row"]
+    assert [panel["title"] for panel in shown] == [panel.title for panel in board.panels]
+    assert len({panel["id"] for panel in shown}) == len(shown) == len({panel.title for panel in board.panels})
+
+
+@pytest.mark.parametrize(("path", "text"), files().items(), ids=[path.name for path in files()])
+def test_the_chart_has_what_the_code_makes(path: Path, text: str) -> None:
+    assert path.read_text() == text, "run `make monitoring`"
