@@ -80,6 +80,7 @@ VARIABLES = (
     "CONCERTINA_JOB", "CONCERTINA_UID", "CONCERTINA_PORT", "CONCERTINA_WORKERS", "CONCERTINA_GRACE_SECONDS",
     "CONCERTINA_IMAGE", "CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT", "CONCERTINA_REPLICA", "CONCERTINA_POD_IP",
     "CONCERTINA_NODE", "CONCERTINA_WARM_START", "CONCERTINA_METRICS", "CONCERTINA_METRICS_TOKEN",
+    "CONCERTINA_SPEC",
 )  # fmt: skip
 PREFIX = "concertina.dev/"
 """Of the labels and annotations that the operator puts into pods; the names above are of what else it puts there."""
