@@ -174,7 +174,7 @@ def went_through(rounds: Sequence[TrainedRound], round: int, step: int) -> bool:
 def since(rounds: Sequence[TrainedRound], step: int) -> tuple[TrainedRound, ...]:
     """Those that have trained steps after `step`."""
     ends = [*(each.step for each in rounds[1:]), sys.maxsize]
-    return tuple(each for each, end in zip(rounds, ends, strict=False) if end > step)
+    return tuple(each for each, end in zip(rounds, ends, strict=False) if end > max(step, each.step))
 
 
 ROOMIEST = Origin(
