@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from concertina_protocol import SnapshotId
@@ -27,6 +27,8 @@ TEXTS = st.text(max_size=2000) | st.text('"\\\x00\U0001f600', max_size=2000)
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=9), st.integers(0, 2 * MOST_ROUNDS))
+@example("\0" * 1024, [f"{number}" + "\0" * 1000 for number in range(9)], MOST_ROUNDS)
+@example("a" * 1018, [f"{number}" + "a" * 1017 for number in range(9)], MOST_ROUNDS)
 def test_whatever_is_said_of_its_origin_a_header_keeps_its_size(uri: str, images: list[str], rounds: int) -> None:
     origin = Origin(data_sets=("0" * 16,) * 32, device=device_model(), script="0" * 64)
     origin = dataclasses.replace(origin.begun_with(uri), images=bounded_images(images))

@@ -9,6 +9,7 @@ HuggingFaceStorageReader puts shards together) and `concertina` (ours, see Shard
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -129,9 +130,14 @@ class Layout:
         return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
     def _json(self, metadata: ShardMetadata) -> bytes:
-        ours = {**dataclasses.asdict(metadata), "global_shapes": self._global_shapes}
+        facts = dataclasses.asdict(dataclasses.replace(metadata, origin=_NOTHING))
+        ours = {**facts, "origin": _as_object(metadata.origin), "global_shapes": self._global_shapes}
         of_the_file = {"format": "pt", "DCP_SHARDING_INFO": self._sharding, "concertina": json.dumps(ours)}
         return f'{{"__metadata__":{json.dumps(of_the_file)}{self._entries}}}'.encode()
+
+
+_NOTHING = Origin()
+_as_object = functools.lru_cache(maxsize=2)(dataclasses.asdict)  # an origin is the same in each snapshot of a round
 
 
 def header_length(start: bytes) -> int:
