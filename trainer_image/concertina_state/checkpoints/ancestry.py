@@ -15,7 +15,7 @@ from concertina_state.checkpoints.retention import found
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.lineage import Lineage, Origin, Parent, canonical_digest, went_through
-from concertina_state.objects.prefix import ObjectPrefix, StorageError
+from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 
 
 def ancestors(
@@ -47,7 +47,7 @@ def parent_of(
         return None
     place, text = CheckpointKey(continued.uid, continued.round, continued.step), None
     with contextlib.suppress(StorageError):  # another store, perhaps: what this run saves does not hang on it
-        text = ObjectPrefix(origin.begun_from).get(NAME) if origin.begun_from else None
+        text = ObjectPrefix(origin.begun_from, IMPATIENCE).get(NAME) if origin.begun_from else None
     return _parent(origin.begun_from, place, text)
 
 
