@@ -93,7 +93,11 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, wanted: Wan
     """Of the checkpoint at `uri`. Raises Irreproducible."""
     lineage, step = lineage_of(manifest), manifest.id.step
     spec: dict[str, Any] = copy.deepcopy(dict(lineage.spec))
-    _give_values(spec, wanted.variables)
+    _parsed(spec)  # what comes from storage may be anything
+    try:
+        _give_values(spec, wanted.variables)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Irreproducible(f"the variables in its spec can't be read ({error!r}).") from error
     unpinned = _pin(spec, lineage.images)
     spec.pop("elastic", None)
     spec.pop("suspend", None)
@@ -104,6 +108,8 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, wanted: Wan
     name = wanted.name or f"{job[: MOST_NAME - 11 - len(str(step))]}-reproduce-{step}"
     metadata = {"name": name, **({"namespace": namespace} if namespace else {}), "annotations": {REPRODUCES: uri}}
     rounds = tuple(each for each in since(lineage.rounds, beginning.step) if each.step < step)
+    if not rounds:
+        raise Irreproducible(f"its history does not say which rounds trained the steps from {beginning.step} on.")
     parsed = _parsed(spec)
     spec["replicas"], rest = divmod(rounds[-1].world, parsed.workers)
     if rest:
@@ -119,13 +125,14 @@ def _give_values(spec: dict[str, Any], variables: Mapping[str, str]) -> None:
     """To variables of containers whose values the checkpoint does not tell. Raises Irreproducible."""
     pod = spec["template"]["spec"]
     lacking: list[str] = []
-    for container in (*pod.get("containers", ()), *pod.get("initContainers", ())):
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
         for variable in container.get("env") or ():
-            if variable["name"] in variables:
+            name = variable["name"]
+            if name in variables:
                 variable.pop("valueFrom", None)
-                variable["value"] = variables[variable["name"]]
+                variable["value"] = variables[name]
             elif "valueFrom" not in variable:
-                lacking.append(variable["name"])
+                lacking.append(name)
     if lacking:
         options = " ".join(f"--env {name}=..." for name in dict.fromkeys(lacking))
         raise Irreproducible(f"a checkpoint holds no values of variables: say what they were, by {options}")

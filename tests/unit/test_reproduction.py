@@ -115,6 +115,13 @@ def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, 
         (spec_with(checkpoint=None), WANTED, "name a new folder by --checkpoint-uri"),
         (LINEAGE, Wanted(checkpoint_uri="s3://bucket/run/"), "is the folder of the job itself"),
         (spec_with(fromTheFuture=1), WANTED, "this version of concertina can't run its spec: spec.fromTheFuture"),
+        (spec_with(template={}), WANTED, "can't run its spec: spec.template.spec is missing"),
+        (
+            spec_with(template={"spec": {**SPEC["template"]["spec"], "initContainers": [{"name": "i", "env": [3]}]}}),
+            WANTED,
+            "the variables in its spec can't be read",
+        ),
+        (lineage(rounds=(dataclasses.replace(ROUNDS[1], step=60),)), WANTED, "does not say which rounds"),
         (spec_with(workersPerReplica=4), WANTED, "its 6 ranks are no whole number of replicas of 4"),
     ],
 )

@@ -46,9 +46,8 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
     from concertina_state.lineage import since
 
     parent = lineage.parent
-    begun = lineage.begun_from or (
-        f"seed {manifest.trainer['seed']}" if "seed" in manifest.trainer else "its beginning"
-    )
+    seed = manifest.trainer.get("seed")
+    begun = lineage.begun_from or ("its beginning" if seed is None else f"seed {seed}")
     yield "Trained from", f"step {parent.step} in {parent.uri}" if parent else begun
     if parent and parent.digest:
         yield "", f"whose manifest has SHA-256 {parent.digest}"
@@ -81,7 +80,11 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
     if not manifest.trainer:
         yield "Samples", f"{begin:,} to {manifest.position:,}, as the script counts them"
         return
-    config = of_any_version(manifest.trainer)
+    try:
+        config = of_any_version(manifest.trainer)
+    except ValueError:  # of a newer version, say
+        yield "Samples", f"{begin:,} to {manifest.position:,}, of an order that this version does not know"
+        return
     first, last = positions(begin, manifest.position, manifest.skipped)
     left_out = united((max(first, start), min(last, end)) for start, end in manifest.skipped)
     order = digest([manifest.data, config.seed, config.model.sequence_length, first, last, left_out])

@@ -55,7 +55,11 @@ def _check_data(manifest: Manifest) -> None:
     lineage = lineage_of(manifest)
     if not manifest.trainer:
         return
-    data = of_any_version(manifest.trainer).data
+    try:
+        data = of_any_version(manifest.trainer).data
+    except ValueError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise Irreproducible(f"this version can't read how its trainer was configured ({problem}).") from error
     uris = [source.uri for source in data.sources]
     if len(uris) != len(lineage.data_sets):
         raise Irreproducible(f"it names {len(uris)} data sets, and digests of {len(lineage.data_sets)}")
