@@ -1,6 +1,7 @@
 """Lineage and `concertina reproduce`: a checkpoint says what went into it, and is trained again from the one before."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +11,13 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from builders.train import node, states
+from builders.train import node, published, states
 from concertina.api.parse import parse_spec
 from concertina.cli.main import app
 from concertina.demo import text
 from concertina.kube.manifests.recorded import recorded
 from concertina_state.checkpoints import catalogue
+from concertina_state.lineage import Origin, TrainedRound
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.build import build
 
@@ -214,3 +216,22 @@ def test_a_checkpoint_of_an_older_version_is_shown_and_not_trained_again(bitwise
     path.write_text(json.dumps(manifest))
     assert "an older version wrote this checkpoint" in command("checkpoint", "show", uri)
     assert "has no lineage" in command("reproduce", uri, "--step", 12, code=1)
+
+
+def test_the_parent_is_one_that_the_state_was_made_from_whatever_latest_names(tmp_path):
+    """Round 2 went on from step 5; step 8 of round 1 was published late."""
+    uri = f"file://{tmp_path}/run"
+
+    def parent(round, step, *begun):
+        rounds = tuple(TrainedRound(number, first, 7 * first, 2, "") for number, first in enumerate(begun, 1))
+        done = published.publish(uri, tmp_path, round, step, origin=Origin(rounds))
+        assert done.error == ""
+        return catalogue.opened(done.durable.uri).manifest.lineage.parent
+
+    assert parent(1, 5, 0) is None
+    late = parent(1, 8, 0)
+    assert (late.uri, late.step, late.position) == (f"{uri}/u1/round-1/step-5", 5, 35)
+    assert late.digest == hashlib.sha256((tmp_path / "run/u1/round-1/step-5/manifest.json").read_bytes()).hexdigest()
+    assert parent(2, 10, 0, 5) == late
+    assert parent(2, 11, 0, 5).step == 10
+    assert parent(3, 12) is None, "a state of an older version does not say"
