@@ -25,9 +25,17 @@ def environments() -> dict[str, list[str]]:
     build, project = pyproject["build-system"]["requires"], pyproject["project"]
     extras = project["optional-dependencies"]
     return {
-        "dev": [*build, *project["dependencies"], *extras["trainer"], *extras["demo"], *extras["dev"]],
+        "dev": [
+            *build,
+            *project["dependencies"],
+            *extras["trainer"],
+            *extras["tracking"],
+            *extras["mlflow-server"],
+            *extras["demo"],
+            *extras["dev"],
+        ],
         "operator": [*build, *project["dependencies"]],
-        "trainer": [*build, *extras["trainer"]],
+        "trainer": [*build, *extras["trainer"], *extras["tracking"]],
         "agent": [*build, *extras["agent"]],
     }
 

@@ -101,6 +101,8 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, wanted: Wan
     unpinned = _pin(spec, lineage.images)
     spec.pop("elastic", None)
     spec.pop("suspend", None)
+    if tracking := spec.get("tracking"):
+        tracking.pop("runName", None)  # it is another run
     if "trainer" in spec:
         spec["trainer"]["reproduction"] = _held_to(manifest)
     spec["checkpoint"] = _checkpoint(spec.get("checkpoint") or {}, lineage, beginning, wanted, step)

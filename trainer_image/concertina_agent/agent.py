@@ -8,12 +8,13 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.tracking import Tracking
 from concertina_agent.files.driver import FilesDriver
 from concertina_agent.metrics.driver import MetricsDriver
 from concertina_agent.net import tls
@@ -24,11 +25,15 @@ from concertina_agent.settings import Settings
 from concertina_agent.transfers.channel import ChannelServer, socket_path
 from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.learning import Learning
+from concertina_agent.transfers.tracking import SHIP_ALL_SECONDS, TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
 from concertina_protocol import addresses
 from concertina_protocol.log import log_event
+from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
 
+SPOOL = "tracking"
+"""Folder of the volume."""
 FAREWELL_SECONDS = 0.2
 """For the last lines to the lead and the operator to arrive before the streams break."""
 QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.LeadMessage, e.PeerCopied, e.CopyHeld)
@@ -67,7 +72,14 @@ class Agent:
         learning = Learning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
         self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)
-        parts = (workers.local, copies, uploads, files.snapshots)
+        self._track: Optional[Tracking] = None
+        self._tracking: Optional[TrackingDriver] = None
+        if settings.track_every:
+            spool = settings.volume / SPOOL
+            writer, reader = SpoolWriter(spool), SpoolReader(spool)
+            self._track = Tracking(settings.track_every)
+            self._tracking = TrackingDriver(writer, reader, workers.start_tracking, emit)
+        parts = (workers.local, copies, uploads, files.snapshots, self._tracking)
         self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest)
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {
             e.PersistSeen: (files.persist_seen,),
@@ -107,9 +119,13 @@ class Agent:
         log_event("agent_started", replica=settings.replica, **known)
         if settings.checkpoints and settings.bundled:
             self._use_storage(e.UseStorage())
+        if self._tracking is not None:
+            self._tasks.start("tracking", self._tracking.keep_running())
+            self._tasks.start("watch tracking", self._tracking.watch())
         try:
             code = await self._exit
             await asyncio.sleep(FAREWELL_SECONDS)
+            await self._ship_all()
             return code
         finally:
             self._tasks.cancel()
@@ -133,11 +149,14 @@ class Agent:
             self._busy = False
 
     def _take(self, event: e.Event) -> None:
-        effects = machine.step(self._core, event, time.monotonic(), time.time())
+        at = time.time()
+        effects = machine.step(self._core, event, time.monotonic(), at)
         self._metrics.on_event(event)
         if not isinstance(event, QUIET):
             what = event.message if isinstance(event, e.RequestReceived) else event
             log_event(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))
+        if self._track is not None and self._tracking is not None:
+            self._tracking.record(self._track.records(self._core, event, effects, at))
         for effect in effects:
             for carry_out in self._carry_out[type(effect)]:
                 carry_out(effect)
@@ -145,6 +164,13 @@ class Agent:
     def _use_storage(self, effect: e.UseStorage) -> None:
         start = self._workers.start_uploader
         self._tasks.start("uploader", self._uploads.keep_running(start, self._workers.until_warm))
+
+    async def _ship_all(self) -> None:
+        """What the tracker lacks, within the grace where there is one."""
+        if self._tracking is not None:
+            notice = self._core.notice
+            left = notice.until - time.monotonic() if notice is not None else SHIP_ALL_SECONDS
+            await self._tracking.ship_all(left)
 
     def _leave(self, effect: e.Exit) -> None:
         if not self._exit.done():

@@ -34,7 +34,7 @@ from concertina_protocol.connection import small_tls_buffers
 from concertina_protocol.log import log_event
 
 PYZ = "agent.pyz"
-SCRIPT_PACKAGES = ("concertina_protocol", "concertina_state", "concertina_data", "trainingjob")
+SCRIPT_PACKAGES = ("concertina_protocol", "concertina_state", "concertina_data", "concertina_tracking", "trainingjob")
 STORAGE_MODULES = ("obstore", "typing_extensions")
 """As the agent's image has them."""
 ENTRY = "zipapp_main.py"

@@ -51,6 +51,8 @@ class Settings:
     """Empty: the bundled trainer."""
     warm_start: bool = False
     """Of a command of one's own; the bundled trainer always is."""
+    track_every: int = 0
+    """Every so many steps are told to a tracker; 0: none."""
     preload: tuple[str, ...] = ()
     """Modules that a warm start imports before it knows of others."""
     package: str = "concertina_trainer"
@@ -84,6 +86,7 @@ def read(environment: Mapping[str, str], command: tuple[str, ...], package: str 
             preload=_names(warm.get("preload")),
             package=package,
             metrics=_metrics(environment),
+            track_every=_track_every(environment.get("CONCERTINA_TRACKING") or "null"),
         )
     except KeyError as error:
         raise SettingsError(f"the environment variable {error.args[0]} is missing; the operator sets it") from error
@@ -97,6 +100,12 @@ def _object(text: str) -> Mapping[str, object]:
     if not isinstance(found, dict):
         raise ValueError(f"{text[:100]} is no object")
     return found
+
+
+def _track_every(tracking: str) -> int:
+    """Raises ValueError."""
+    every = _object(tracking).get("everySteps", 1) if json.loads(tracking) else 0
+    return max(1, every) if isinstance(every, int) and every else 0
 
 
 METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"

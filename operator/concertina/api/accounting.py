@@ -56,6 +56,11 @@ class Goodput(Observed):
     waiting_seconds: Seconds = Field(default=0.0, description="Waiting for pods, nodes or quota.")
     stalled_seconds: Seconds = Field(default=0.0, description="Waiting for a person to act.")
     suspended_seconds: Seconds = Field(default=0.0, description="Suspended, or on the way there.")
+    tokens_per_second: Seconds | None = Field(
+        default=None,
+        description="Useful ones: tokens that this job has trained on, each counted once, by all its time without "
+        "suspensions. Absent: tokens are not known.",
+    )
     recovery: tuple[RecoveryTime, ...] = Field(
         default=(), max_length=MOST_CAUSES, description="recoverySeconds by cause."
     )
@@ -94,7 +99,8 @@ class Cost(Observed):
     replica_hours: Money = Field(default=0.0, description="Of replicas that had a node, spares included.")
     spot_replica_hours: Money = Field(default=0.0, description="Those on nodes that are labelled as spot.")
     per_million_tokens: Money | None = Field(
-        default=None, description="Of tokens that were trained on, each counted once. Absent: tokens are not known."
+        default=None,
+        description="Of tokens that it has trained on, each counted once. Absent: tokens are not known.",
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina.api import TRAINER
-from concertina.api.spec import Container, JobSpec, Launcher
+from concertina.api.spec import Container, JobSpec, Launcher, TrackingBackend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +73,31 @@ def _no_dots(*uris: str) -> bool:
     return not any(re.search(DOTS, uri) for uri in uris)
 
 
+FILES = "^file:///.+$"
+
+
+def _tracks(spec: JobSpec) -> bool:
+    return spec.tracking is not None and spec.tracking.is_on
+
+
+def _has_place(spec: JobSpec) -> bool:
+    return spec.tracking is None or spec.tracking.backend is TrackingBackend.WANDB or spec.tracking.uri is not None
+
+
+def _is_folder(spec: JobSpec) -> bool:
+    tracking = spec.tracking
+    if tracking is None or tracking.backend is not TrackingBackend.TENSORBOARD or tracking.uri is None:
+        return True
+    return re.search(FILES, tracking.uri) is not None
+
+
 INIT_CONTAINER = "concertina-agent"
 VOLUMES = ("concertina", "concertina-identity", "concertina-shm")
 MOUNTS = ("/concertina/", "/etc/concertina/")
 VARIABLES = (
     "CONCERTINA_JOB", "CONCERTINA_UID", "CONCERTINA_PORT", "CONCERTINA_WORKERS", "CONCERTINA_GRACE_SECONDS",
     "CONCERTINA_IMAGE", "CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT", "CONCERTINA_REPLICA", "CONCERTINA_POD_IP",
-    "CONCERTINA_NODE", "CONCERTINA_WARM_START", "CONCERTINA_METRICS", "CONCERTINA_METRICS_TOKEN",
+    "CONCERTINA_NODE", "CONCERTINA_WARM_START", "CONCERTINA_TRACKING", "CONCERTINA_METRICS", "CONCERTINA_METRICS_TOKEN",
     "CONCERTINA_SPEC",
 )  # fmt: skip
 PREFIX = "concertina.dev/"
@@ -290,9 +308,32 @@ RULES: tuple[Rule, ...] = (
         holds=_no_key_of_ours,
         tolerated=True,
     ),
+    Rule(
+        at=".spec",
+        field=".tracking",
+        cel="!has(self.tracking) || self.tracking.backend == 'None' || self.launcher != 'torchrun'",
+        message="the agent tells a tracker of the run, and with launcher torchrun there is none: remove tracking or "
+        "launcher",
+        holds=lambda spec: not _tracks(spec) or spec.launcher is not Launcher.TORCHRUN,
+    ),
+    Rule(
+        at=".spec.tracking",
+        field=".uri",
+        cel="!(self.backend in ['MLflow', 'TensorBoard']) || has(self.uri)",
+        message="MLflow and TensorBoard need a uri: http://server:port, or file:///folder",
+        holds=lambda spec: not _tracks(spec) or _has_place(spec),
+    ),
+    Rule(
+        at=".spec.tracking",
+        field=".uri",
+        cel=f"self.backend != 'TensorBoard' || !has(self.uri) || self.uri.matches('{FILES}')",
+        message="TensorBoard writes files: uri must be file:///folder, on a volume that all replicas mount",
+        holds=lambda spec: not _tracks(spec) or _is_folder(spec),
+    ),
     _while_suspended("template", optional=False),
     _while_suspended("trainer", optional=True),
     _while_suspended("checkpoint", optional=True),
+    _while_suspended("tracking", optional=True),
     _while_suspended("workersPerReplica", optional=False),
     _while_suspended("launcher", optional=False),
     _while_suspended("warmStart", optional=True),

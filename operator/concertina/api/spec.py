@@ -196,6 +196,58 @@ def _with_old_spellings(schema: dict[str, Any]) -> None:
     }
 
 
+class TrackingBackend(enum.StrEnum):
+    NONE = "None"
+    MLFLOW = "MLflow"
+    WANDB = "WandB"
+    TENSORBOARD = "TensorBoard"
+
+
+class Tracking(Model):
+    """Where the run is told of: one run of a tool, through all rounds and restarts."""
+
+    backend: TrackingBackend = Field(
+        default=TrackingBackend.NONE,
+        description="The tool; the image of the container 'trainer' must hold its Python package: mlflow-skinny, wandb "
+        "or tensorboard.",
+    )
+    uri: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="MLflow: the tracking URI, such as http://mlflow:5000. WandB: a server of your own, or "
+        "file:///folder for runs to upload later; absent: wandb.ai. TensorBoard: file:///folder, on a volume that all "
+        "replicas mount.",
+    )
+    experiment: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=250,
+        description="MLflow's experiment; W&B's project, or team/project; with TensorBoard a folder. Absent: the "
+        "namespace.",
+    )
+    run_name: str | None = Field(
+        default=None, min_length=1, max_length=120, description="Name of the run. Absent: the job's."
+    )
+    every_steps: int = Field(
+        default=1, ge=1, le=1000000, description="Metrics are told of every so many steps, and of the last one."
+    )
+    secret_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Secret of this namespace with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD, or WANDB_API_KEY. They become environment variables of the container 'trainer'.",
+    )
+    tags: Annotated[dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=32)] = Field(
+        default={}, description="Tags of the run."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        return self.backend is not TrackingBackend.NONE
+
+
 class FailurePolicy(Model):
     """When to give up."""
 
@@ -344,6 +396,11 @@ class JobSpec(Model):
         default=None,
         description="Where and how often checkpoints go to durable storage. Absent: the state is in the memory of "
         "the nodes only, and is lost with the job.",
+    )
+    tracking: Tracking | None = Field(
+        default=None,
+        description="Where metrics, parameters, rounds, failures and checkpoints of the run are told of. Absent: "
+        "nowhere but in the status.",
     )
     failure_policy: FailurePolicy = Field(
         default=FailurePolicy(), description="What follows from failures, and when the job gives up."

@@ -386,6 +386,9 @@ class Internal(Observed):
     )
     round_waits: RoundWaits = Field(default=RoundWaits(), description="What goodput has counted of this round.")
     incident: Incident | None = Field(default=None, description="That under way; it comes into status.incidents.")
+    tokens_before: Count | None = Field(
+        default=None, description="Of progress.tokens: trained on by the job that this one goes on from."
+    )
     members: Packed | None = Field(
         default=None, description="Members of a world that is too large to list, packed. Absent: world.members has all."
     )
@@ -546,6 +549,11 @@ class JobStatus(Observed):
         description="What each start of a worker imports by itself, and why, though it starts warm: a module of "
         "spec.warmStart.preload that can't be imported, say. Absent: nothing but the script's own modules, or nothing "
         "is known yet.",
+    )
+    tracking: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Why the tracker of spec.tracking takes nothing, as the lead has it; it is kept on the node "
+        "meanwhile. Absent: it does, or nothing is known yet.",
     )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")

@@ -140,6 +140,11 @@ FAMILIES = (
     _several("failures_in_window", "Failures within failurePolicy.windowSeconds, by reason.", _failures, "reason"),
     _gauge("restarts_left", "Failures that are still borne in this window.", lambda job, _: job.status.restarts.budget),
     _gauge("goodput_ratio", "Part of the time that was productive.", lambda job, _: job.status.goodput.percent / 100),
+    _gauge(
+        "useful_tokens_per_second",
+        "Tokens trained on, each counted once, by all the time without suspensions.",
+        lambda job, _: job.status.goodput.tokens_per_second,
+    ),
     Family(
         "concertina_trainingjob_time_seconds",
         "Where the time since the job's start went, by class.",

@@ -37,7 +37,7 @@ from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, causes, container_restarts, hangs, startup, stragglers, unreachable
 from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import rollback, snapshot_memory
-from concertina.plan.status import conditions, warm_start
+from concertina.plan.status import conditions, lead_says
 from concertina.plan.status.fields import status_after
 
 Policy = Callable[[JobContext], Decision | None]
@@ -94,7 +94,7 @@ EVENTS: tuple[Announcement, ...] = (
     lambda ctx, status: bad_nodes.events(ctx.status, status),
     lambda ctx, status: container_restarts.events(ctx),
     lambda ctx, status: rollback.events(ctx.status, status),
-    lambda ctx, status: warm_start.events(ctx.status, status),
+    lambda ctx, status: lead_says.events(ctx.status, status),
     lambda ctx, status: conditions.events(ctx.status, status),
 )
 

@@ -190,7 +190,9 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         if (left := unix_seconds(node.until) - time.time()) > 0:
             yield "Avoids", f"node {node.node} for {duration(left)} more: {node.reason}"
     if status.goodput.at:
-        yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps"
+        useful = status.goodput.tokens_per_second
+        speed = f", {useful:,.0f} useful tokens/s" if useful else ""
+        yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps{speed}"
         yield "Time", time_spent(status.goodput)
         if spent := recovery_spent(status.goodput):
             yield "", f"recovery by cause: {spent}"

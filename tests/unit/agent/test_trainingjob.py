@@ -92,6 +92,7 @@ def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
                 "concertina_data",
                 "concertina_protocol",
                 "concertina_state",
+                "concertina_tracking",
                 "trainingjob",
             }
             environment = {"PYTHONPATH": str(packages), "RANK": "0", "CONCERTINA_SOCKET": str(tmp_path / "s")}

@@ -20,8 +20,8 @@ SHORT_FORMS = {
         "api", "model", "plan", "kube", "agents", "controller", "drill", "demo", "terminal", "cli", "local",
     ),
     "trainer_image": (
-        "concertina_agent", "concertina_data", "concertina_protocol", "concertina_state", "concertina_trainer",
-        "trainingjob",
+        "concertina_agent", "concertina_data", "concertina_protocol", "concertina_state", "concertina_tracking",
+        "concertina_trainer", "trainingjob",
     ),
     "trainer_image/concertina_agent": ("core", "files", "net", "workers", "transfers"),
     "trainer_image/concertina_trainer": (

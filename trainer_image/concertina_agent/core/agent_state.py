@@ -41,6 +41,8 @@ class AgentState:
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage, is_named=storage_named)
         self.ready, self.learning, self.startup_error = False, False, ""
         self.warm_start = e.WarmStartKnown()
+        self.tracking = ""
+        """Why the tracker does not take what is to be tracked."""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
         """The round that runs here, or has ended here."""
@@ -146,6 +148,7 @@ class AgentState:
             notice=self.notice.grace if self.notice else None,
             busy=lead.watchdog.busy if lead else None,
             takes_calls=True,
+            tracking=self.tracking,
             keeps_state=r is not None and r.workers.keep_state,
         )
 

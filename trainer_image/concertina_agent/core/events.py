@@ -173,6 +173,14 @@ class StorageSeen:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrackingSeen:
+    """News of the tracker."""
+
+    trouble: str
+    """Why it does not take what is to be tracked, in a sentence; empty where it does."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Warm:
     """Workers can start at once from now on; or, with `error`, never."""
 
@@ -224,8 +232,8 @@ class StacksCollected:
 
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
-    MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen, Warm,
-    Learning, WarmStartKnown, TerminationNotice, Tick, StacksCollected,
+    MemberGone, LeadJoined, LeadMessage, LeadGone, PeerCopied, CopyHeld, PartShipped, PublishDone, StorageSeen,
+    TrackingSeen, Warm, Learning, WarmStartKnown, TerminationNotice, Tick, StacksCollected,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------

@@ -97,6 +97,11 @@ def on_tick(agent: AgentState, event: e.Tick, t: e.Moment) -> list[e.Effect]:
     return [*effects, *drains.end_of_grace(agent, r, t)]
 
 
+def on_tracking_seen(agent: AgentState, event: e.TrackingSeen, t: e.Moment) -> list[e.Effect]:
+    agent.tracking = event.trouble
+    return [e.ReportChanged()]
+
+
 def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
     agent.ready, agent.startup_error = not event.error, event.error
     return [e.ReportChanged()]
@@ -132,6 +137,7 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.PublishDone: storage.on_publish_done,
     e.StorageSeen: storage.on_storage_seen,
     e.TerminationNotice: drains.on_termination_notice,
+    e.TrackingSeen: on_tracking_seen,
     e.Warm: on_warm,
     e.Learning: on_learning,
     e.WarmStartKnown: on_warm_start_known,

@@ -1,4 +1,4 @@
-"""The unix socket on which workers and the uploader of this replica talk to the agent (`worker_channel`)."""
+"""The unix socket on which workers and other processes of this replica talk to the agent (`worker_channel`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from concertina_agent.core import events as e
 from concertina_agent.files.snapshots import SnapshotFiles
 from concertina_agent.runtime.nursery import Nursery
 from concertina_agent.transfers.copies import Peers
+from concertina_agent.transfers.tracking import TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_protocol import Durable
@@ -42,12 +43,14 @@ class ChannelServer:
         peers: Peers,
         uploads: UploadDriver,
         snapshots: SnapshotFiles,
+        tracking: Optional[TrackingDriver],
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
     ) -> None:
         """`path`: of the socket. `latest`: what LATEST names, as far as it is known."""
         self._latest = latest
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
+        self._tracking = tracking
         self.path = path
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connections = Nursery()
@@ -78,6 +81,9 @@ class ChannelServer:
             first = await end.receive()
             if isinstance(first, w.UploaderHello):
                 await self._uploads.serve(end)
+            elif isinstance(first, w.TrackerHello):
+                if self._tracking is not None:
+                    await self._tracking.serve(end)
             elif isinstance(first, w.Hello):
                 worker = await self._local.of(end.peer_pid)
                 if worker is not None and worker.rank == first.rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -94,6 +95,13 @@ class WorkersDriver:
         path = [environment.get("PYTHONPATH", ""), str(settings.volume / STORAGE_API)]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         return start_command(line, environment, self._reaper, "[uploader] ")
+
+    def start_tracking(self) -> Process:
+        """Raises StartError."""
+        command = {"CONCERTINA_COMMAND": shlex.join(self._settings.command)} if self._settings.command else {}
+        environment = {**self._settings.environment, "CONCERTINA_SOCKET": self._channel, **command}
+        environment["CONCERTINA_VOLUME"] = str(self._settings.volume)
+        return start_command([sys.executable, "-m", "concertina_tracking"], environment, self._reaper, "[tracking] ")
 
     # --- effects ----------------------------------------------------------------------------------------------------
 

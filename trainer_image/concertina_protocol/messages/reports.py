@@ -274,6 +274,8 @@ class Report:
     """Why this agent starts a command of one's own plainly, though a warm start is asked for."""
     imports_anew: str = ""
     """What each start imports anew, and why, though it is warm."""
+    tracking: str = ""
+    """Why the tracker does not take what this replica has to tell of the run, in a sentence; empty where it does."""
     keeps_state: bool = False
     """Whether the workers save snapshots: the bundled trainer's, and those of a script with `trainingjob.State`."""
     busy: Optional[Busy] = None

@@ -1,11 +1,13 @@
-"""What an agent and the processes of its replica (workers, the uploader) say to each other, and both ends of it.
+"""What an agent and the processes of its replica (workers, the uploader, the tracking process) say to each other, and
+both ends of it.
 
 One unix stream socket (CONCERTINA_SOCKET), served by the agent, a connection per process, one JSON object a line:
-{"kind": name in KINDS, "body": fields} (`lines`). The first line says who speaks: `worker` and `uploader` tell what
-each of them says and hears. `worker_end` is their end; `agent_end`, on asyncio, is imported by agents alone.
+{"kind": name in KINDS, "body": fields} (`lines`). The first line says who speaks: `worker`, `uploader` and `tracker`
+tell what each of them says and hears. `worker_end` is their end; `agent_end`, on asyncio, is imported by agents alone.
 """
 
 from concertina_protocol.worker_channel.codec import KINDS, Message, decode, encode
+from concertina_protocol.worker_channel.tracker import ShipAll, TrackerHello, TrackingState
 from concertina_protocol.worker_channel.uploader import (
     Probe,
     Publish,
@@ -69,10 +71,13 @@ __all__ = [
     "Registered",
     "SaveNow",
     "Ship",
+    "ShipAll",
     "Shipped",
     "Start",
     "StopAtCall",
     "StorageState",
+    "TrackerHello",
+    "TrackingState",
     "Undo",
     "UploaderHello",
     "WantDurable",

@@ -6,10 +6,10 @@ import typing
 from typing import Union
 
 from concertina_protocol.codec.lines import JsonLines
-from concertina_protocol.worker_channel import uploader, worker
+from concertina_protocol.worker_channel import tracker, uploader, worker
 
-Message = Union[worker.Message, uploader.Message]
-KINDS = {**worker.KINDS, **uploader.KINDS}
+Message = Union[worker.Message, uploader.Message, tracker.Message]
+KINDS = {**worker.KINDS, **uploader.KINDS, **tracker.KINDS}
 _LINES = JsonLines(KINDS, "the worker channel")
 
 

@@ -37,10 +37,12 @@ def environment(container: Raw, values: Mapping[str, str], fields: Mapping[str, 
 
 
 def storage_access(container: Raw, spec: JobSpec) -> Raw:
-    """The field `envFrom`, with the Secret that checkpoint.secretName names; empty where nothing would be in it."""
+    """The field `envFrom`, with the Secrets of storage and of the tracker; empty where nothing would be in it."""
     sources = list(container.get("envFrom") or ())
     if spec.checkpoint and spec.checkpoint.secret_name:
         sources.append({"secretRef": {"name": spec.checkpoint.secret_name}})
+    if spec.tracking and spec.tracking.is_on and spec.tracking.secret_name:
+        sources.append({"secretRef": {"name": spec.tracking.secret_name}})
     return {"envFrom": sources} if sources else {}
 
 

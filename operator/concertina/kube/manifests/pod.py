@@ -37,7 +37,7 @@ END_POD = {"activeDeadlineSeconds": 1}
 SHM, SHM_PATH = "concertina-shm", "/dev/shm"
 SHM_LEAST = 64 << 20
 """What containerd and Docker give."""
-INTO_PODS = {"template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start"}
+INTO_PODS = {"template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "tracking"}
 """Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
 
 

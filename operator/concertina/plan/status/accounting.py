@@ -144,10 +144,27 @@ class Account:
             update={
                 **{name: round(value, 3) for name, value in spent.items()},
                 "percent": round(100 * forward / counted, 2) if counted else 0.0,
+                "tokens_per_second": round(self._tokens / counted, 3) if self._tokens and counted else None,
                 "recovery": self._recovery(spent["recovery_seconds"] - old.recovery_seconds),
                 "at": rfc3339(round(self.ctx.now, 3)),
             }
         )
+
+    @cached
+    def tokens_before(self) -> int | None:
+        """Known with the first word of tokens; those of the steps up to that word are counted with them."""
+        report, old = self.ctx.round.report, self.ctx.status
+        told = report.progress if report else None
+        if old.internal.tokens_before is not None or told is None or told.tokens is None:
+            return old.internal.tokens_before
+        goes_on = old.progress is None and bool(told.restored_step)
+        return told.tokens if goes_on else 0
+
+    @cached
+    def _tokens(self) -> int | None:
+        """That this job has trained on."""
+        known = progress(self.ctx)
+        return max(0, known.tokens - (self.tokens_before or 0)) if known and known.tokens is not None else None
 
     def _move_waits(self, spent: dict[str, float], source: str) -> None:
         """What is new of them, out of the class that the time was counted in."""
@@ -256,14 +273,12 @@ class Account:
         hours = self.elapsed / HOUR
         plain, spot = self._replicas
         total = old.total + self.rate * self.elapsed
-        known = progress(self.ctx)
-        tokens = known.tokens if known else None
         return Cost(
             currency=price.currency,
             total=round(total, 6),
             replica_hours=round(old.replica_hours + (plain + spot) * hours, 6),
             spot_replica_hours=round(old.spot_replica_hours + spot * hours, 6),
-            per_million_tokens=round(1e6 * total / tokens, 6) if tokens else None,
+            per_million_tokens=round(1e6 * total / self._tokens, 6) if self._tokens else None,
         )
 
 

@@ -15,7 +15,7 @@ from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.recovery import budget, container_restarts, startup, stragglers
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import rollback
-from concertina.plan.status import conditions, progress, warm_start
+from concertina.plan.status import conditions, lead_says, progress
 from concertina.plan.status.accounting import Account
 
 
@@ -80,8 +80,9 @@ PODS: Mapping[str, Row] = {
 }
 ROUNDS: Mapping[str, Row] = {
     "world": lambda p: claims.world_after(p.ctx, p.decision),
-    "starts_plainly": lambda p: warm_start.starts_plainly(p.ctx),
-    "imports_anew": lambda p: warm_start.imports_anew(p.ctx),
+    "starts_plainly": lambda p: lead_says.sentence(p.ctx, "starts_plainly"),
+    "imports_anew": lambda p: lead_says.sentence(p.ctx, "imports_anew"),
+    "tracking": lambda p: lead_says.sentence(p.ctx, "tracking"),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
 }
 RECOVERY: Mapping[str, Row] = {
@@ -124,6 +125,7 @@ CLOCK: Mapping[str, Row] = {
 INTERNAL_CLOCK: Mapping[str, Row] = {
     "round_waits": lambda p: p.account.waits,
     "incident": lambda p: p.account.incident,
+    "tokens_before": lambda p: p.account.tokens_before,
 }
 """They change with time alone, so they are written only along with something else."""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}

@@ -217,6 +217,20 @@ def test_what_a_token_costs_follows_from_replicas_with_a_node_and_from_what_kind
     assert cost.currency == "EUR"
     assert cost.spot_replica_hours == pytest.approx(10 / 3600, abs=1e-5)
     assert cost.per_million_tokens == pytest.approx(cost.total / 3, abs=1e-4)
+    assert seen.job.status.goodput.tokens_per_second == pytest.approx(3_000_000 / 20, rel=1e-3)
+
+
+def test_tokens_of_the_job_that_it_goes_on_from_are_not_its_own() -> None:
+    seen = jobs.running(jobs.spec(price=PRICE))
+    fresh = seen.job.status.model_copy(update={"progress": None})
+    seen = replace(seen, job=replace(seen.job, status=fresh))
+    before = progress(1000, T0 + 15, tokens=5_000_000, restored_step=999)
+    seen = passed(with_lead(seen, progress=before), T0 + 15)
+    assert seen.job.status.goodput.tokens_per_second is None
+    seen = passed(with_lead(seen, progress=replace(before, step=1500, at=T0 + 20, tokens=8_000_000)), T0 + 20)
+    status = seen.job.status
+    assert status.goodput.tokens_per_second == pytest.approx(3_000_000 / 20, rel=1e-3)
+    assert status.cost.per_million_tokens == pytest.approx(status.cost.total / 3, abs=1e-4)
 
 
 def test_a_job_that_has_ended_counts_and_costs_no_more() -> None:

@@ -1,4 +1,4 @@
-"""Workers that start plainly, or import by themselves, though they should start warm."""
+"""Workers that start plainly, or import by themselves, though they should start warm; a tracker in trouble."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ NOW = jobs.T0 + 20
 WHY = "with -I Python is isolated"
 
 
-def says(seen: Observed, plainly: str, anew: str = "") -> Observed:
+def says(seen: Observed, plainly: str, anew: str = "", tracking: str = "") -> Observed:
     lead = seen.agents["demo-0-0"]
     assert lead.report is not None
-    said = replace(lead, report=replace(lead.report, starts_plainly=plainly, imports_anew=anew))
+    said = replace(lead, report=replace(lead.report, starts_plainly=plainly, imports_anew=anew, tracking=tracking))
     return replace(seen, agents={**seen.agents, "demo-0-0": said})
 
 
@@ -41,3 +41,16 @@ def test_what_workers_import_by_themselves_is_said_once_too() -> None:
     later = replace(says(seen, "", "no_such_module (it is not there)"), job=replace(seen.job, status=made.status))
     assert not plan(later, NOW + 1).events
     assert plan(says(later, ""), NOW + 1).status.imports_anew is None
+
+
+def test_a_tracker_that_takes_nothing_is_warned_of_once() -> None:
+    seen = jobs.running(jobs.spec())
+    why = "MLflow: ConnectionError: refused"
+    made = plan(says(seen, "", tracking=why), NOW)
+    assert made.status.tracking == why
+    (event,) = made.events
+    assert (event.type, event.reason) == ("Warning", "TrackerUnreachable")
+    assert event.message.endswith(why)
+    later = replace(says(seen, "", tracking=why), job=replace(seen.job, status=made.status))
+    assert not plan(later, NOW + 1).events
+    assert plan(says(later, ""), NOW + 1).status.tracking is None

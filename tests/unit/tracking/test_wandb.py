@@ -1,0 +1,57 @@
+"""An offline run of Weights & Biases, its file read back: 7 bytes of header, then LevelDB's log blocks of 32 KiB."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from wandb.proto import wandb_internal_pb2 as pb
+
+from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_tracking.about import About
+from concertina_tracking.settings import Backend, Settings
+
+BLOCK, HEADER = 32 << 10, 7
+
+
+def records(path: Path) -> Iterator[pb.Record]:
+    content, at, parts = path.read_bytes(), HEADER, b""
+    while at + HEADER <= len(content):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts += content[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield pb.Record.FromString(parts)
+            parts = b""
+
+
+def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: Path) -> None:
+    from concertina_tracking.trackers.wandb import WandbRun
+
+    uri = f"file://{tmp_path}"
+    settings = Settings(Backend.WANDB, uri, "project", "job", {"team": "x"}, "uid-1", "test/job", tmp_path)
+    run = WandbRun(settings, About({"steps": "8"}, {"python": "3"}))
+    run.log([StepDone(1, step, 1000.0 + step, {"loss": 1 / step}) for step in range(1, 6)])
+    run.annotate("round.1", "2 workers")
+    run.reference(Checkpointed(1, 5, 1.0, "s3://bucket/step-5"))
+    assert list(run.go_on(3, latest=True)) == [4, 5], "it forgets nothing"
+    run.log([StepDone(2, 6, 1006.0, {"loss": 0.1})])
+    run.end(Outcome.SUCCEEDED)
+    run.close()
+
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-uid-1.wandb")
+    found = list(records(file))
+    rows = [
+        {i.key or "/".join(i.nested_key): i.value_json for i in r.history.item} for r in found if r.HasField("history")
+    ]
+    assert [int(row["_step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert json.loads(rows[5]["loss"]) == 0.1
+    (begun,) = {(r.run.run_id, r.run.project, r.run.display_name) for r in found if r.HasField("run")}
+    assert begun == ("uid-1", "project", "job")
+    text = file.read_bytes()
+    assert b"s3://bucket/step-5" in text
+    assert b"2 workers" in text

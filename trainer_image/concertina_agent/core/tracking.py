@@ -1,0 +1,148 @@
+"""What a lead tells its tracker of the run: watches the core's events, and says what is to be recorded. Pure.
+
+A step's record waits for the next step, or the end of the worker: what is evaluated after a step belongs to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Optional
+
+import concertina_protocol as p
+from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.round.lead import Lead
+from concertina_agent.core.round.membership import Membership
+from concertina_agent.core.states import OwnState
+from concertina_protocol.heartbeat import WorkerPhase
+from concertina_protocol.tracking import records as t
+
+
+@dataclasses.dataclass
+class Told:
+    """What has been recorded of one round."""
+
+    round: int
+    restored: bool = False
+    """That it trains, and after which step."""
+    step: int = -1
+    """The newest one that was looked at."""
+    waiting: Optional[t.StepDone] = None
+    """Until the next step."""
+    failures: set[str] = dataclasses.field(default_factory=set)
+    notices: set[str] = dataclasses.field(default_factory=set)
+    durable: int = -1
+    """Step of the newest checkpoint."""
+    ended: bool = False
+
+
+class Tracking:
+    def __init__(self, every_steps: int) -> None:
+        """Every so many steps are recorded, and those with an evaluation."""
+        self._every_steps = every_steps
+        self._told = Told(-1)
+
+    def records(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> list[t.Record]:
+        """After an event and with the effects that followed from it. `at`: Unix seconds."""
+        r, told = agent.round, self._told
+        found: list[t.Record] = []
+        if r is None or r.assign.round != told.round:
+            found += _flush(told)
+            if r is None:
+                told.waiting = None
+                return found
+            told = self._told = Told(r.assign.round)
+            if r.lead is None and _knows_where_it_begins(agent, r):
+                found.append(t.RoundBegan(told.round, _restored(r.assign.restore), at, leads=False))
+        if r.lead is None:
+            return found
+        if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress):
+            found += self._progress(r, told, event.message, at)
+        elif not r.workers.alive(0):
+            found += _flush(told)
+        found += _happened(r.lead, told, at)
+        durable = agent.latest
+        if durable is not None and durable.round == told.round and durable.step > told.durable:
+            told.durable = durable.step
+            found.append(t.Checkpointed(told.round, durable.step, durable.at or at, durable.uri))
+        if not told.ended:
+            succeeded = agent.reported is OwnState.SUCCEEDED if not r.workers.alive(0) else False
+            if succeeded or any(isinstance(effect, e.Exit) for effect in effects):
+                told.ended = True
+                outcome = t.Outcome.SUCCEEDED if succeeded else t.Outcome.STOPPED
+                found += [*_flush(told), t.RunEnded(told.round, at, outcome)]
+        return found
+
+    def _progress(self, r: Membership, told: Told, progress: p.Progress, at: float) -> list[t.Record]:
+        found: list[t.Record] = []
+        if progress.restored_step is not None and not told.restored:
+            told.restored, told.step = True, progress.restored_step
+            workers = sum(member.workers for member in r.assign.members)
+            source, replicas = progress.restored_from, len(r.assign.members)
+            found.append(t.RoundBegan(told.round, told.step, at, True, source, replicas, workers))
+        if not told.restored:
+            return found
+        evaluated = progress.evaluated
+        if evaluated is not None and evaluated.step == told.step:
+            known = told.waiting or _record(told.round, progress, told.step)
+            validation = {"validation_loss": evaluated.loss}
+            told.waiting = dataclasses.replace(known, metrics={**known.metrics, **validation})
+        if progress.step > told.step and progress.phase == WorkerPhase.TRAINING:
+            found += _flush(told)
+            told.step = progress.step
+            last = progress.step == progress.steps
+            if progress.step % self._every_steps == 0 or last:
+                told.waiting = _record(told.round, progress, progress.step)
+        return found
+
+
+def _flush(told: Told) -> list[t.Record]:
+    waiting, told.waiting = told.waiting, None
+    return [] if waiting is None else [waiting]
+
+
+def _happened(lead: Lead, told: Told, at: float) -> list[t.Record]:
+    """Failures of the round once their cause is known, and who was told to leave."""
+    found: list[t.Record] = []
+    for failure in lead.failures() if lead.settled else ():
+        if failure.replica not in told.failures and not failure.secondary:
+            text = f"{failure.reason}: {failure.message}"
+            found.append(_note(told, failure.at or at, t.NoteKind.FAILURE, text, failure.step))
+        told.failures.add(failure.replica)
+    for replica, grace in lead.noticed().items() if len(lead.noticed()) > len(told.notices) else ():
+        if replica not in told.notices:
+            found.append(_note(told, at, t.NoteKind.NOTICE, f"{replica} was told to leave within {grace:g} s."))
+            told.notices.add(replica)
+    return found
+
+
+def _note(told: Told, at: float, kind: t.NoteKind, text: str, step: Optional[int] = None) -> t.Noted:
+    return t.Noted(told.round, at, kind, text[: t.MOST_TEXT], told.step if step is None else step)
+
+
+def _record(round: int, progress: p.Progress, step: int) -> t.StepDone:
+    return t.StepDone(round, step, progress.at, _metrics(progress))
+
+
+def _metrics(progress: p.Progress) -> Mapping[str, float]:
+    known = {
+        "loss": progress.loss,
+        "tokens_per_second": progress.tokens_per_second,
+        "step_seconds": progress.step_seconds,
+        "samples": float(progress.position),
+        "tokens": progress.tokens,
+        "mfu": progress.mfu,
+    }
+    said = dict(list(progress.metrics.items())[: p.MOST_METRICS])
+    return {**said, **{name: float(value) for name, value in known.items() if value is not None}}
+
+
+def _knows_where_it_begins(agent: AgentState, r: Membership) -> bool:
+    """A script without a state of ours begins where it likes."""
+    return agent.bundled or r.assign.restore.source != p.RestoreSource.FRESH
+
+
+def _restored(restore: p.Restore) -> int:
+    if restore.source == p.RestoreSource.STORAGE and restore.durable is not None:
+        return restore.durable.step
+    return restore.step

@@ -1,0 +1,1 @@
+"""What a lead's agent tells its tracking process of the run: records, on a spool of files in the node's volume."""

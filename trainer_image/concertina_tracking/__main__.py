@@ -1,0 +1,5 @@
+"""`python -m concertina_tracking`: see `process`."""
+
+from concertina_tracking.process import main
+
+main()

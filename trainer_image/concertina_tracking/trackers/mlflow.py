@@ -1,0 +1,123 @@
+"""A run of an MLflow server, found again by a tag with the job's uid. MLflow forgets no value: of steps that are
+trained again the first values stay."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
+
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_tracking.about import About
+from concertina_tracking.settings import Settings
+
+UID = "concertina.uid"
+"""Tag: by which a run is found again."""
+MARKER = "round"
+"""A metric that every step has: its history says which steps are there."""
+MOST_METRICS, MOST_PARAMETERS, MOST_TAG = 1000, 100, 5000
+"""That MLflow takes in one request, and characters of a tag."""
+STATUS = {Outcome.SUCCEEDED: "FINISHED", Outcome.STOPPED: "KILLED"}
+
+
+class MlflowRun:
+    def __init__(self, settings: Settings, about: About) -> None:
+        """Raises MlflowException."""
+        self._client = MlflowClient(settings.uri)
+        run = self._find_or_create(settings)
+        self._id, self._status = run.info.run_id, run.info.status
+        self._describe(run.data.params, about)
+
+    def go_on(self, step: int, *, latest: bool) -> Collection[int]:
+        if latest and self._status != "RUNNING":
+            self._set_status("RUNNING")
+        history = self._client.get_metric_history(self._id, MARKER)
+        return frozenset(metric.step for metric in history if metric.step > step)
+
+    def log(self, steps: Sequence[StepDone]) -> None:
+        for batch in _batches(steps):
+            self._client.log_batch(self._id, metrics=batch)
+
+    def annotate(self, name: str, text: str) -> None:
+        self._client.set_tag(self._id, _name(f"concertina.{name}"), text[:MOST_TAG])
+
+    def reference(self, checkpoint: Checkpointed) -> None:
+        self.annotate(f"checkpoint.{checkpoint.step}", checkpoint.uri)
+
+    def end(self, outcome: Outcome) -> None:
+        self._set_status(STATUS.get(outcome, "KILLED"))
+
+    def close(self) -> None:
+        """Every request was answered."""
+
+    def _set_status(self, status: str) -> None:
+        if status == "RUNNING":
+            self._client.update_run(self._id, status=status)
+        else:
+            self._client.set_terminated(self._id, status)
+        self._status = status
+
+    def _find_or_create(self, settings: Settings) -> Run:
+        experiment = self._experiment(settings.experiment)
+        if (found := self._oldest(experiment, settings.run_id)) is None:
+            tags = {**settings.tags, UID: settings.run_id, "concertina.job": settings.job}
+            made = self._client.create_run(experiment, tags=tags, run_name=settings.run_name)
+            found = self._oldest(experiment, settings.run_id) or made
+            if found.info.run_id != made.info.run_id:  # another replica was faster
+                self._client.delete_run(made.info.run_id)
+        return found
+
+    def _experiment(self, name: str) -> str:
+        if (known := self._client.get_experiment_by_name(name)) is not None:
+            return str(known.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except MlflowException:
+            if (known := self._client.get_experiment_by_name(name)) is None:
+                raise
+            return str(known.experiment_id)
+
+    def _oldest(self, experiment: str, uid: str) -> Run | None:
+        order = ["attributes.start_time ASC", "attributes.run_id ASC"]
+        runs = self._client.search_runs([experiment], f"tags.`{UID}` = '{uid}'", max_results=1, order_by=order)
+        return runs[0] if runs else None
+
+    def _describe(self, known: Mapping[str, str], about: About) -> None:
+        """A parameter is never changed in MLflow: where it is another one since, a tag says so."""
+        told = {_name(name): value for name, value in about.parameters.items()}
+        new = [Param(name, value) for name, value in told.items() if name not in known]
+        for begin in range(0, len(new), MOST_PARAMETERS):
+            self._client.log_batch(self._id, params=new[begin : begin + MOST_PARAMETERS])
+        changed = {f"changed.{name}": value for name, value in told.items() if known.get(name, value) != value}
+        code = {f"concertina.{name}": value for name, value in about.code.items()}
+        if "commit" in about.code:
+            code["mlflow.source.git.commit"] = about.code["commit"]
+        tags = [RunTag(name, value) for name, value in {**code, **changed}.items()]
+        for begin in range(0, len(tags), MOST_PARAMETERS):
+            self._client.log_batch(self._id, tags=tags[begin : begin + MOST_PARAMETERS])
+
+
+def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
+    """Whole steps; the marker of a step comes last."""
+    batch: list[Metric] = []
+    for step in steps:
+        values = sorted(step.metrics.items(), key=lambda item: item[0] == MARKER)
+        metrics = [Metric(_name(name), value, int(step.at * 1000), step.step) for name, value in values]
+        if batch and len(batch) + len(metrics) > MOST_METRICS:
+            yield batch
+            batch = []
+        batch += metrics
+    if batch:
+        yield batch
+
+
+def _name(text: str) -> str:
+    """As MLflow takes names."""
+    return re.sub(r"[^\w\-. /:]", "_", text)[:250]

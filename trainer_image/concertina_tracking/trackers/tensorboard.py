@@ -1,0 +1,89 @@
+"""TensorBoard's event files. Steps that are trained again replace what was there: a session that starts at a step is
+how TensorBoard is told so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
+from concertina_tracking.about import About
+from concertina_tracking.settings import Settings
+
+MARKER = "round"
+"""A value that every step has."""
+NEVER_PURGED = 0
+"""The step of texts: no session starts before step 1."""
+
+
+class TensorBoardRun:
+    def __init__(self, settings: Settings, about: About) -> None:
+        """Raises OSError."""
+        self._folder = folder_of(settings)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(self._folder))
+        tables = {"parameters": about.parameters, "code": about.code, "tags": settings.tags}
+        for name, table in tables.items():
+            if table:
+                self.annotate(name, _markdown(table))
+
+    def go_on(self, step: int, *, latest: bool) -> Collection[int]:
+        if not latest:
+            return frozenset(known for known in _steps(self._folder) if known > step)
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=start))
+        self._writer.flush()
+        return ()
+
+    def log(self, steps: Sequence[StepDone]) -> None:
+        for step in steps:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in step.metrics.items()]
+            self._writer.add_event(Event(wall_time=step.at, step=step.step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def annotate(self, name: str, text: str) -> None:
+        summary = text_pb(name.replace(".", "/"), text)
+        self._writer.add_event(Event(wall_time=time.time(), step=NEVER_PURGED, summary=summary))
+        self._writer.flush()
+
+    def reference(self, checkpoint: Checkpointed) -> None:
+        self.annotate(f"checkpoint.{checkpoint.step}", checkpoint.uri)
+
+    def end(self, outcome: Outcome) -> None:
+        self.annotate("outcome", outcome.value)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def folder_of(settings: Settings) -> Path:
+    """One a job: runs are told apart by their folders."""
+    parsed = urlparse(settings.uri)
+    root = Path(unquote(parsed.path) if parsed.scheme == "file" else settings.uri)
+    return root / settings.experiment / f"{settings.run_name}-{settings.run_id[:8]}"
+
+
+def _steps(folder: Path) -> set[int]:
+    """That the files show."""
+    found: set[int] = set()
+    for path in sorted(folder.glob("*.tfevents.*")):
+        for line in RawEventFileLoader(str(path)).Load():
+            event = Event.FromString(line)
+            if event.session_log.status == SessionLog.START:
+                found = {step for step in found if step < event.step}
+            elif any(value.tag == MARKER for value in event.summary.value):
+                found.add(event.step)
+    return found
+
+
+def _markdown(table: Mapping[str, str]) -> str:
+    rows = "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in table.items())
+    return f"| | |\n|---|---|\n{rows}"
