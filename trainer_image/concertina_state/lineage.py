@@ -137,12 +137,13 @@ def _fitting(text: str) -> str:
 
 
 def device_model() -> str:
-    """Of this process: the GPU that it uses, where torch has one in use, else the CPU."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return _plain(cuda.get_device_name())
+    """Of this process: the GPU that it uses, where torch has one in use, with CUDA's version, else the CPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return _plain(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with Path("/proc/cpuinfo").open("rb") as file:
+            lines = file.read(4096).decode(errors="replace").splitlines()  # of the first CPU: all take long
     except OSError:
         lines = []
     named = (line.partition(":")[2] for line in lines if line.startswith("model name"))
