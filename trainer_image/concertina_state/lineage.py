@@ -140,7 +140,8 @@ def device_model() -> str:
     """Of this process: the GPU that it uses, where torch has one in use, with CUDA's version, else the CPU."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return _plain(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
+        version = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
+        return _plain(torch.cuda.get_device_name() + version)
     try:
         with Path("/proc/cpuinfo").open("rb") as file:
             lines = file.read(4096).decode(errors="replace").splitlines()  # of the first CPU: all take long
