@@ -6,6 +6,6 @@ nothing beside it but `concertina_protocol`, obstore where there is durable stor
 
 Out:   `catalogue` (which boxes a rank has; `placement` computes them, `holdings` shares them out) -> `saving` and
        `interval` (when) -> `snapshots` (files in node memory, of `format.shardfile`) -> `uploader` and `checkpoints`
-       (durable storage, by `objects`)
+       (durable storage, by `objects`); `lineage` is what went into it
 Back:  `saved` (wherever it lies) -> `format.read_plan` (which bytes) -> `filling` (read) -> `tensors` (into place)
 """

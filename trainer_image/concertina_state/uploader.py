@@ -37,6 +37,7 @@ from concertina_protocol.worker_channel import (
     WorkerEnd,
 )
 from concertina_state.checkpoints import retention, rollback
+from concertina_state.checkpoints.ancestry import lineage_of, parent_of
 from concertina_state.checkpoints.latest import (
     Fenced,
     check_fence,
@@ -55,6 +56,7 @@ from concertina_state.checkpoints.manifest import (
     here,
     part_name,
     running_crc32,
+    spec_of_this_job,
     to_json,
 )
 from concertina_state.format.shardfile import header_length, parse_header
@@ -172,6 +174,7 @@ def publish(
     metadata = sidecars[0].facts
     check_fence(durable, metadata.continued, found)
     undone = found.undid(uid) if found else ()
+    parent = parent_of(folder, uid, id, metadata.origin, metadata.continued, found)
     manifest = to_json(
         Manifest(
             version=VERSION,
@@ -190,6 +193,7 @@ def publish(
             continued=metadata.continued,
             skipped=metadata.skipped,
             undone=undone,
+            lineage=lineage_of(sidecars, parent, spec_of_this_job()),
         )
     )
     folder.put(f"{place}/{NAME}", manifest)

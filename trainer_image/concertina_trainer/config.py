@@ -18,6 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from concertina_protocol.messages.ranges import MOST_RANGES, Ranges, united
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -358,6 +360,37 @@ class AnomalyConfig(_Section):
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))
 
 
+Edge = Annotated[int, Field(ge=0, le=2**62)]
+
+
+class ReproductionConfig(_Section):
+    """What a run is held to that trains a checkpoint again; `concertina reproduce` writes it."""
+
+    last_step: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000000,
+        description="The run is complete after this step, on the schedule of steps. Absent: after the last of them.",
+    )
+    data_digest: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Other data than those of this digest are refused. Absent: whatever is there is trained on.",
+    )
+    left_out: Annotated[
+        list[Annotated[list[Edge], Field(min_length=2, max_length=2)]], Field(max_length=MOST_RANGES)
+    ] = Field(
+        default=[],
+        description="Positions [begin, end) of the order of samples that are left out, as they were after something "
+        "that looked wrong.",
+    )
+
+    @property
+    def skipped(self) -> Ranges:
+        return united((begin, end) for begin, end in self.left_out)
+
+
 class TrainerConfig(_Section):
     """What the bundled trainer trains, on what, for how long."""
 
@@ -399,11 +432,28 @@ class TrainerConfig(_Section):
         "is not measured.",
     )
 
+    reproduction: ReproductionConfig | None = Field(
+        default=None,
+        description="For a run that trains a checkpoint again, as `concertina reproduce` writes it. Absent: it is held "
+        "to nothing.",
+    )
+
     @property
     def bitwise(self) -> bool:
         return self.determinism is Determinism.bitwise
 
+    @property
+    def last_step(self) -> int:
+        """After which the run is complete."""
+        return (self.reproduction and self.reproduction.last_step) or self.steps
+
     RULES = (
+        Rule(
+            "reproduction",
+            "!has(self.reproduction) || !has(self.reproduction.lastStep) || self.reproduction.lastStep <= self.steps",
+            lambda trainer: trainer.last_step <= trainer.steps,
+            "reproduction.lastStep must not be beyond steps",
+        ),
         Rule(
             "microBatchSize",
             f"self.determinism != 'bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
@@ -439,7 +489,7 @@ class TrainerConfig(_Section):
 
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        without = {"data", "snapshot", "evaluation", "micro_batch_size"}
+        without = {"data", "snapshot", "evaluation", "micro_batch_size", "reproduction"}
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)

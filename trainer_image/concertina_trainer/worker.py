@@ -22,6 +22,7 @@ from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Do
 from concertina_state.errors import BadInput, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
+from concertina_state.lineage import TrainedRound, bounded_images, device_model, setting
 from concertina_state.objects.prefix import StorageError
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
@@ -145,10 +146,21 @@ def build(
             f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
             f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
         )
+    _check_data(config, reader.digest)
     aside = validation_reader(config, begun) if config.evaluation else None
     model = parallel.sharded_model(config.model, config.precision, world)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
     return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
+
+
+def _check_data(config: TrainerConfig, digest: str) -> None:
+    """Raises BadInput where a run that trains a checkpoint again has got other data."""
+    wanted = config.reproduction and config.reproduction.data_digest
+    if wanted and wanted != digest:
+        raise BadInput(
+            f"the data have digest {digest}, and the checkpoint to train again was trained on {wanted}: give "
+            "trainer.data the same data, or take trainer.reproduction away to train on these."
+        )
 
 
 def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundInfo:
@@ -165,7 +177,8 @@ def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundIn
 def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: WorkerEnd) -> Run:
     """All that the loop needs, from where the restored state stands."""
     config, world = built.config, built.world
-    anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped), restored.trend)
+    again = config.reproduction.skipped if config.reproduction else ()
+    anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, again), restored.trend)
     built.reader.leave_out(anomalies.skipped)
     plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=config.bitwise)
     sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.times)
@@ -186,18 +199,27 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
 def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: WorkerEnd) -> Saving:
     """Snapshots of this round, and checkpoints after the one that is durable and not undone."""
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
+    round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()
+    origin = dataclasses.replace(
+        restored.origin,
+        data_sets=built.reader.digests,
+        images=bounded_images(start.images),
+        device=device_model(),
+    )
+    trained = TrainedRound(round, restored.id.step, restored.position, world.size, setting(origin, digest))
     now = dataclasses.replace(
         restored,
-        id=SnapshotId(int(os.environ["CONCERTINA_ROUND"]), restored.id.step, state.digest, world.size),
+        id=SnapshotId(round, restored.id.step, state.digest, world.size),
         shard=world.rank,
-        config=config.digest(),
+        config=digest,
         data=built.reader.digest,
+        origin=origin.with_round(trained),
     )
     durable = start.durable or start.restore.durable
     if durable and start.restore.voids(durable):
         durable = None
     snapshots = Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{world.rank}"), state.saved)
     every = checkpoint.every_steps if checkpoint else None
-    policy = SavePolicy(config.steps, config.snapshot.every_steps, checkpoint is not None, every)
+    policy = SavePolicy(config.last_step, config.snapshot.every_steps, checkpoint is not None, every)
     interval = Interval(checkpoint.every_seconds if checkpoint else None, start.history)
     return Saving(policy, snapshots, now, durable, interval, channel)

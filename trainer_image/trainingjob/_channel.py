@@ -182,6 +182,10 @@ class Channel:
     def durable(self) -> Optional[Durable]:
         return self.start().durable
 
+    @property
+    def images(self) -> Tuple[str, ...]:
+        return self.start().images
+
     def start(self) -> w.Start:
         """Where this round goes on from. Raises ChannelClosed where the agent is gone."""
         return self._wait_for(w.Start, keep=True)

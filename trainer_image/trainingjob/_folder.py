@@ -19,6 +19,7 @@ class Folder:
     """In the agent's place: what is committed counts as safe at once. `<folder>/round-<r>/shard-<k>/slot-<n>`."""
 
     durable: Durable | None = None
+    images: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, world: World, same: Callable[[Any], Any]) -> None:
         """`same`: rank 0's value, on all ranks."""

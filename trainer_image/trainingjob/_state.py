@@ -20,6 +20,15 @@ from concertina_protocol.worker_channel import Done, KeepsState, Outcome, Start
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Continued, ShardMetadata
 from concertina_state.interval import Interval
+from concertina_state.lineage import (
+    MOST_DATA_SETS,
+    Origin,
+    TrainedRound,
+    bounded_images,
+    device_model,
+    script_digest,
+    setting,
+)
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_state.saving import SavePolicy, Saving, StepFlags
 from concertina_state.snapshots import Snapshots
@@ -84,6 +93,11 @@ class State:
         self._saving: Saving | None = None
         self._restored = 0
         self._continued: Continued | None = None
+        self._begun_from = ""
+        """Another job's checkpoint, where this round begins with it."""
+        self._origin = Origin()
+        self._position = 0
+        """Of what was restored: what has led to it, and samples consumed."""
         self._found: SavedState | None = None
 
     def add(self, **objects: Any) -> None:
@@ -122,6 +136,7 @@ class State:
             alone = self._world.rank if same and catalogue.alone else None
             found = find(saved, alone, lambda held: catalogue.plan(held, _INSTEAD))
             catalogue.fill(found.plan, found.shards)
+            self._goes_on_from(found.headers[found.plan.shards[0]].metadata)
         for name, each in self._kept.items():
             each.load(values[name])
         if self._world.rank >= saved.id.shards:
@@ -130,6 +145,13 @@ class State:
         source = RestoreSource.MEMORY if isinstance(saved, InMemory) else RestoreSource.STORAGE
         self._end.restored(saved.id.step, source)
         return saved.id.step
+
+    def _goes_on_from(self, saved: ShardMetadata) -> None:
+        self._position, self._origin = saved.position, saved.origin
+        if self._begun_from:
+            self._origin = saved.origin.begun_with(self._begun_from)
+        else:
+            self._continued = saved.continued
 
     def _newest(self) -> SavedState | None:
         if isinstance(self._end, Folder):
@@ -144,6 +166,7 @@ class State:
             stored = StoredCheckpoint(durable.uri)
             if durable.uid != start.uid:
                 self._continued = Continued(durable.uid, durable.round, durable.step)
+                self._begun_from = stored.uri
             return stored
         if start.restore.source == RestoreSource.MEMORY and start.restore.id is not None:
             return InMemory(start.restore.id, self._end)
@@ -258,7 +281,13 @@ class State:
         end, checkpoint = self._end, self._checkpoint
         id = SnapshotId(end.round, self._restored, "", self._world.size)
         data = self._data[0].digest if len(self._data) == 1 else ""
-        metadata = ShardMetadata(id, self._world.rank, self._restored, "", data, self._continued)
+        images, sets = bounded_images(end.images), tuple(each.digest for each in self._data)[:MOST_DATA_SETS]
+        origin = dataclasses.replace(
+            self._origin, data_sets=sets, images=images, device=device_model(), script=script_digest()
+        )
+        trained = TrainedRound(end.round, self._restored, self._position, self._world.size, setting(origin, ""))
+        origin = origin.with_round(trained)
+        metadata = ShardMetadata(id, self._world.rank, self._restored, "", data, self._continued, origin=origin)
         policy = SavePolicy(ENDLESS, 1, bool(checkpoint), checkpoint.get("everySteps"))
         interval = Interval(checkpoint.get("everySeconds", 600) if checkpoint else None, end.history)
         snapshots = Snapshots(end.snapshots / f"shard-{self._world.rank}", catalogue.saved)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +15,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
+from concertina.cli.checkpoint_rows import size, when
 from concertina.terminal.console import plain
-
-if TYPE_CHECKING:
-    from concertina_state.checkpoints.manifest import Manifest
 
 app = typer.Typer(no_args_is_help=True, help="See, check, export, copy and prune checkpoints in durable storage.")
 console = plain()
@@ -30,9 +27,10 @@ Run = Annotated[str, typer.Argument(help="A run's folder, as spec.checkpoint.uri
 
 
 @contextlib.contextmanager
-def _sentences() -> Iterator[None]:
+def sentences() -> Iterator[None]:
     """What went wrong as a sentence, and exit status 1."""
     try:
+        from concertina.reproduction import Irreproducible
         from concertina_state.errors import BadInput
         from concertina_state.objects.prefix import StorageError
     except ImportError as error:
@@ -40,7 +38,7 @@ def _sentences() -> Iterator[None]:
         raise typer.Exit(1) from error
     try:
         yield
-    except (BadInput, StorageError) as error:
+    except (BadInput, StorageError, Irreproducible) as error:
         typer.echo(error, err=True)
         raise typer.Exit(1) from error
 
@@ -58,7 +56,7 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 @app.command("list")
 def list_(uri: Run) -> None:
     """List the finished checkpoints of a run, and which one LATEST names."""
-    with _sentences():
+    with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.objects.prefix import ObjectPrefix
 
@@ -73,7 +71,7 @@ def list_(uri: Run) -> None:
             place = manifest.place
             held = (("LATEST", place == latest), ("complete", manifest.complete), ("undone", place in undone))
             marks = [word for word, holds in held if holds]
-            row = (manifest.id.step, manifest.id.round, _when(manifest.at), _size(manifest.size), manifest.id.shards)
+            row = (manifest.id.step, manifest.id.round, when(manifest.at), size(manifest.size), manifest.id.shards)
             table.add_row(*map(str, row), manifest.job, ", ".join(marks), manifest.place.folder)
     console.print(table if manifests else f"{uri} has no finished checkpoint.")
     for line in (*problems, *([problem] if problem else [])):
@@ -81,50 +79,29 @@ def list_(uri: Run) -> None:
 
 
 @app.command()
-def show(uri: Uri, output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "") -> None:
-    """Show what a checkpoint's manifest says."""
-    with _sentences():
+def show(
+    uri: Uri,
+    step: Annotated[int | None, typer.Option(help="Of a run's checkpoints that of this step.")] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "",
+) -> None:
+    """Show what went into a checkpoint: samples, code, configuration, rounds, and the checkpoint before it."""
+    with sentences():
+        from concertina.cli.checkpoint_rows import rows
         from concertina_state.checkpoints import catalogue
         from concertina_state.checkpoints.manifest import to_json
 
-        checkpoint = catalogue.opened(uri)
+        checkpoint = catalogue.at_step(uri, step)
     if output == "json":
         typer.echo(json.dumps(json.loads(to_json(checkpoint.manifest)), indent=2))
-    else:
-        _print(checkpoint.uri, checkpoint.manifest)
-
-
-def _print(uri: str, manifest: Manifest) -> None:
-    from concertina_protocol.messages.ranges import words
-
-    libraries = ", ".join(f"{name} {version}" for name, version in manifest.code.libraries.items())
-    rows = {
-        "Checkpoint": uri,
-        "Job": f"{manifest.job or '?'} (uid {manifest.uid}), round {manifest.id.round}",
-        "Step": f"{manifest.id.step}{', the last of its run' if manifest.complete else ''}",
-        "Position": f"{manifest.position:,} samples consumed",
-        "Written": _when(manifest.at),
-        "Parts": f"{len(manifest.parts)} files, {_size(manifest.size)}",
-        "World": ", ".join(f"{kind} {count}" for kind, count in manifest.parallelism.items()),
-        "Config, data": f"digests {manifest.config}, {manifest.data}",
-        "Code": f"image {manifest.code.image or 'unknown'}, commit {manifest.code.commit or 'unknown'}",
-        "Libraries": f"Python {manifest.code.python}, {libraries}",
-    }
-    if manifest.continued:
-        rows["Goes on from"] = f"uid {manifest.continued.uid}, step {manifest.continued.step}"
-    if manifest.skipped:
-        rows["Left out"] = words(manifest.skipped)
-    if manifest.undone:
-        back = (f"round {some.round} beyond step {some.step}" for some in manifest.undone)
-        rows["Went back"] = f"what was trained in {', '.join(back)} was undone before"
-    for name, value in rows.items():
+        return
+    for name, value in rows(checkpoint.uri, checkpoint.manifest):
         console.print(Text.assemble((f"{name:<14}", "bold"), value))
 
 
 @app.command()
 def verify(uri: Uri) -> None:
     """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad."""
-    with _sentences():
+    with sentences():
         from concertina_state.checkpoints import catalogue
 
         checkpoint = catalogue.opened(uri)
@@ -134,8 +111,8 @@ def verify(uri: Uri) -> None:
         typer.echo(problem, err=True)
     if problems:
         raise typer.Exit(1)
-    parts, size = len(checkpoint.manifest.parts), _size(checkpoint.manifest.size)
-    console.print(f"{checkpoint.uri} is whole: {parts} parts, {size}, step {checkpoint.manifest.id.step}.")
+    parts, bytes_ = len(checkpoint.manifest.parts), size(checkpoint.manifest.size)
+    console.print(f"{checkpoint.uri} is whole: {parts} parts, {bytes_}, step {checkpoint.manifest.id.step}.")
 
 
 @app.command()
@@ -148,7 +125,7 @@ def export(
     ] = "",
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
-    with _sentences():
+    with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.objects.prefix import ObjectPrefix
         from concertina_trainer.export import export as exporting
@@ -168,7 +145,7 @@ def copy_(
     to: Annotated[str, typer.Argument(help="ObjectPrefix of a run, at any URI; it gets a LATEST where it has none.")],
 ) -> None:
     """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
-    with _sentences():
+    with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.objects.prefix import ObjectPrefix
 
@@ -186,7 +163,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is deleted, only shown.")] = False,
 ) -> None:
     """Delete old checkpoints, and leftovers of unfinished ones. What LATEST names and what is being read stays."""
-    with _sentences():
+    with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.objects.prefix import ObjectPrefix
 
@@ -219,15 +196,3 @@ def now(
 
 def _target(out: str) -> str:
     return out if "://" in out else str(Path(out).absolute())
-
-
-def _when(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at))
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -144,6 +144,37 @@ def checkpoint(context: typer.Context) -> None:
     app(args=context.args, prog_name="concertina checkpoint")
 
 
+@app.command(rich_help_panel=JOBS)
+def reproduce(
+    uri: Annotated[str, typer.Argument(help="A run's folder of checkpoints, or one checkpoint's.")],
+    step: Annotated[int, typer.Option("--step", help="Of the checkpoint to train again.", min=1)],
+    name: Annotated[str, typer.Option("--name", help="Of the new job. Default: <job>-reproduce-<step>.")] = "",
+    checkpoint_uri: Annotated[
+        str, typer.Option("--checkpoint-uri", help="Of the new job. Default: <uri>-reproduce-<step>.")
+    ] = "",
+    env: Annotated[
+        list[str] | None, typer.Option("--env", help="NAME=VALUE of a variable, which no checkpoint holds.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: standard output.")] = None,
+) -> None:
+    """Write the manifest that trains a checkpoint again from the one before it, and say how alike they will be."""
+    from concertina.cli.checkpoint import sentences
+
+    with sentences():
+        from concertina.cli import reproduce as command
+        from concertina.reproduction import Wanted
+
+        wanted = Wanted(name, checkpoint_uri, command.variables(env or ()))
+        found = command.reproduced(uri, step, wanted)
+    if output is None:
+        typer.echo(command.text(found), nl=False)
+        return
+    output.write_text(command.text(found))
+    for line in command.words(found):
+        typer.echo(line)
+    typer.echo(f"{output} is the manifest: `concertina run {output}`")
+
+
 @app.command(rich_help_panel=CLUSTER)
 def operator() -> None:
     """Run the operator, as its Deployment does (see charts/concertina)."""

@@ -94,6 +94,8 @@ class PodView:
     """Of its containers by resource, and 1 of `pods`; empty where that is not known."""
     excluded: bool = False
     """The scheduler says that no node would take it, even if nothing else ran there."""
+    image: str = ""
+    """Of its trainer container, as its node resolved it: mostly repository@sha256:digest. Empty before it has begun."""
 
     @property
     def order(self) -> tuple[int, int]:

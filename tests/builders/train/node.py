@@ -101,6 +101,7 @@ class Job:
         self.folder, self.parent, self.uid = folder, parent, uid
         self.trainer, self.checkpoint = trainer, checkpoint
         self.worker, self.environment = "concertina_trainer.worker:main", {}
+        self.images: tuple[str, ...] = ()
         self.number = 0
         self.durable: Durable | None = None
         folder.mkdir(exist_ok=True)
@@ -182,7 +183,8 @@ class _Round:
         }
         others = [store]
         if self.job.checkpoint:
-            others.append(self.job.parent.fork("concertina_trainer.uploader:main", common, log.fileno()))
+            environment = {**common, **self.job.environment}
+            others.append(self.job.parent.fork("concertina_trainer.uploader:main", environment, log.fileno()))
         for rank in range(self.world):
             folder = self.job.folder / f"node-{rank}" / "snapshots" / f"round-{self.job.number}"
             mine = {"RANK": str(rank), "LOCAL_RANK": "0", "CONCERTINA_SNAPSHOTS": str(folder)}
@@ -235,7 +237,8 @@ class _Round:
             self.uploader.set_result(end)
             return
         self.ends[hello.rank] = end
-        end.send(channel.Start(self.restore, self.world, self.job.uid, self.job.durable))
+        start = channel.Start(self.restore, self.world, self.job.uid, self.job.durable, images=self.job.images)
+        end.send(start)
         while (message := await end.receive()) is not None:
             await self._hear(hello.rank, end, message)
         end.release()

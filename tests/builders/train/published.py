@@ -8,26 +8,37 @@ from pathlib import Path
 from concertina_protocol import SnapshotId
 from concertina_protocol.worker_channel import Publish, Published, Ship
 from concertina_state.format.shardfile import Chunk, Continued, Layout, ShardMetadata
+from concertina_state.lineage import Origin
 from concertina_state.uploader import UNKNOWN, Destination, Run, answer
 from concertina_trainer import uploader
 
+NOTHING = Origin()
 
-def shard_file(folder: Path, id: SnapshotId, shard: int, continued: Continued | None = None) -> Path:
+
+def shard_file(
+    folder: Path, id: SnapshotId, shard: int, continued: Continued | None = None, origin: Origin = NOTHING
+) -> Path:
     """A small real shard of one tensor of 2 rows a shard."""
     layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))])
     path = folder / f"{id.round}-{id.step}-{shard}"
-    facts = ShardMetadata(id, shard, 7 * id.step, "config", "data", continued)
+    facts = ShardMetadata(id, shard, 7 * id.step, "config", "data", continued, origin=origin)
     path.write_bytes(layout.header(facts) + bytes(24))
     return path
 
 
 def publish(
-    uri: str, tmp_path: Path, round: int, step: int, uid: str = "u1", continued: Continued | None = None
+    uri: str,
+    tmp_path: Path,
+    round: int,
+    step: int,
+    uid: str = "u1",
+    continued: Continued | None = None,
+    origin: Origin = NOTHING,
 ) -> Published:
     id = SnapshotId(round, step, "layout", 2)
     config = Destination(uri=uri, keep=2)
     for shard in range(2):
-        shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued))), config, uid)
+        shipped = answer(Ship(id, shard, str(shard_file(tmp_path, id, shard, continued, origin))), config, uid)
         assert shipped.error == ""
     return answer(Publish(id), config, uid, run_of_environment())
 

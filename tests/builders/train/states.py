@@ -1,9 +1,10 @@
-"""What the newest snapshot of a job holds, put together from its shards."""
+"""What the newest snapshot of a job holds, or a checkpoint, put together from its shards."""
 
 import json
 
 import torch
 
+from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.format.shardfile import header_length, parse_header
 from concertina_state.tensors import DTYPES
 
@@ -19,8 +20,24 @@ def shards(job):
 
 def whole(job):
     """Whole tensors by name."""
+    return _together(shards(job))
+
+
+def of_checkpoint(uri):
+    """The same, of a checkpoint in storage."""
+    return _together(_shards_of(StoredCheckpoint(uri)))
+
+
+def _shards_of(checkpoint):
+    for shard in checkpoint.shards:
+        content = bytearray(b"".join(shard.blocks()))
+        begin = header_length(content[:8])
+        yield bytes(content[8:begin]), content
+
+
+def _together(shards):
     found = {}
-    for header, content in shards(job):
+    for header, content in shards:
         for name, stored in parse_header(header).chunks.items():
             chunk = stored.chunk
             dtype = DTYPES[chunk.dtype]

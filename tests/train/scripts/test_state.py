@@ -2,6 +2,7 @@
 a peer's copy or durable storage, and train as if nothing had happened."""
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -129,6 +130,10 @@ def test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it(folde
     asyncio.run(body())
     manifest = StoredCheckpoint(resolve(storage_uri)).manifest
     assert (manifest.id.step, manifest.parallelism) == (125, {"data": 1})
+    lineage = manifest.lineage
+    assert [(each.round, each.world) for each in lineage.rounds] == [(1, 2), (2, 1)]
+    assert lineage.script == hashlib.sha256(SCRIPT.read_bytes()).hexdigest()
+    assert lineage.rounds[1].step <= lineage.parent.step < 125
     assert verify(StoredCheckpoint(resolve(storage_uri)), lambda count: None) == []
 
 

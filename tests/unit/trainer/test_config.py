@@ -35,6 +35,8 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"evaluation": {"everySteps": 0}}, "everySteps"),
         ({"evaluation": {"sequences": 0}}, "sequences"),
         ({"evaluation": {"everyStep": 5}}, "everyStep"),
+        ({"steps": 5, "reproduction": {"lastStep": 6}}, "must not be beyond steps"),
+        ({"reproduction": {"leftOut": [[1, 2, 3]]}}, "at most 2 items"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"precision": "float8"}, "precision"),
         ({"determinism": "bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
@@ -56,6 +58,8 @@ def test_the_digest_is_of_what_decides_the_numbers():
     config = TrainerConfig.model_validate(DATA)
     same = {"snapshot": {"everySteps": 5}, "microBatchSize": 2, "evaluation": {"everySteps": 5}}
     same["data"] = {"uri": "s3://elsewhere/data", "cacheMebibytes": 99}
+    assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
+    same["reproduction"] = {"lastStep": 5, "dataDigest": "d", "leftOut": [[1, 2]]}
     assert TrainerConfig.model_validate({**DATA, **same}).digest() == config.digest()
     assert TrainerConfig.model_validate({**DATA, "seed": 1}).digest() != config.digest()
     bitwise = [{**DATA, "determinism": "bitwise", "microBatchSize": size} for size in (8, 4)]

@@ -96,7 +96,7 @@ class ChannelServer:
     async def _serve(self, worker: LocalWorker, hello: w.Hello, end: AgentEnd) -> None:
         world = sum(member.workers for member in worker.assign.members)
         assign = worker.assign
-        end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history))
+        end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history, assign.images))
         self._local.attach(worker, end)
         self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
         try:

@@ -57,6 +57,10 @@ class JobHistory:
     """Whatever their cause."""
 
 
+MOST_IMAGES = 4
+"""That an Assign names."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Assign:
     """Operator to every member, after the commit; also to those with a notice that were asked and are none: they need
@@ -70,6 +74,8 @@ class Assign:
     restore: Restore
     limits: Limits = Limits()
     history: JobHistory = JobHistory()
+    images: tuple[str, ...] = ()
+    """Of the members' containers, as their nodes resolved them, each once: for the lineage of what is trained."""
 
 
 @dataclasses.dataclass(frozen=True)

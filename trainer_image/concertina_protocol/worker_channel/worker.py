@@ -29,7 +29,7 @@ which removes that name when the part is in storage; the agent removes those tha
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Optional, Type, Union
+from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Restore, Rollback, SnapshotId
 from concertina_protocol.codec.typed_json import OpenEnum
@@ -147,6 +147,8 @@ class Start:
     """What LATEST names, as this agent knows it: a checkpoint that a failure has kept from being finished is then due
     at once. None: nothing that is known of."""
     history: JobHistory = dataclasses.field(default_factory=JobHistory)
+    images: Tuple[str, ...] = ()
+    """As in Assign."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,3 +141,29 @@ def prune(folder: ObjectPrefix, places: list[CheckpointKey]) -> list[CheckpointK
 def opened(uri: str) -> StoredCheckpoint:
     """One checkpoint, by its own URI or as the newest of its run's folder."""
     return StoredCheckpoint(resolve(uri))
+
+
+def run_of(uri: str) -> str:
+    """The folder of the run that a checkpoint's own folder is in."""
+    return uri.rsplit("/", 3)[0]
+
+
+def at_step(uri: str, step: int | None) -> StoredCheckpoint:
+    """As `opened`; with `step`, the newest of a run's that has so many steps and was not undone. Raises BadInput where
+    there is none."""
+    if step is None:
+        return opened(uri)
+    folder = ObjectPrefix(uri)
+    if folder.get(NAME) is not None:
+        found = StoredCheckpoint(folder.uri)
+        if found.manifest.id.step != step:
+            raise BadInput(f"{uri} is a checkpoint of step {found.manifest.id.step}: give its run's folder.")
+        return found
+    whole, _ = finished(folder)
+    void = undone(folder, whole)
+    good = [manifest for manifest in whole if manifest.place not in void]
+    there = [manifest.place for manifest in good if manifest.id.step == step]
+    if not there:
+        steps = ", ".join(str(each) for each in sorted({manifest.id.step for manifest in good})[-20:]) or "none"
+        raise BadInput(f"{uri} has no checkpoint of step {step}. Of those there are, the last are of: {steps}.")
+    return StoredCheckpoint(f"{folder.uri}/{there[-1].folder}")

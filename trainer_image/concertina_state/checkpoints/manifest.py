@@ -21,6 +21,7 @@ from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
 from concertina_state.errors import BadInput, DamagedInput
 from concertina_state.format.shardfile import Continued, ShardMetadata
+from concertina_state.lineage import Lineage
 
 VERSION = 1
 BLOCK = 4 << 20
@@ -115,6 +116,8 @@ class Manifest:
     """Positions that were left out."""
     undone: tuple[Undone, ...] = ()
     """What the run went back from before this: checkpoints of those rounds beyond those steps are void."""
+    lineage: Optional[Lineage] = None  # noqa: UP045
+    """None where an older version wrote it."""
 
     @property
     def place(self) -> CheckpointKey:
@@ -182,3 +185,22 @@ def here(uid: str, id: SnapshotId) -> str:
 def about_this_process() -> tuple[str, Code]:
     """The job's name and the code, for manifests."""
     return os.environ.get("CONCERTINA_JOB", ""), code(os.environ)
+
+
+def spec_of_this_job() -> dict[str, Any]:
+    """As the operator has handed it on, put together again; empty where it has not."""
+    spec = _object(os.environ.get("CONCERTINA_SPEC"))
+    if not spec:
+        return {}
+    for section, variable in (("trainer", "CONCERTINA_TRAINER"), ("checkpoint", "CONCERTINA_CHECKPOINT")):
+        if found := _object(os.environ.get(variable)):
+            spec[section] = {name: value for name, value in found.items() if value is not None}
+    return spec
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -9,6 +9,7 @@ HuggingFaceStorageReader puts shards together) and `concertina` (ours, see Shard
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -21,6 +22,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import MOST, from_json
 from concertina_protocol.messages.ranges import MOST_RANGES, Ranges
 from concertina_protocol.sidecar import Damaged
+from concertina_state.lineage import ROOMIEST, Origin
 
 ITEM_SIZES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
@@ -80,6 +82,7 @@ class ShardMetadata:
     skipped: Ranges = ()
     """Positions that were left out."""
     trend: Trend = Trend()
+    origin: Origin = Origin()  # noqa: RUF009 (frozen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Layout:
         other = Continued("0" * 64, 2**62, 2**62)
         skipped = ((2**62, 2**62),) * MOST_RANGES
         trend = Trend(-sys.float_info.max, -sys.float_info.max, 2**62)
-        longest = self._json(ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other, skipped, trend))
+        longest = self._json(ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, other, skipped, trend, ROOMIEST))
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
         self.size = self.data_begin + end
 
@@ -127,9 +130,14 @@ class Layout:
         return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
     def _json(self, metadata: ShardMetadata) -> bytes:
-        ours = {**dataclasses.asdict(metadata), "global_shapes": self._global_shapes}
+        facts = dataclasses.asdict(dataclasses.replace(metadata, origin=_NOTHING))
+        ours = {**facts, "origin": _as_object(metadata.origin), "global_shapes": self._global_shapes}
         of_the_file = {"format": "pt", "DCP_SHARDING_INFO": self._sharding, "concertina": json.dumps(ours)}
         return f'{{"__metadata__":{json.dumps(of_the_file)}{self._entries}}}'.encode()
+
+
+_NOTHING = Origin()
+_as_object = functools.lru_cache(maxsize=2)(dataclasses.asdict)  # an origin is the same in each snapshot of a round
 
 
 def header_length(start: bytes) -> int:

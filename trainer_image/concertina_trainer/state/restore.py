@@ -18,6 +18,7 @@ from concertina_state.errors import BadInput, DataChanged
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
+from concertina_state.lineage import Origin
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
@@ -48,16 +49,15 @@ def restore(
         state.initialise(config)
         if uri:
             _begin_with(uri, files, config.model, state, world)
-        return ShardMetadata(SnapshotId(0, 0, state.digest, world.size), world.rank, 0, config.digest(), data)
+        id, origin = SnapshotId(0, 0, state.digest, world.size), Origin().begun_with(uri)
+        return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin)
     if start.source == RestoreSource.MEMORY:
         assert start.id is not None
         return _load(InMemory(start.id, channel), state, data, world)
     assert start.durable is not None
     stored = StoredCheckpoint(start.durable.uri)
-    continued = stored.manifest.continued
-    if start.durable.uid != uid:
-        continued = Continued(start.durable.uid, start.durable.round, start.durable.step)
-    return dataclasses.replace(_load(stored, state, data, world), continued=continued)
+    metadata = dataclasses.replace(_load(stored, state, data, world), continued=stored.manifest.continued)
+    return metadata if start.durable.uid == uid else _of_another_job(metadata, stored)
 
 
 def _not_undone(start: Restore, uid: str, world: DistContext) -> Restore:
@@ -95,9 +95,14 @@ def _resume(uri: str, state: TrainState, data: str, world: DistContext) -> Shard
     """Another run's whole state: this one goes on from it."""
     with _reading(uri, world) as folder:
         stored = StoredCheckpoint(folder)
-        place = stored.manifest.place
-        metadata = _load(stored, state, data, world)
-        return dataclasses.replace(metadata, continued=Continued(place.uid, place.round, place.step))
+        return _of_another_job(_load(stored, state, data, world), stored)
+
+
+def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:
+    """As what this job goes on from."""
+    place = stored.manifest.place
+    continued = Continued(place.uid, place.round, place.step)
+    return dataclasses.replace(metadata, continued=continued, origin=metadata.origin.begun_with(stored.uri))
 
 
 def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardReader] | None:

@@ -54,7 +54,7 @@ class Run:
 def train(run: Run, step: int, position: int) -> Done:
     """From `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
-    if step >= config.steps:
+    if step >= config.last_step:
         if done := run.evaluate(step, position, last=True):
             return done
         saving.save(saving.decide(step, StepFlags()), position, anomalies.skipped, anomalies.trend)
@@ -99,7 +99,7 @@ def train(run: Run, step: int, position: int) -> Done:
         )  # fmt: skip
         run.balance.worked(microbatches, reporter.heartbeat.busy)
 
-        if step == config.steps and (done := run.evaluate(step, position, last=True)):
+        if step == config.last_step and (done := run.evaluate(step, position, last=True)):
             return done
         reporter.enter(WorkerPhase.CHECKPOINTING, step)
         saving.save(decision, position, anomalies.skipped, anomalies.trend)

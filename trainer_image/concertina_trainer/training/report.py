@@ -95,7 +95,7 @@ class Reporter:
         """Before the first step."""
         self.enter(phase, step)
         self._send(
-            Progress(step, self._config.steps, 0.0, 0.0, 0.0, 0, phase, time.time(), timeline=dict(self._timeline))
+            Progress(step, self._config.last_step, 0.0, 0.0, 0.0, 0, phase, time.time(), timeline=dict(self._timeline))
         )
 
     def begin(self, round: RoundInfo) -> None:
@@ -123,7 +123,7 @@ class Reporter:
         self._send(
             Progress(
                 step=info.step,
-                steps=self._config.steps,
+                steps=self._config.last_step,
                 loss=info.loss,
                 tokens_per_second=speed,
                 step_seconds=seconds,
@@ -149,7 +149,7 @@ class Reporter:
             )
         )
         # Each step: drills and the demo time steps by these lines.
-        self.note(str(StepDone(info.step, self._config.steps, info.loss, info.rate, speed, seconds)))
+        self.note(str(StepDone(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
         """A line of the log, once for all ranks; none where there is nothing to say."""

@@ -16,6 +16,7 @@ from concertina.kube.manifests.containers import (
     with_trainer,
 )
 from concertina.kube.manifests.names import METRICS_PORT_NAME, PORT_NAME, secret_name
+from concertina.kube.manifests.recorded import recorded
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreatePod
 from concertina.plan.observed import JobView
@@ -185,6 +186,7 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
         # Kubernetes would expand $(NAME) in them.
         "CONCERTINA_TRAINER": config.replace("$", "$$"),
         "CONCERTINA_CHECKPOINT": checkpoint.replace("$", "$$"),
+        "CONCERTINA_SPEC": recorded(spec).replace("$", "$$"),
         "CONCERTINA_WARM_START": "null" if spec.bundled else spec.warm_start.model_dump_json(by_alias=True),
     }
 

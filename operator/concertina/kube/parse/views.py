@@ -31,6 +31,8 @@ _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
 _NUMBER = re.compile("[0-9]{1,9}")
 NAME, WORD, SENTENCE = 253, 128, 4096
 """Characters that are kept of texts that runtimes, kubelets and schedulers write, whose length nobody bounds."""
+IMAGE = 512
+"""Likewise: a repository's name has at most 255, its host and digest the rest."""
 MOST_INDEXES = 11_000
 """More than a job can have replicas and spares; as many as status.internal.attempts holds."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -90,6 +92,7 @@ def pod_view(obj: Raw) -> OwnedPod:
         template_hash=annotations.get(TEMPLATE_HASH, ""),
         requests=_requests(spec),
         excluded=waiting == UNSCHEDULABLE and excluded(waiting_message),
+        image=(_trainer(status).get("imageID") or "")[:IMAGE],
         **_restarts(status),
     )
     return OwnedPod(owner, metadata["namespace"], view)

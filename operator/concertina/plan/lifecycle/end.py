@@ -50,7 +50,7 @@ def complete_in_storage(ctx: JobContext) -> Decision | None:
     seen = [view.report.storage for view in views if view.connected and view.report]
     seen += [view.prepare.reply.storage for view in views if view.prepare and isinstance(view.prepare.reply, Prepared)]
     latest = [storage.latest for storage in seen if storage and storage.state == StorageHealth.READY and storage.latest]
-    done = [durable for durable in latest if durable.complete and durable.step >= ctx.spec.trainer.steps]
+    done = [durable for durable in latest if durable.complete and durable.step >= ctx.spec.trainer.last_step]
     if not done:
         return None
     message = f"the checkpoint {done[0].uri} is that of the run's last step, {done[0].step}: nothing is left to do"

@@ -18,6 +18,7 @@ from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import copy_distance, placement, restore
 from concertina.plan.state.placement import Place
 from concertina_protocol import Prepared
+from concertina_protocol.messages.operator import MOST_IMAGES
 
 
 def commit(ctx: JobContext, made: Claim, replies: Mapping[str, Prepared], leaving: Iterable[str] = ()) -> Decision:
@@ -139,9 +140,11 @@ def _assigns(
         first_rank += member.workers
     claim_id = world.claim.claim_id if world.claim else ""
     store = replies[world.members[0].replica].store
+    images = sorted({ctx.replicas.pods[member.replica].image for member in world.members} - {""})
     message = protocol.Assign(
-        ctx.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(ctx.spec), _history(ctx)
-    )
+        ctx.observed.job.uid, world.round, claim_id, tuple(ranks), store, source, _limits(ctx.spec), _history(ctx),
+        tuple(images[:MOST_IMAGES]),
+    )  # fmt: skip
     told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
     return tuple(Send(name, ctx.replicas.address(name), message) for name in told)
 

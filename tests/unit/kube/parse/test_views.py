@@ -43,6 +43,15 @@ def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     }
 
 
+def test_the_image_that_the_node_has_run() -> None:
+    image = "docker.io/me/trainer@sha256:" + "a" * 64
+    statuses = [{"name": "sidecar", "imageID": "other"}, {"name": "trainer", "imageID": image}]
+    assert pod_view(pod({"phase": "Running", "containerStatuses": statuses})).view.image == image
+    assert pod_view(pod({"phase": "Pending", "containerStatuses": [{"name": "trainer"}]})).view.image == ""
+    long = [{"name": "trainer", "imageID": "i" * 9999}]
+    assert len(pod_view(pod({"phase": "Running", "containerStatuses": long})).view.image) == 512
+
+
 def test_a_running_pod() -> None:
     owned = pod_view(pod({"phase": "Running", "podIP": "127.1.2.3"}))
     view = owned.view

@@ -31,7 +31,7 @@ def test_a_new_job_gets_its_pods_and_secret() -> None:
 
 
 def test_from_ready_agents_to_training_takes_a_claim_a_commit_and_nothing_else() -> None:
-    pods = tuple(jobs.pod(index) for index in range(3))
+    pods = tuple(jobs.pod(index, image="b" if index else "a") for index in range(3))
     agents = {pod.name: jobs.agent(pod.name) for pod in pods}
     seen = jobs.observed(jobs.job(jobs.spec()), pods, agents)
 
@@ -53,6 +53,7 @@ def test_from_ready_agents_to_training_takes_a_claim_a_commit_and_nothing_else()
     assigns = jobs.sends(made, protocol.Assign)
     assert sorted(assigns) == ["demo-0-0", "demo-1-0", "demo-2-0"]
     assert {message.restore.source for message in assigns.values()} == {"Fresh"}
+    assert {message.images for message in assigns.values()} == {("a", "b")}
     assert [member.first_rank for member in assigns["demo-0-0"].members] == [0, 1, 2]
 
     seen = jobs.running(jobs.spec())

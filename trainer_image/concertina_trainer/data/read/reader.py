@@ -60,7 +60,9 @@ class Reader:
         self._block = functools.lru_cache(maxsize=4)(self._places)
         self._check()
         weights = [source.weight for source in sources]
-        self.digest = digest_of(config.documents, [each.manifest.digest for each in self._sets], weights)
+        self.digests = tuple(each.manifest.digest for each in self._sets)
+        """Of each data set."""
+        self.digest = digest_of(config.documents, self.digests, weights)
         """Names the data and how sequences are made of them: a position under another digest is another sequence."""
 
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:

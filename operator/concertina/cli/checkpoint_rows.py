@@ -1,0 +1,107 @@
+"""What `concertina checkpoint show` says of a checkpoint, a row a fact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concertina_state.checkpoints.manifest import Manifest
+    from concertina_state.lineage import Lineage
+
+Row = tuple[str, str]
+MOST_ROUNDS = 12
+"""Shown to a person; -o json has all."""
+
+
+def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
+    from concertina_protocol.messages.ranges import words
+
+    libraries = ", ".join(f"{name} {version}" for name, version in manifest.code.libraries.items())
+    yield "Checkpoint", uri
+    yield "Job", f"{manifest.job or '?'} (uid {manifest.uid}), round {manifest.id.round}"
+    yield "Step", f"{manifest.id.step}{', the last of its run' if manifest.complete else ''}"
+    yield "Position", f"{manifest.position:,} samples consumed"
+    yield "Written", when(manifest.at)
+    yield "Parts", f"{len(manifest.parts)} files, {size(manifest.size)}"
+    yield "World", ", ".join(f"{kind} {count}" for kind, count in manifest.parallelism.items())
+    yield "Config, data", f"digests {manifest.config}, {manifest.data}"
+    yield "Code", f"image {manifest.code.image or 'unknown'}, commit {manifest.code.commit or 'unknown'}"
+    yield "Libraries", f"Python {manifest.code.python}, {libraries}"
+    if manifest.continued:
+        yield "Goes on from", f"uid {manifest.continued.uid}, step {manifest.continued.step}"
+    if manifest.lineage:
+        yield from _lineage(manifest, manifest.lineage)
+    else:
+        yield "Lineage", "none: an older version wrote this checkpoint"
+    if manifest.skipped:
+        yield "Left out", words(manifest.skipped)
+    if manifest.undone:
+        back = (f"round {some.round} beyond step {some.step}" for some in manifest.undone)
+        yield "Went back", f"what was trained in {', '.join(back)} was undone before"
+
+
+def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
+    from concertina_state.lineage import since
+
+    parent = lineage.parent
+    seed = manifest.trainer.get("seed")
+    begun = lineage.begun_from or ("its beginning" if seed is None else f"seed {seed}")
+    yield "Trained from", f"step {parent.step} in {parent.uri}" if parent else begun
+    if parent and parent.digest:
+        yield "", f"whose manifest has SHA-256 {parent.digest}"
+    step, position = (parent.step, parent.position) if parent else (0, 0)
+    yield from _samples(manifest, lineage, position)
+    rounds = [each for each in since(lineage.rounds, step) if each.step < manifest.id.step]
+    ends = [*((each.step, each.position) for each in rounds[1:]), (manifest.id.step, manifest.position)]
+    for number, (each, (last, to)) in enumerate(zip(rounds, ends, strict=True)):
+        begin, first = max((each.step, each.position), (step, position))
+        steps = f"round {each.round}: steps {begin + 1} to {last}, samples {first} to {to - 1}"
+        said = f"{steps}, {each.world} ranks, setting {each.setting}"
+        if number < MOST_ROUNDS:
+            yield "Rounds" if number == 0 else "", said
+    if len(rounds) > MOST_ROUNDS:
+        yield "", f"and {len(rounds) - MOST_ROUNDS} more"
+    yield "Images run", ", ".join(lineage.images) or "not known"
+    yield "Devices", ", ".join(lineage.devices) or "not known"
+    if lineage.script:
+        yield "Script", f"SHA-256 {lineage.script}"
+    yield "Spec", f"SHA-256 {lineage.spec_digest}; -o json shows it" if lineage.spec else "not known"
+
+
+def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
+    """Since the parent: which of the order that data, seed and what was left out decide."""
+    from concertina_protocol.messages.ranges import united
+    from concertina_state.lineage import digest
+    from concertina_trainer.config import of_any_version
+    from concertina_trainer.data.consumed import consumed, positions
+
+    if not manifest.trainer:
+        yield "Samples", f"{begin:,} to {manifest.position:,}, as the script counts them"
+        return
+    try:
+        config = of_any_version(manifest.trainer)
+    except ValueError:  # of a newer version, say
+        yield "Samples", f"{begin:,} to {manifest.position:,}, of an order that this version does not know"
+        return
+    first, last = positions(begin, manifest.position, manifest.skipped)
+    left_out = united((max(first, start), min(last, end)) for start, end in manifest.skipped)
+    order = digest([manifest.data, config.seed, config.model.sequence_length, first, last, left_out])
+    yield "Samples", f"positions {first:,} to {last - 1:,} of the order of seed {config.seed}, digest {order}"
+    digests = lineage.data_sets or ("?",) * len(config.data.sources)
+    for each, known in zip(consumed(config.data, begin, manifest.position, manifest.skipped), digests, strict=False):
+        count = each.end - each.begin
+        yield "", f"{count:,} sequences of {each.uri} (digest {known}), from its {each.begin:,}th on"
+
+
+def when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at))
+
+
+def size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

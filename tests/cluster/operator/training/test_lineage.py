@@ -1,0 +1,56 @@
+"""What the operator tells its pods for the lineage of checkpoints, and a job that trains one of them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from builders.cluster.operator import Jobs
+from builders.train import states
+from concertina.cli.main import app
+from concertina_state.checkpoints import catalogue
+from concertina_state.objects.prefix import ObjectPrefix
+
+pytestmark = pytest.mark.usefixtures("operator")
+
+
+def test_a_checkpoint_is_trained_again_by_the_job_that_concertina_reproduce_writes(
+    jobs: Jobs, data: Path, tmp_path: Path
+) -> None:
+    uri, file = f"file://{tmp_path}/run", tmp_path / "again.yaml"
+    model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
+    trainer = {"steps": 8, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4, "determinism": "bitwise"}
+    image = "concertina/trainer:test"
+    containers = [{"name": "trainer", "image": image, "env": [{"name": "TOKEN", "value": "hunter2"}]}]
+    jobs.create(
+        "a", replicas=2, pod={"containers": containers}, trainer=trainer, checkpoint={"uri": uri, "everySteps": 3}
+    )
+    jobs.wait_true("a", "Complete")
+
+    first = catalogue.finished(ObjectPrefix(uri))[0][0]
+    assert first.lineage is not None
+    assert first.lineage.images == (image,), "the node's kubelet knows no digests"
+    assert first.lineage.spec["replicas"] == 2
+    assert first.lineage.spec["template"]["spec"]["containers"] == [
+        {"name": "trainer", "image": image, "env": [{"name": "TOKEN"}]}
+    ]
+    assert [(each.round, each.step, each.world) for each in first.lineage.rounds] == [(1, 0, 2)]
+
+    step = first.id.step
+    assert step < 8
+    wanted = ["reproduce", uri, "--step", str(step), "--env", "TOKEN=", "-o", str(file)]
+    said = CliRunner().invoke(app, wanted)
+    assert said.exit_code == 0, said.output
+    assert "the digest of its image is not known" in " ".join(said.output.split())
+    name = yaml.safe_load(file.read_text())["metadata"]["name"]
+    jobs.cluster.kubectl("apply", "-f", str(file))
+    job = jobs.wait_true(name, "Complete")
+    assert (job["status"]["progress"]["step"], job["status"]["progress"]["steps"]) == (step, step)
+    again = states.of_checkpoint(job["status"]["lastCheckpoint"]["uri"])
+    before = states.of_checkpoint(f"{uri}/{first.place.folder}")
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[key].view(torch.int32), before[key].view(torch.int32)) for key in before)
