@@ -108,6 +108,11 @@ def test_no_span_is_before_or_after_what_the_operator_knows_whatever_clocks_say(
         assert root.begin >= T0 + 10, "when it was seen to train"
 
 
+def test_no_span_ends_before_it_begins_where_the_operators_clock_is_set_back() -> None:
+    root = told(plan(after_a_failure(19.5)[0], T0 + 15)).root
+    assert all(span.begin <= span.end for span in (root, *root.children))
+
+
 def test_a_first_round_begins_with_its_claim() -> None:
     pods = tuple(jobs.pod(index) for index in range(3))
     seen = jobs.observed(jobs.job(jobs.command_spec()), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
@@ -153,6 +158,17 @@ def test_a_round_that_has_trained_is_not_told_again_when_it_ends() -> None:
     seen = jobs.running(jobs.spec())
     death = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 19)
     made = plan(reported(seen, failures=(death,)), T0 + 20)
+    assert jobs.sends(made, protocol.Prepare)
+    assert made.trace is None
+
+
+def test_nor_is_it_where_the_next_one_has_to_wait_for_replicas() -> None:
+    seen = jobs.running(jobs.spec())
+    made = plan(replace(seen, pods=seen.pods[:1]), T0 + 20)
+    assert not jobs.sends(made, protocol.Prepare)
+    pods = (seen.pods[0], jobs.pod(1, 1), jobs.pod(2, 1))
+    agents = {pod.name: jobs.agent(pod.name) for pod in pods} | {LEAD: seen.agents[LEAD]}
+    made = plan(jobs.then(seen, made, pods=pods, agents=agents), T0 + 40)
     assert jobs.sends(made, protocol.Prepare)
     assert made.trace is None
 
