@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import concertina_protocol as protocol
 from concertina.api.accounting import Incident
+from concertina.api.spec import Launcher
 from concertina.api.status import Claim, ConditionType, JobStatus, LastFailure, unix_seconds
 from concertina.plan.actions import RoundTrace, Span, SpanName
 from concertina.plan.facts.cached import cached
@@ -34,6 +35,8 @@ def round_trace(ctx: JobContext, status: JobStatus) -> RoundTrace | None:
     """None where no round got under way, or was given up, between the status before this pass and `status`."""
     claim, after = ctx.round.claim, status.world.claim
     if status is ctx.status or claim is None or after is None or ctx.round.disbanded:
+        return None
+    if ctx.spec.launcher is Launcher.TORCHRUN:  # its rounds are made by torchrun, and told by nobody
         return None
     told = _Told(ctx, claim)
     if not _is_in(ctx.status, NOT_YET) or told.trained:
@@ -174,7 +177,7 @@ class _Told:
 
     def _start(self, committed: float) -> Iterator[Span]:
         """What rank 0 has told of its start; of a command of one's own, which tells nothing, all of it in one."""
-        begin, now = self.accepted.get(self.ctx.round.lead.replica, committed), self.ctx.now
+        begin, now = self.accepted.get(self.ctx.world.lead or "", committed), self.ctx.now
         progress = self.ctx.round.report.progress if self.ctx.round.report else None
         told = [(name, progress.timeline[name]) for name in START if name in progress.timeline] if progress else []
         if not told:

@@ -173,6 +173,15 @@ def test_nor_is_it_where_the_next_one_has_to_wait_for_replicas() -> None:
     assert made.trace is None
 
 
+def test_a_round_that_is_suspended_before_its_first_step_is_given_up() -> None:
+    pods = tuple(jobs.pod(index) for index in range(3))
+    seen = jobs.observed(jobs.job(jobs.spec()), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
+    seen = assigned(seen := prepared(seen, plan(seen, T0 + 1), T0 + 1), plan(seen, T0 + 2), T0 + 2.5)
+    made = plan(replace(seen, job=replace(seen.job, spec=jobs.spec(suspend=True))), T0 + 3)
+    assert told(made).root.error.startswith("given up before its first step: ")
+    assert plan(jobs.then(seen, made), T0 + 4).trace is None
+
+
 def test_another_operator_goes_on_with_what_the_status_says() -> None:
     """It knows of no call that it did not make."""
     seen, _ = after_a_failure(19.5)
