@@ -55,12 +55,12 @@ STEADY_SECONDS = 60.0
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is started again)."""
-    log.configure(os.environ.get("CONCERTINA_LOG_LEVEL", "INFO"))
     descriptors.raise_limit()
     gc.set_threshold(*COLLECT)
     gc.freeze()  # of what is imported nothing will ever be garbage
     try:
         settings = from_environment()
+        log.configure(settings.log_level, settings.log_format)
         sys.exit(asyncio.run(serve(settings)))
     except (SettingsError, NoAccess, MasterKeyError) as error:
         sys.exit(f"concertina operator: {error}")

@@ -157,7 +157,7 @@ class Reconciler:
         job is gone."""
         if isinstance(error, PreconditionFailed | Conflict):
             job.preconditions_failed += 1
-            log_event("outdated", job=job.name, why=str(error))
+            log_event("outdated", **job.named(), why=str(error))
             return backoff.seconds(job.preconditions_failed, AGAIN_SECONDS, LONGEST_SECONDS)
         if isinstance(error, NotFound):
             try:
@@ -165,11 +165,11 @@ class Reconciler:
             except ApiError:
                 return NOT_NOW_SECONDS
         if isinstance(error, Unreachable):
-            log_event("unreachable", job=job.name, message=error.message)
+            log_event("unreachable", **job.named(), message=error.message)
             return NOT_NOW_SECONDS
         if isinstance(error, Forbidden | Unauthorized):
             # For a moment after its start the API server doesn't know the roles yet; else the chart's are missing.
-            log_event("forbidden", job=job.name, message=error.message)
+            log_event("forbidden", **job.named(), message=error.message)
             return FORBIDDEN_SECONDS
         return None
 
@@ -190,7 +190,7 @@ class Reconciler:
 
     def forget(self, uid: str) -> None:
         if job := self.cache.job(uid):
-            log_event("forgotten", job=job.name, uid=uid)
+            log_event("forgotten", **job.named(), uid=uid)
         self.cache.forget_job(uid)
         self._drop(uid)
 

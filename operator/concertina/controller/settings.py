@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
+from concertina.controller.log import LogLevel
 from concertina.kube.manifests.agent import Metrics, PodSettings
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina_protocol import PORT, addresses
+from concertina_protocol.log import LogFormat
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
 """A list with commas; absent: the well-known ones; empty: none."""
@@ -53,6 +57,8 @@ class Settings:
     """Whoever asks for metrics has to show it; empty: nobody has to show anything."""
     tracing: bool = False
     """Rounds are told to a collector."""
+    log_level: LogLevel = LogLevel.INFO
+    log_format: LogFormat = LogFormat.JSON
     notice_taints: tuple[str, ...] = NOTICE_TAINTS
     """Taints, as key or key=value, that announce the end of a node."""
 
@@ -73,6 +79,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         metrics=_address(environment, "CONCERTINA_METRICS"),
         metrics_token=environment.get("CONCERTINA_METRICS_TOKEN", "").strip(),
         tracing=_tracing(environment),
+        log_level=_one_of(LogLevel, environment, "CONCERTINA_LOG_LEVEL", LogLevel.INFO),
+        log_format=_one_of(LogFormat, environment, "CONCERTINA_LOG_FORMAT", LogFormat.JSON),
         notice_taints=notice_taints.parse(taints) if (taints := environment.get(TAINTS)) is not None else NOTICE_TAINTS,
     )
 
@@ -81,6 +89,18 @@ def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
     if not environment.get(name):
         raise SettingsError(f"{name} is not set; it is {meaning}")
     return environment[name]
+
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+def _one_of(words: type[E], environment: Mapping[str, str], name: str, default: E) -> E:
+    """In capitals or not."""
+    text = environment.get(name) or default.value
+    found = next((word for word in words if word.value.lower() == text.lower()), None)
+    if found is None:
+        raise SettingsError(f"{name} is {text!r:.200}; it must be one of {', '.join(word.value for word in words)}")
+    return found
 
 
 def _pod_metrics(environment: Mapping[str, str]) -> Metrics | None:

@@ -87,7 +87,7 @@ class StatusWriter:
             f"the operator failed on this job and tries again, ever more rarely ({message}). Its pods are left as they "
             "are meanwhile. Report this with the operator's log, unless the words say what to do"
         )
-        log_event("reconcile error", job=job.name, message=message)
+        log_event("reconcile error", **job.named(), message=message)
         conditions, news = failure_conditions(job.status, sentence, view.generation)
         if not news:
             return
@@ -104,7 +104,7 @@ class StatusWriter:
                 stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
             self._cache.on_job(stored)
         except ApiError as refused:
-            log_event("reconcile error not told", job=job.name, message=refused.message)
+            log_event("reconcile error not told", **job.named(), message=refused.message)
 
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
         """Of each once, on the job that it was seen on: an older CRD is common, as helm upgrade leaves CRDs alone
