@@ -3,6 +3,7 @@ nothing but traces."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import signal
 import urllib.request
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from builders.cluster.operator import Jobs, Object, Operator, bundled
@@ -18,6 +20,8 @@ from builders.until import until
 from concertina.local.host import processes
 from concertina_protocol.traces import trace_id
 
+METRICS_TOKEN, COLLECTOR_TOKEN = "of-who-scrapes", "of-the-collector"
+SPANS = "concertina_trace_spans_total"
 ANNOTATION = "concertina.dev/trace-id"
 AFTER_A_FAILURE = ["detect", "decide", "prepare", "assign", "start", "group", "build", "restore", "first_step"]
 
@@ -34,8 +38,11 @@ def traced(installed: dict[str, str], tmp_path: Path, collector: Receiver) -> It
     (port,) = processes.free_ports("127.0.0.1", 1)
     running = Operator(tmp_path, installed)
     running.start(
+        CONCERTINA_LOG_LEVEL="DEBUG",
         CONCERTINA_METRICS=f"127.0.0.1:{port}",
+        CONCERTINA_METRICS_TOKEN=METRICS_TOKEN,
         OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint,
+        OTEL_EXPORTER_OTLP_HEADERS=f"authorization=Bearer%20{COLLECTOR_TOKEN}",
         OTEL_EXPORTER_OTLP_TIMEOUT="3600",
     )
     yield running, f"http://127.0.0.1:{port}/metrics"
@@ -43,21 +50,22 @@ def traced(installed: dict[str, str], tmp_path: Path, collector: Receiver) -> It
         running.end(signal.SIGTERM)
 
 
+def asked(url: str, accept: str = "text/plain") -> str:
+    headers = {"Accept": accept, "Authorization": f"Bearer {METRICS_TOKEN}"}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        return str(answer.read().decode())
+
+
 def exemplars(url: str) -> set[str]:
     """Trace ids beside the durations of rounds."""
-    request = urllib.request.Request(url, headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
+    families = list(text_string_to_metric_families(asked(url, "application/openmetrics-text; version=1.0.0")))
     samples = (sample for family in families for sample in family.samples)
     return {sample.exemplar.labels["trace_id"] for sample in samples if sample.exemplar}
 
 
 def total(url: str, result: str) -> float:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(
-        float(line.split()[1]) for line in lines if line.startswith(f'concertina_trace_spans_total{{result="{result}"')
-    )
+    lines = asked(url).splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith(f'{SPANS}{{result="{result}"'))
 
 
 def killed(jobs: Jobs, replicas: int) -> Object:
@@ -122,3 +130,15 @@ def test_a_collector_that_hangs_takes_traces_and_nothing_else(
     assert [total(url, result) for result in ("exported", "dropped")] == [0, 0]
     assert operator.end(signal.SIGTERM) == 0
     assert not collector.spans
+    log = operator.text()
+    assert '"level":"DEBUG"' in log
+    assert [secret for secret in secrets(jobs, operator) if secret in log] == []
+
+
+def secrets(jobs: Jobs, operator: Operator) -> list[str]:
+    """All that this operator knew."""
+    named = operator.environment["CONCERTINA_NAMESPACE"], operator.environment["CONCERTINA_MASTER_KEY_SECRET"]
+    found = jobs.cluster.kubectl("-n", named[0], "get", "secret", named[1], "-o", "jsonpath={.data.key}")
+    kubeconfig = yaml.safe_load(Path(operator.environment["KUBECONFIG"]).read_text())
+    key = base64.b64decode(found).decode().strip()
+    return [METRICS_TOKEN, COLLECTOR_TOKEN, kubeconfig["users"][0]["user"]["token"], found, key]
