@@ -29,7 +29,7 @@ POD_METRICS = "CONCERTINA_POD_METRICS"
 
 OTLP = "OTEL_EXPORTER_OTLP"
 """OpenTelemetry's own variables begin so; what is for traces alone, with _TRACES after it, goes before."""
-_HEADERS = re.compile(r"\s*([\w.-]+\s*=[^,;\"\\]*(,|$)\s*)+", re.ASCII)
+_HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
 class SettingsError(Exception):

@@ -36,7 +36,7 @@ NANO = 10**9
 class SpanResult(enum.StrEnum):
     EXPORTED = "exported"
     FAILED = "failed"
-    """The collector did not take them in time."""
+    """The collector did not take them, or not in time."""
     DROPPED = "dropped"
     """Too many waited."""
 
@@ -126,13 +126,12 @@ class _Traces:
         self._emit(round.root, trace.set_span_in_context(trace.INVALID_SPAN))
 
     def _emit(self, told: Span, parent: Context) -> None:
-        status = trace.Status(trace.StatusCode.ERROR, told.error) if told.error else None
         span = self._tracer.start_span(
             told.name, parent, attributes=dict(told.attributes), start_time=int(told.begin * NANO)
         )
         self._taken += span.is_recording()
-        if status is not None:
-            span.set_status(status)
+        if told.error:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, told.error))
         within = trace.set_span_in_context(span)
         for child in told.children:
             self._emit(child, within)

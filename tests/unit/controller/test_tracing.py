@@ -151,6 +151,7 @@ def test_there_are_none_unless_a_collector_is_named() -> None:
         ("PROTOCOL", "grpc", "PROTOCOL is 'grpc'; this operator speaks http/protobuf"),
         ("HEADERS", "s3cret", "HEADERS must be name=value"),
         ("TRACES_HEADERS", 'a=b,c="s3cret"', "TRACES_HEADERS must be name=value"),
+        ("HEADERS", "a=b\ns3cret", "HEADERS must be name=value"),
     ],
 )
 def test_what_a_collector_can_not_be_reached_by_is_said(variable: str, value: str, sentence: str) -> None:
@@ -160,6 +161,6 @@ def test_what_a_collector_can_not_be_reached_by_is_said(variable: str, value: st
     assert "s3cret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("value", ["a=b", "a=b,c-d = e f", "authorization=Bearer%20x==,b=", "a=b,"])
+@pytest.mark.parametrize("value", ["a=b", "a=b,c-d = e f", "authorization=Bearer%20x==,b=", "a=b,", "a=b, c=d\n"])
 def test_headers_as_opentelemetry_has_them(value: str) -> None:
     assert from_environment({**SETTINGS, ENDPOINT: "http://c:4318", "OTEL_EXPORTER_OTLP_HEADERS": value}).tracing

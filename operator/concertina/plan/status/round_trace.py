@@ -27,6 +27,8 @@ NOT_YET = (Phase.STARTING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
 """Phases of a job whose round is not under way."""
 UNDER_WAY = (Phase.TRAINING, Phase.DRAINING, Phase.COMPLETE)
 """Phases that follow where it was."""
+DRAINS = (*PLANNED, Phase.DRAINING.value)
+"""What an incident has for a cause that a drain answered; the last where the lead began it by itself."""
 START = (SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.FIRST_STEP)
 """In this order."""
 
@@ -142,7 +144,7 @@ class _Told:
         if self.failure is not None:
             decided = unix_seconds(self.failure.at)
             yield _span(SpanName.DETECT, self.begin, decided, self._cause(self.failure))
-        elif self.incident is not None and self.incident.cause in PLANNED:
+        elif self.incident is not None and self.incident.cause in DRAINS:
             decided = self.claimed
             yield _span(SpanName.DRAIN, self.begin, decided)
         yield _span(SpanName.DECIDE, decided, self.asked)

@@ -139,6 +139,16 @@ def test_a_planned_change_begins_with_its_drain() -> None:
     assert spans[:3] == [("round", 20.0, 27.0), ("drain", 20.0, 23.0), ("decide", 23.0, 23.0)]
 
 
+def test_so_does_one_that_the_lead_began() -> None:
+    seen = reported(jobs.running(jobs.spec()), state="draining")
+    seen = jobs.then(seen, plan(seen, T0 + 20))
+    seen = reported(seen, state="drained")
+    made = plan(seen, T0 + 23)
+    seen = assigned(seen := prepared(seen, made, T0 + 23), plan(seen, T0 + 23.5), T0 + 23.75)
+    seen = reported(seen, round=2, claim="claim-b", progress=first_step(T0 + 27))
+    assert shape(told(plan(seen, T0 + 27)).root)[1] == ("drain", 20.0, 23.0)
+
+
 def test_a_round_that_is_given_up_says_why() -> None:
     death = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 19)
     seen = reported(jobs.running(jobs.spec()), failures=(death,))
