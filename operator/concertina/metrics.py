@@ -160,6 +160,15 @@ STALL_SECONDS = Counter(
     registry=REGISTRY,
 )
 
+# --- traces ---------------------------------------------------------------------------------------------------------
+
+TRACE_SPANS = Counter(
+    "concertina_trace_spans",
+    "Spans of rounds' traces, by what became of them.",
+    ["result"],
+    registry=REGISTRY,
+)
+
 # --- jobs, and this process -----------------------------------------------------------------------------------------
 
 JOBS = Gauge(

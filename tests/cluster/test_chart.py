@@ -437,6 +437,20 @@ def test_a_policy_lets_in_probes_and_who_may_scrape(release: Release, tmp_path: 
     assert let_in.keys() == named
 
 
+@pytest.mark.parametrize("settings", [[], ["tracing.endpoint=http://c.o:4318", "tracing.headersSecret=mine"]])
+def test_traces_go_where_the_values_say(release: Release, settings: list[str]) -> None:
+    done = release.run("template", "x", str(CHART), *(f"--set={setting}" for setting in settings))
+    assert done.returncode == 0, done.stderr
+    (deployment,) = (part for part in yaml.safe_load_all(done.stdout) if part and part["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry for entry in container["env"]}
+    assert from_environment({name: entry.get("value", "a=b") for name, entry in environment.items()}).tracing == bool(
+        settings
+    )
+    headers = environment.get("OTEL_EXPORTER_OTLP_HEADERS", {}).get("valueFrom")
+    assert headers == ({"secretKeyRef": {"name": "mine", "key": "headers"}} if settings else None)
+
+
 def test_a_key_of_ones_own(release: Release) -> None:
     rendered = release.run("template", "x", str(CHART), "--set=masterKey.existingSecret=mine").stdout
     parts = {part["kind"]: part for part in yaml.safe_load_all(rendered) if part}

@@ -28,7 +28,7 @@ from concertina_agent.transfers.learning import Learning
 from concertina_agent.transfers.tracking import SHIP_ALL_SECONDS, TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
-from concertina_protocol import addresses
+from concertina_protocol import addresses, log
 from concertina_protocol.log import log_event
 from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
 
@@ -116,6 +116,7 @@ class Agent:
         self._metrics.start()
         address = addresses.join(settings.pod_ip, settings.port)
         known = {"instance": self._core.instance, "address": address, "seen": self._core.seen}
+        log.serve(settings.uid)
         log_event("agent_started", replica=settings.replica, **known)
         if settings.checkpoints and settings.bundled:
             self._use_storage(e.UseStorage())

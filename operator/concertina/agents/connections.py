@@ -29,6 +29,7 @@ from concertina.plan.actions import Send
 from concertina.plan.facts import constants
 from concertina.plan.observed import AgentView, Call
 from concertina.turns import Turns
+from concertina_protocol.traces import trace_id
 
 log = logging.getLogger(__name__)
 CALLS = {
@@ -320,7 +321,8 @@ class AgentConnections:
                 return
             before = connection.view
             if assign := _assigned(before, report):
-                metrics.ROUND_START_SECONDS.observe(assign.waited_for(self._clock()))
+                trace = {"trace_id": trace_id(uid, report.round)}
+                metrics.ROUND_START_SECONDS.observe(assign.waited_for(self._clock()), trace)
             connection.view = _with_report(before, report, self._clock())
             if connection.view != before:
                 self.hearing.update(uid, replica, connection.view)

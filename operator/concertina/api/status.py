@@ -152,6 +152,12 @@ class World(Observed):
     base: Base | None = Field(default=None, description="Where the current round started from.")
     since: Timestamp | None = Field(default=None, description="When the current round was committed.")
 
+    @property
+    def latest_round(self) -> int:
+        """The round that is being made, else the last one; 0 before the first. (A claim that no round follows is
+        committed as it is made.)"""
+        return self.claim.round if self.claim and not self.claim.committed else self.round
+
 
 class EvaluationMark(Observed):
     """The loss on documents that were set aside."""

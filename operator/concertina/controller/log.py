@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from typing import Any
 
-from concertina_protocol.log import log_event
+from concertina_protocol.log import LogFormat, log_event, write_as
+
+
+class LogLevel(enum.Enum):
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
 
 
 class _Lines(logging.Handler):
@@ -16,7 +24,9 @@ class _Lines(logging.Handler):
         log_event("log", logger=record.name, **fields)
 
 
-def configure(level: str = "INFO") -> None:
+def configure(level: LogLevel, format: LogFormat) -> None:
+    """`level`: of records; what is decided and done is always told."""
+    write_as(format)
     root = logging.getLogger()
     root.handlers[:] = [_Lines()]
-    root.setLevel(level)
+    root.setLevel(level.value)

@@ -15,7 +15,7 @@ from typing import Any
 
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
-from concertina.controller import log, master_keys, serving
+from concertina.controller import log, master_keys, serving, tracing
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.job_metrics import JobCollector, phase_of
 from concertina.controller.master_keys import MasterKeyError, MasterKeys
@@ -55,12 +55,12 @@ STEADY_SECONDS = 60.0
 
 def main() -> None:
     """Runs until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is started again)."""
-    log.configure(os.environ.get("CONCERTINA_LOG_LEVEL", "INFO"))
     descriptors.raise_limit()
     gc.set_threshold(*COLLECT)
     gc.freeze()  # of what is imported nothing will ever be garbage
     try:
         settings = from_environment()
+        log.configure(settings.log_level, settings.log_format)
         sys.exit(asyncio.run(serve(settings)))
     except (SettingsError, NoAccess, MasterKeyError) as error:
         sys.exit(f"concertina operator: {error}")
@@ -73,6 +73,7 @@ async def serve(settings: Settings) -> int:
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (
+        tracing.exporting(settings.tracing) as trace,
         Client(access, give_up_after=GIVE_UP_SECONDS) as client,
         Client(access, give_up_after=0.0) as pods,
         Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # it waits behind no other request
@@ -84,7 +85,7 @@ async def serve(settings: Settings) -> int:
         try:
             # Not before: the keys may have changed while another operator acted.
             keys = await master_keys.read(client, settings)
-            operator = Operator(settings, access, client, pods, lease, keys)
+            operator = Operator(settings, access, client, pods, lease, keys, trace)
             looks.append(operator.look)
             return await operator.run(stop)
         finally:
@@ -117,7 +118,14 @@ class Operator:
     """The one that acts: reflectors, queue, kopf and the agents' streams, for as long as the Lease is held."""
 
     def __init__(
-        self, settings: Settings, access: Access, client: Client, pods: Client, lease: Lease, keys: MasterKeys
+        self,
+        settings: Settings,
+        access: Access,
+        client: Client,
+        pods: Client,
+        lease: Lease,
+        keys: MasterKeys,
+        trace: tracing.Export | None,
     ) -> None:
         """`pods`: the client of writes that are made beside the passes."""
         self._settings = settings
@@ -146,6 +154,7 @@ class Operator:
             events=self._events,
             plan=plan,
             keys=keys,
+            trace=trace,
             may_act=lambda: lease.held,
             changed_within=lambda uid, seconds: self._queue.add_within(uid, seconds),
         )

@@ -13,6 +13,7 @@ from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
 from concertina.controller.status import PreconditionFailed, StatusChange, StatusWriter
+from concertina.controller.tracing import Export
 from concertina.controller.writes import ObjectWriter, Writes
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
@@ -51,6 +52,8 @@ class Reconciler:
     events: Events
     plan: Planner
     keys: MasterKeys
+    trace: Export | None
+    """None where traces are off."""
     may_act: Callable[[], bool]
     """False while another operator may be the one that acts."""
     changed_within: Callable[[str, float], None]
@@ -129,11 +132,13 @@ class Reconciler:
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
         for sent in self.connections.send(uid, (action for action in plan.actions if isinstance(action, Send))):
             kind, message = type(sent.message).__name__.lower(), sent.message
-            log_event(kind, job=job.name, replica=sent.replica, round=message.round, claim=message.claim)
+            log_event(kind, **job.named(message.round), replica=sent.replica, claim=message.claim)
         self.connections.watch(uid, plan.watch, waits=not plan.status.world.round)
         for event in plan.events:
-            log_event("event", job=job.name, type=event.type, reason=event.reason, message=event.message)
+            log_event("event", **job.named(), type=event.type, reason=event.reason, message=event.message)
             self.events.post(job.view, event)
+        if plan.trace is not None and self.trace is not None:
+            self.trace(uid, plan.trace)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
         """A write beside the passes failed: the next pass says what is to be done about it."""
@@ -152,7 +157,7 @@ class Reconciler:
         job is gone."""
         if isinstance(error, PreconditionFailed | Conflict):
             job.preconditions_failed += 1
-            log_event("outdated", job=job.name, why=str(error))
+            log_event("outdated", **job.named(), why=str(error))
             return backoff.seconds(job.preconditions_failed, AGAIN_SECONDS, LONGEST_SECONDS)
         if isinstance(error, NotFound):
             try:
@@ -160,11 +165,11 @@ class Reconciler:
             except ApiError:
                 return NOT_NOW_SECONDS
         if isinstance(error, Unreachable):
-            log_event("unreachable", job=job.name, message=error.message)
+            log_event("unreachable", **job.named(), message=error.message)
             return NOT_NOW_SECONDS
         if isinstance(error, Forbidden | Unauthorized):
             # For a moment after its start the API server doesn't know the roles yet; else the chart's are missing.
-            log_event("forbidden", job=job.name, message=error.message)
+            log_event("forbidden", **job.named(), message=error.message)
             return FORBIDDEN_SECONDS
         return None
 
@@ -185,7 +190,7 @@ class Reconciler:
 
     def forget(self, uid: str) -> None:
         if job := self.cache.job(uid):
-            log_event("forgotten", job=job.name, uid=uid)
+            log_event("forgotten", **job.named(), uid=uid)
         self.cache.forget_job(uid)
         self._drop(uid)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import os
+import re
 import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
 
+from concertina.controller.log import LogLevel
 from concertina.kube.manifests.agent import Metrics, PodSettings
 from concertina.kube.parse import notice_taints
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina_protocol import PORT, addresses
+from concertina_protocol.log import LogFormat
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
 """A list with commas; absent: the well-known ones; empty: none."""
@@ -19,6 +25,11 @@ TAINTS = "CONCERTINA_NOTICE_TAINTS"
 
 POD_METRICS = "CONCERTINA_POD_METRICS"
 """The port at which agents serve their metrics; absent or 0: they serve none."""
+
+
+OTLP = "OTEL_EXPORTER_OTLP"
+"""OpenTelemetry's own variables begin so; what is for traces alone, with _TRACES after it, goes before."""
+_HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
 class SettingsError(Exception):
@@ -44,6 +55,10 @@ class Settings:
     """Host and port of /metrics; None: none are served."""
     metrics_token: str = ""
     """Whoever asks for metrics has to show it; empty: nobody has to show anything."""
+    tracing: bool = False
+    """Rounds are told to a collector."""
+    log_level: LogLevel = LogLevel.INFO
+    log_format: LogFormat = LogFormat.JSON
     notice_taints: tuple[str, ...] = NOTICE_TAINTS
     """Taints, as key or key=value, that announce the end of a node."""
 
@@ -63,6 +78,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         health=_address(environment, "CONCERTINA_HEALTH"),
         metrics=_address(environment, "CONCERTINA_METRICS"),
         metrics_token=environment.get("CONCERTINA_METRICS_TOKEN", "").strip(),
+        tracing=_tracing(environment),
+        log_level=_one_of(LogLevel, environment, "CONCERTINA_LOG_LEVEL", LogLevel.INFO),
+        log_format=_one_of(LogFormat, environment, "CONCERTINA_LOG_FORMAT", LogFormat.JSON),
         notice_taints=notice_taints.parse(taints) if (taints := environment.get(TAINTS)) is not None else NOTICE_TAINTS,
     )
 
@@ -71,6 +89,18 @@ def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
     if not environment.get(name):
         raise SettingsError(f"{name} is not set; it is {meaning}")
     return environment[name]
+
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+def _one_of(words: type[E], environment: Mapping[str, str], name: str, default: E) -> E:
+    """In capitals or not."""
+    text = environment.get(name) or default.value
+    found = next((word for word in words if word.value.lower() == text.lower()), None)
+    if found is None:
+        raise SettingsError(f"{name} is {text!r:.200}; it must be one of {', '.join(word.value for word in words)}")
+    return found
 
 
 def _pod_metrics(environment: Mapping[str, str]) -> Metrics | None:
@@ -83,6 +113,34 @@ def _pod_metrics(environment: Mapping[str, str]) -> Metrics | None:
         )
     annotated = environment.get(f"{POD_METRICS}_ANNOTATIONS") == "true"
     return Metrics(int(text), annotated, environment.get(f"{POD_METRICS}_TOKEN_SECRET", "").strip())
+
+
+def _tracing(environment: Mapping[str, str]) -> bool:
+    """Whether a collector is named. The SDK would go on without what it can't read, or log a header with its secret."""
+
+    def value(name: str) -> tuple[str, str]:
+        both = f"{OTLP}_TRACES_{name}", f"{OTLP}_{name}"
+        return next(((each, text) for each in both if (text := environment.get(each, "").strip())), (both[1], ""))
+
+    variable, endpoint = value("ENDPOINT")
+    if not endpoint:
+        return False
+    try:
+        url = urlsplit(endpoint)
+        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise SettingsError(f"{variable} is {endpoint!r:.200}; it must be a URL as http://collector:4318")
+    variable, protocol = value("PROTOCOL")
+    if protocol not in ("", "http/protobuf"):
+        raise SettingsError(
+            f"{variable} is {protocol!r:.200}; this operator speaks http/protobuf, for which collectors have port 4318"
+        )
+    variable, headers = value("HEADERS")
+    if headers and not _HEADERS.fullmatch(headers):
+        raise SettingsError(f"{variable} must be name=value, several with commas between; a comma in a value is %2C")
+    return True
 
 
 def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:

@@ -18,6 +18,7 @@ from concertina.plan.actions import Event
 from concertina.plan.observed import JobView
 from concertina.turns import Turns
 from concertina_protocol.log import log_event
+from concertina_protocol.traces import trace_id
 
 SLOTS = 16
 """Writes of a status that are under way at most, of all jobs together."""
@@ -73,9 +74,9 @@ class StatusWriter:
         except TestFailed as error:
             self._cache.on_job(await self._client.get(TRAINING_JOBS, view.namespace, view.name))
             raise PreconditionFailed("the claim is not the one that was observed") from error
-        _log_changes(job.name, before, wanted)
-        self._warn_of_dropped(view, dropped(wanted, stored.get("status") or {}))
         self._cache.on_job(stored)
+        _log_changes(job, before, wanted)
+        self._warn_of_dropped(view, dropped(wanted, stored.get("status") or {}))
 
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
         """A condition, an event and a line of the log for a pass that raised; the conditions of the next one that does
@@ -86,7 +87,7 @@ class StatusWriter:
             f"the operator failed on this job and tries again, ever more rarely ({message}). Its pods are left as they "
             "are meanwhile. Report this with the operator's log, unless the words say what to do"
         )
-        log_event("reconcile error", job=job.name, message=message)
+        log_event("reconcile error", **job.named(), message=message)
         conditions, news = failure_conditions(job.status, sentence, view.generation)
         if not news:
             return
@@ -103,7 +104,7 @@ class StatusWriter:
                 stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
             self._cache.on_job(stored)
         except ApiError as refused:
-            log_event("reconcile error not told", job=job.name, message=refused.message)
+            log_event("reconcile error not told", **job.named(), message=refused.message)
 
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
         """Of each once, on the job that it was seen on: an older CRD is common, as helm upgrade leaves CRDs alone
@@ -181,19 +182,20 @@ def _test(path: str, value: object) -> Raw:
     return {"op": "test", "path": f"/status{path}", "value": value}
 
 
-def _log_changes(job: str, before: Raw, after: Raw) -> None:
+def _log_changes(job: CachedJob, before: Raw, after: Raw) -> None:
     """A line for each round claimed or committed, and for each condition that changed."""
     old, new = before.get("world") or {}, after.get("world") or {}
     claim = new.get("claim") or {}
     if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):
-        log_event("claimed", job=job, round=claim["round"], claim=claim["claimId"], reason=claim.get("reason"))
+        log_event("claimed", **job.named(claim["round"]), claim=claim["claimId"], reason=claim.get("reason"))
     if new.get("round") != old.get("round"):
         members = [member["replica"] for member in new.get("members") or ()]
         if claim.get("at") and new.get("since"):
-            metrics.ROUND_PREPARE_SECONDS.observe(max(0.0, unix_seconds(new["since"]) - unix_seconds(claim["at"])))
-        log_event("committed", job=job, round=new.get("round"), members=members or new.get("replicas"))
+            seconds = max(0.0, unix_seconds(new["since"]) - unix_seconds(claim["at"]))
+            metrics.ROUND_PREPARE_SECONDS.observe(seconds, {"trace_id": trace_id(job.view.uid, new["round"])})
+        log_event("committed", **job.named(new.get("round")), members=members or new.get("replicas"))
     was = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     for condition in after.get("conditions") or ():
         if was.get(condition["type"]) != (condition["status"], condition["reason"]):
             shown = {key: condition.get(key) for key in ("status", "reason", "message")}
-            log_event("condition", job=job, type=condition["type"], **shown)
+            log_event("condition", **job.named(), type=condition["type"], **shown)

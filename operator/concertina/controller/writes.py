@@ -166,7 +166,7 @@ class ObjectWriter:
             case DeleteJob():
                 namespace, name, uid = job.view.namespace, job.view.name, job.view.uid
                 await self.client.delete(TRAINING_JOBS, namespace, name, uid=uid, propagation="Background")
-                log_event("job deleted", job=job.name)
+                log_event("job deleted", **job.named())
             case _:
                 raise TypeError(f"the plan holds what nobody can do: {action!r}")
         return True
@@ -211,14 +211,14 @@ class ObjectWriter:
             owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
             if not any(owner["uid"] == view.uid for owner in owners):
                 # Not deleted, as it may be anybody's (decision "Names that are taken are passed over").
-                log_event("name taken", job=job.name, pod=name)
+                log_event("name taken", **job.named(), pod=name)
                 self.cache.name_taken(view.uid, name)
                 return True
         except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
             self._refused(job, error, name)
             return False
         self.cache.created(view.uid)
-        log_event("pod created", job=job.name, pod=name)
+        log_event("pod created", **job.named(), pod=name)
         self.assume(stored)
         return True
 
@@ -227,7 +227,7 @@ class ObjectWriter:
         metrics.CREATES_REFUSED.labels(kind.name.lower()).inc()
         ends = isinstance(error, NamespaceEnds)
         self.cache.create_refused(job.view.uid, kind, error.message, namespace_ends=ends)
-        log_event("create refused", job=job.name, pod=what, kind=kind.name, message=error.message)
+        log_event("create refused", **job.named(), pod=what, kind=kind.name, message=error.message)
 
     async def _delete_pod(self, job: CachedJob, delete: DeletePod) -> None:
         grace = 0 if delete.force else None
@@ -235,7 +235,7 @@ class ObjectWriter:
             left = await self.client.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
         except Conflict:
             return  # another pod by now has the name
-        log_event("pod deleted", job=job.name, pod=delete.name, reason=delete.reason, force=delete.force)
+        log_event("pod deleted", **job.named(), pod=delete.name, reason=delete.reason, force=delete.force)
         if left is not None and not delete.force:
             self.assume(left)
 
@@ -248,9 +248,9 @@ class ObjectWriter:
         try:
             stored = await self.client.patch(PODS, job.view.namespace, end.name, patch)
         except (NotFound, Forbidden, Invalid) as error:  # one that does not end is deleted in the end
-            log_event("end refused", job=job.name, pod=end.name, message=error.message)
+            log_event("end refused", **job.named(), pod=end.name, message=error.message)
             return
-        log_event("pod ended", job=job.name, pod=end.name, reason=end.reason)
+        log_event("pod ended", **job.named(), pod=end.name, reason=end.reason)
         self.assume(stored)
 
 

@@ -14,6 +14,7 @@ becomes of its pods' creation.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -105,6 +106,42 @@ class Event:
     message: str
 
 
+class SpanName(enum.StrEnum):
+    """Of a round's trace; those of a start are the words of `Progress.timeline`."""
+
+    ROUND = "round"
+    """All of it, from the end of training (or from the claim) to the first step."""
+    DETECT = "detect"
+    DRAIN = "drain"
+    DECIDE = "decide"
+    PREPARE = "prepare"
+    PREPARE_MEMBER = "prepare member"
+    ASSIGN = "assign"
+    START = "start"
+    GROUP = "group"
+    BUILD = "build"
+    RESTORE = "restore"
+    FIRST_STEP = "first_step"
+
+
+@dataclass(frozen=True)
+class Span:
+    name: SpanName
+    begin: float
+    end: float
+    """Unix seconds by this operator's clock, no earlier than `begin`."""
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+    children: tuple[Span, ...] = ()
+    error: str = ""
+    """What went wrong, in a sentence; empty where nothing did."""
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    round: int
+    root: Span
+
+
 @dataclass(frozen=True)
 class Plan:
     status: JobStatus
@@ -114,3 +151,5 @@ class Plan:
     events: tuple[Event, ...] = ()
     recheck_after: float | None = None
     """Seconds until the job must be planned again even if nothing happens."""
+    trace: RoundTrace | None = None
+    """Of the round that is under way, or given up, from now on."""

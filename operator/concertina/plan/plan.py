@@ -39,6 +39,7 @@ from concertina.plan.rounds import claims, drains, growth
 from concertina.plan.state import rollback, snapshot_memory
 from concertina.plan.status import conditions, lead_says
 from concertina.plan.status.fields import status_after
+from concertina.plan.status.round_trace import round_trace
 
 Policy = Callable[[JobContext], Decision | None]
 AGENT: tuple[Policy, ...] = (
@@ -122,6 +123,7 @@ def plan(observed: Observed, now: float) -> Plan:
         watch=_watch(ctx, decision),
         events=(*decision.events, *pods.events, *events),
         recheck_after=min(filter(None, waits), default=None),
+        trace=round_trace(ctx, status),
     )
 
 

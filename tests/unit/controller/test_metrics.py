@@ -24,6 +24,7 @@ from concertina.controller import serving
 from concertina.controller.job_metrics import FAMILIES, JOB_LABELS
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.settings import Settings, SettingsError, from_environment
+from concertina.controller.tracing import SpanResult
 from concertina.kube.watch.reflector import WatchEnd
 from concertina.local.host import processes
 from concertina.plan.observed import Refusal
@@ -79,6 +80,7 @@ def test_the_page_has_every_metric_and_no_other() -> None:
         WatchEnd,
         [kind.name.lower() for kind in Refusal],
         StepPart,
+        SpanResult,
         (*families.POD_LABELS, families.WORKER_LABEL, *JOB_LABELS),
     ],
     ids=[
@@ -89,6 +91,7 @@ def test_the_page_has_every_metric_and_no_other() -> None:
         "watch ends",
         "refusals",
         "parts of steps",
+        "spans",
         "labels",
     ],
 )

@@ -10,6 +10,7 @@ from concertina.api.spec import Launcher
 from concertina.api.status import ENDED
 from concertina.kube.resources import Raw
 from concertina.plan.observed import JobView, PodPhase, PodView, Refused
+from concertina_protocol.traces import trace_id
 
 
 @dataclass
@@ -43,6 +44,11 @@ class CachedJob:
     @property
     def name(self) -> str:
         return f"{self.view.namespace}/{self.view.name}"
+
+    def named(self, round: int | None = None) -> dict[str, object]:
+        """For lines of the log: the job, a round (the latest where none is given), and the trace of that."""
+        number = self.view.status.world.latest_round if round is None else round
+        return {"job": self.name, **({"round": number, "trace": trace_id(self.view.uid, number)} if number else {})}
 
     @property
     def lane(self) -> tuple[str, bool]:

@@ -17,12 +17,14 @@ from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import EVENTS, Raw
 from concertina.plan.actions import Event
 from concertina.plan.observed import JobView
+from concertina_protocol.traces import trace_id
 
 log = logging.getLogger(__name__)
 REPEATED_SECONDS = 600.0
 """Within this time the same event again only raises the first one's count."""
 BURST, REFILL_SECONDS = 25, 20.0
 """New events of one job: so many at once, and one more every so many seconds."""
+TRACE = "concertina.dev/trace-id"
 _REMEMBERED = 4096
 _MESSAGE_LIMIT = 1024
 
@@ -69,9 +71,9 @@ class Events:
         key, now = (job.uid, event.type, event.reason, event.message), self._clock()
         before = self._written.get(key)
         if before is not None and now - before.at < REPEATED_SECONDS:
-            count = {"count": before.count + 1, "lastTimestamp": _timestamp()}
+            again = {"count": before.count + 1, "lastTimestamp": _timestamp(), "metadata": _of_round(job)}
             try:
-                await self._client.patch(EVENTS, job.namespace, before.name, count)
+                await self._client.patch(EVENTS, job.namespace, before.name, again)
                 before.count += 1
                 return
             except NotFound:
@@ -105,7 +107,11 @@ def _manifest(job: JobView, event: Event, component: str) -> Raw:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{job.name[:200]}.{secrets.token_hex(8)}", "namespace": job.namespace},
+        "metadata": {
+            "name": f"{job.name[:200]}.{secrets.token_hex(8)}",
+            "namespace": job.namespace,
+            **_of_round(job),
+        },
         "involvedObject": {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -123,6 +129,12 @@ def _manifest(job: JobView, event: Event, component: str) -> Raw:
         "lastTimestamp": now,
         "count": 1,
     }
+
+
+def _of_round(job: JobView) -> Raw:
+    """Which trace tells more."""
+    round = job.status.world.latest_round
+    return {"annotations": {TRACE: trace_id(job.uid, round)}} if round else {}
 
 
 def _timestamp() -> str:

@@ -66,6 +66,7 @@ def test_a_pass_that_raises_is_told_on_its_job_and_delays_no_other(cluster: Loca
             events=events,
             plan=broken,
             keys=keys,
+            trace=None,
             may_act=lambda: True,
             changed_within=lambda uid, seconds: queue.add_within(uid, seconds),
         )

@@ -65,6 +65,7 @@ def test_running_says_no_more_than_can_be_known() -> None:
     assert made.actions == ()
     assert made.status.replicas == 3
     assert not made.status.world.members
+    assert made.trace is None
 
 
 @pytest.mark.parametrize(

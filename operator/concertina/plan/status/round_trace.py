@@ -1,0 +1,203 @@
+"""A round as a trace: what its time went into, from the end of training to the next round's first step.
+
+It is told once, in the pass in which the round gets under way or is given up. All times are by this operator's clock:
+what agents say are durations, placed one after the other behind the answer of the lead's agent; when a worker failed is
+the time that status.incidents has, never after the operator knew (decision "A trace has one clock").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import concertina_protocol as protocol
+from concertina.api.accounting import Incident
+from concertina.api.spec import Launcher
+from concertina.api.status import Claim, ConditionType, JobStatus, LastFailure, unix_seconds
+from concertina.plan.actions import RoundTrace, Span, SpanName
+from concertina.plan.facts.cached import cached
+from concertina.plan.facts.context import JobContext
+from concertina.plan.facts.decision import Phase
+from concertina.plan.observed import Call
+from concertina.plan.rounds.claims import PLANNED
+
+MOST_MEMBERS = 32
+"""Spans of members in one trace: those that took longest."""
+NOT_YET = (Phase.STARTING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
+"""Phases of a job whose round is not under way."""
+UNDER_WAY = (Phase.TRAINING, Phase.DRAINING, Phase.COMPLETE)
+"""Phases that follow where it was."""
+DRAINS = (*PLANNED, Phase.DRAINING.value)
+"""What an incident has for a cause that a drain answered; the last where the lead began it by itself."""
+START = (SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.FIRST_STEP)
+"""In this order."""
+
+
+def round_trace(ctx: JobContext, status: JobStatus) -> RoundTrace | None:
+    """None where no round got under way, or was given up, between the status before this pass and `status`."""
+    claim, after = ctx.round.claim, status.world.claim
+    if status is ctx.status or claim is None or after is None or ctx.round.disbanded:
+        return None
+    if ctx.spec.launcher is Launcher.TORCHRUN:  # its rounds are made by torchrun, and told by nobody
+        return None
+    told = _Told(ctx, claim)
+    if not _is_in(ctx.status, NOT_YET) or told.trained:
+        return None
+    if _is_in(status, UNDER_WAY):
+        return RoundTrace(claim.round, told.root())
+    if _is_in(status, NOT_YET) and after.claim_id == claim.claim_id:
+        return None
+    running = status.condition(ConditionType.RUNNING)
+    why = running.message if running else after.reason
+    return RoundTrace(claim.round, told.root(f"given up before its first step: {why}"))
+
+
+def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
+    ready = status.condition(ConditionType.READY)
+    return ready is not None and ready.reason in {phase.value for phase in phases}
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is known of a round up to now."""
+
+    ctx: JobContext
+    claim: Claim
+
+    @cached
+    def incident(self) -> Incident | None:
+        """What it answers."""
+        return self.ctx.status.internal.incident
+
+    @cached
+    def trained(self) -> bool:
+        """Whether it has been under way before."""
+        return self.incident is not None and self.incident.round >= self.claim.round
+
+    @cached
+    def failure(self) -> LastFailure | None:
+        """Where it answers one that ended a round under way."""
+        failure, incident = self.ctx.status.last_failure, self.incident
+        if failure is None or incident is None:
+            return None
+        return failure if (failure.round, failure.reason) == (incident.round, incident.cause) else None
+
+    # --- when ---------------------------------------------------------------------------------------------------------
+
+    @cached
+    def claimed(self) -> float:
+        return unix_seconds(self.claim.at) if self.claim.at else self.ctx.now
+
+    @cached
+    def begin(self) -> float:
+        return unix_seconds(self.incident.at) if self.incident else self.claimed
+
+    @cached
+    def asked(self) -> float:
+        """When the first one was; where another operator did that, when it claimed the round."""
+        return min((call.sent_at for _, call in self.prepares if call.sent_at is not None), default=self.claimed)
+
+    @cached
+    def committed(self) -> float | None:
+        world = self.ctx.world
+        return unix_seconds(world.since) if world.since and world.round == self.claim.round else None
+
+    @cached
+    def prepares(self) -> tuple[tuple[str, Call], ...]:
+        """Those of this operator, by replica."""
+        calls = ((name, view.prepare_of(self.claim)) for name, view in self.ctx.observed.agents.items())
+        return tuple((name, call) for name, call in calls if call is not None)
+
+    @cached
+    def accepted(self) -> dict[str, float]:
+        """When each member has taken its rank, as this operator heard it."""
+        found = {}
+        for name in self.ctx.round.members:
+            call = self.ctx.agent(name).assign
+            if call and call.claim == self.claim.claim_id and isinstance(call.reply, protocol.Accepted):
+                found[name] = call.done_at or self.ctx.now
+        return found
+
+    # --- spans --------------------------------------------------------------------------------------------------------
+
+    def root(self, error: str = "") -> Span:
+        job, world = self.ctx.observed.job, self.ctx.world
+        attributes: dict[str, str | int] = {
+            "k8s.namespace.name": job.namespace,
+            "concertina.trainingjob.name": job.name,
+            "concertina.trainingjob.uid": job.uid,
+            "concertina.round": self.claim.round,
+            "concertina.reason": self.claim.reason,
+        }
+        if self.committed is not None:
+            attributes |= {"concertina.replicas": world.replicas, "concertina.workers": world.workers}
+            if world.base:
+                attributes |= {
+                    "concertina.restore.source": world.base.source,
+                    "concertina.restore.step": world.base.step,
+                }
+        spans = tuple(self._spans())
+        return Span(SpanName.ROUND, self.begin, max(self.begin, self.ctx.now), attributes, spans, error)
+
+    def _spans(self) -> Iterator[Span]:
+        decided = self.begin
+        if self.failure is not None:
+            decided = unix_seconds(self.failure.at)
+            yield _span(SpanName.DETECT, self.begin, decided, self._cause(self.failure))
+        elif self.incident is not None and self.incident.cause in DRAINS:
+            decided = self.claimed
+            yield _span(SpanName.DRAIN, self.begin, decided)
+        yield _span(SpanName.DECIDE, decided, self.asked)
+        until = self.ctx.now if self.committed is None else self.committed
+        counts = {"concertina.replicas.asked": len(self.prepares)}
+        yield _span(SpanName.PREPARE, self.asked, until, counts, tuple(self._members(until)))
+        if self.committed is not None:
+            last = max(self.accepted.values(), default=self.committed)
+            yield _span(SpanName.ASSIGN, self.committed, last, {"concertina.replicas.accepted": len(self.accepted)})
+            yield from self._start(self.committed)
+
+    def _cause(self, failure: LastFailure) -> Mapping[str, str | int]:
+        named = {"k8s.pod.name": failure.replica, "k8s.node.name": failure.node, "concertina.failure": failure.reason}
+        return {name: value for name, value in named.items() if value}
+
+    def _members(self, until: float) -> Iterator[Span]:
+        """One for each that was asked, the slowest of them."""
+        spans = [span for name, call in self.prepares if (span := self._member(name, call, until)) is not None]
+        yield from sorted(spans, key=lambda span: span.begin - span.end)[:MOST_MEMBERS]
+
+    def _member(self, name: str, call: Call, until: float) -> Span | None:
+        if call.sent_at is None:
+            return None
+        attributes = {"k8s.pod.name": name, "k8s.node.name": self.ctx.node_of(name)}
+        error = call.error
+        if isinstance(call.reply, protocol.Refused):
+            error = f"refused: {call.reply.reason}"
+        elif call.done_at is None:
+            error = "no answer"
+        end = until if call.done_at is None else call.done_at
+        return _span(SpanName.PREPARE_MEMBER, call.sent_at, end, attributes, error=error)
+
+    def _start(self, committed: float) -> Iterator[Span]:
+        """What rank 0 has told of its start; of a command of one's own, which tells nothing, all of it in one."""
+        begin, now = self.accepted.get(self.ctx.world.lead or "", committed), self.ctx.now
+        progress = self.ctx.round.report.progress if self.ctx.round.report else None
+        told = [(name, progress.timeline[name]) for name in START if name in progress.timeline] if progress else []
+        if not told:
+            yield _span(SpanName.START, begin, now)
+            return
+        begin = max(committed, min(begin, now - sum(seconds for _, seconds in told)))
+        for name, seconds in told:
+            yield _span(name, begin, min(now, begin + seconds))
+            begin = min(now, begin + seconds)
+
+
+def _span(
+    name: SpanName,
+    begin: float,
+    end: float,
+    attributes: Mapping[str, str | int] | None = None,
+    children: tuple[Span, ...] = (),
+    error: str = "",
+) -> Span:
+    """One that ends no earlier than it begins, whatever clocks were set to meanwhile."""
+    return Span(name, begin, max(begin, end), attributes or {}, children, error)

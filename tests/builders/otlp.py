@@ -1,0 +1,110 @@
+"""A real receiver of OTLP over HTTP: it takes what the official protobuf can read, and is as bad as a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gzip
+import http.server
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+
+class Manner(enum.Enum):
+    TAKES = enum.auto()
+    REFUSES = enum.auto()
+    """503, and asks to be left alone for a day."""
+    HANGS = enum.auto()
+    """It reads what comes and says nothing."""
+    BABBLES = enum.auto()
+    """Its answer has no end."""
+
+
+@dataclass
+class Receiver:
+    endpoint: str
+    manner: Manner = Manner.TAKES
+    spans: list[Span] = field(default_factory=list)
+    resources: list[dict[str, str]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    sent: int = 0
+    """Bytes of answers without an end."""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def asked(self) -> int:
+        return len(self.headers)
+
+    def traces(self) -> dict[str, list[Span]]:
+        """By id, each in the order of time."""
+        found: dict[str, list[Span]] = defaultdict(list)
+        for span in sorted(self.spans, key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano)):
+            found[span.trace_id.hex()].append(span)
+        return found
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in span.attributes}
+
+
+@contextlib.contextmanager
+def receiver(manner: Manner = Manner.TAKES) -> Iterator[Receiver]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            here.headers.append({name.lower(): value for name, value in self.headers.items()})
+            if here.manner is Manner.HANGS:
+                here.over.wait()
+            elif here.manner is Manner.REFUSES:
+                self._answer(503, b"", {"Retry-After": "86400"})
+            elif here.manner is Manner.BABBLES:
+                self._babble()
+            elif self.path != "/v1/traces" or self.headers["Content-Type"] != "application/x-protobuf":
+                self._answer(415, b"", {})
+            else:
+                self._take(ExportTraceServiceRequest.FromString(body))
+
+        def _take(self, request: ExportTraceServiceRequest) -> None:
+            for of_resource in request.resource_spans:
+                here.resources.append({each.key: each.value.string_value for each in of_resource.resource.attributes})
+                for of_scope in of_resource.scope_spans:
+                    here.spans.extend(of_scope.spans)
+            self._answer(200, ExportTraceServiceResponse().SerializeToString(), {})
+
+        def _babble(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not here.over.is_set():
+                    here.sent += self.connection.send(b"x" * 65536)
+
+        def _answer(self, code: int, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(code)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    here = Receiver(f"http://127.0.0.1:{server.server_address[1]}", manner)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield here
+    finally:
+        here.over.set()
+        server.shutdown()
+        server.server_close()
