@@ -20,6 +20,7 @@ from concertina_protocol.worker_channel import (
 )
 from concertina_tracking import settings
 from concertina_tracking.about import About, about
+from concertina_tracking.lineage import made_of
 from concertina_tracking.settings import Backend, Settings
 from concertina_tracking.shipper import Shipper
 from concertina_tracking.tracker import Tracker
@@ -47,26 +48,26 @@ def main() -> NoReturn:
     os._exit(code)  # at once: a tool's threads may hang
 
 
-def start(known: Settings, made_of: About) -> Tracker:
+def start(known: Settings, described: About) -> Tracker:
     """The run. Raises ImportError where the image lacks the tool, else what the tool raises."""
     if known.backend is Backend.MLFLOW:
         from concertina_tracking.trackers.mlflow import MlflowRun
 
-        return MlflowRun(known, made_of)
+        return MlflowRun(known, described)
     if known.backend is Backend.WANDB:
         from concertina_tracking.trackers.wandb import WandbRun
 
-        return WandbRun(known, made_of)
+        return WandbRun(known, described)
     from concertina_tracking.trackers.tensorboard import TensorBoardRun
 
-    return TensorBoardRun(known, made_of)
+    return TensorBoardRun(known, described)
 
 
 def _ship(channel: WorkerEnd, known: Settings) -> int:
-    made_of = about(os.environ)
-    environment = ", ".join(f"{name} {value}" for name, value in made_of.code.items() if name in ("python", "torch"))
+    described = about(os.environ)
+    environment = ", ".join(f"{name} {value}" for name, value in described.code.items() if name in ("python", "torch"))
     spool = SpoolReader(known.spool)
-    shipper = Shipper(spool, lambda: start(known, made_of), environment)
+    shipper = Shipper(spool, lambda: start(known, described), made_of, environment)
     ending, failures, told = False, 0, TrackingState(-1)
     while True:
         wait, error = LOOK_SECONDS, ""

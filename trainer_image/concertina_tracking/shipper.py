@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from concertina_protocol.tracking.records import Checkpointed, Noted, Record, RoundBegan, RunEnded, StepDone
 from concertina_protocol.tracking.spool import SpoolReader
@@ -18,10 +18,16 @@ MOST_RECORDS = 500
 
 
 class Shipper:
-    def __init__(self, spool: SpoolReader, start: Callable[[], Tracker], environment: str = "") -> None:
-        """`start` or resume the run; nothing is asked of the tool before there is something to tell. `environment`: of
-        this process, in words; told with each round."""
-        self._spool, self._start, self._environment = spool, start, environment
+    def __init__(
+        self,
+        spool: SpoolReader,
+        start: Callable[[], Tracker],
+        made_of: Callable[[str], Mapping[str, str]],
+        environment: str = "",
+    ) -> None:
+        """`start` or resume the run; nothing is asked of the tool before there is something to tell. `made_of`: see
+        `lineage`. `environment`: of this process, in words; told with each round."""
+        self._spool, self._start, self._made_of, self._environment = spool, start, made_of, environment
         self._tracker: Tracker | None = None
         self._logged: Collection[int] | None = None
         """Steps that the tracker has, beyond where it went on; None: not known, or not any more."""
@@ -71,7 +77,7 @@ class Shipper:
             at_step = "" if record.step is None or record.step < 0 else f" (step {record.step})"
             self._run().annotate(f"{record.kind}.{record.round}.{number}", f"{record.text}{at_step}")
         elif isinstance(record, Checkpointed):
-            self._run().reference(record)
+            self._run().reference(record, self._made_of(record.uri))
         elif isinstance(record, RunEnded) and all(begun.round <= record.round for begun in self._spool.begun):
             self._run().end(record.outcome)
 

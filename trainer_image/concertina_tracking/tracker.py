@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from concertina_protocol.tracking.records import Checkpointed, Outcome, StepDone
@@ -22,8 +22,9 @@ class Tracker(Protocol):
     def annotate(self, name: str, text: str) -> None:
         """A sentence; the same name again replaces it."""
 
-    def reference(self, checkpoint: Checkpointed) -> None:
-        """A checkpoint as an artifact of the run, by where it lies. The same again changes nothing."""
+    def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
+        """A checkpoint as an artifact of the run, by where it lies. The same again changes nothing. `made_of`: what
+        went into it (`lineage`)."""
 
     def end(self, outcome: Outcome) -> None:
         """It is over, or stands still."""

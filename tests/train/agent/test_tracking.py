@@ -33,6 +33,7 @@ def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, traine
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": steps}),
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
         "CONCERTINA_TRACKING": json.dumps({"backend": "TensorBoard", "uri": f"file://{tmp_path}/runs"}),
+        "CONCERTINA_CHECKPOINT": json.dumps({"uri": f"file://{tmp_path}/states", "everySteps": 10, "keep": 3}),
     }
 
     async def body():
@@ -60,6 +61,12 @@ def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, traine
     assert [value for _, value in points["workers"]][-1] == 2.0
     assert points["samples"][-1] == (steps, steps * trainer["globalBatchSize"])
     assert texts["outcome"] == "succeeded"
+    (checkpoint,) = (tmp_path / "states").glob(f"*/round-3/step-{steps}")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    made_of = texts[f"checkpoint/{steps}"]
+    assert f"| uri | file://{checkpoint} |" in made_of
+    assert f"| data_sets | {' '.join(manifest['lineage']['data_sets'])} |" in made_of
+    assert f"| parent | {manifest['lineage']['parent']['uri']} |" in made_of
 
 
 @contextlib.contextmanager

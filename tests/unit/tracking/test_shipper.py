@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ class Run:
     def annotate(self, name: str, text: str) -> None:
         pass
 
-    def reference(self, checkpoint: Checkpointed) -> None:
+    def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
         pass
 
     def end(self, outcome: Outcome) -> None:
@@ -79,7 +79,7 @@ class Node:
         self.shipper = self._start()
 
     def _start(self) -> Shipper:
-        return Shipper(SpoolReader(self.folder), lambda: Run(self.server))
+        return Shipper(SpoolReader(self.folder), lambda: Run(self.server), lambda uri: {})
 
     def append(self, record: Record) -> None:
         self.writer.append(record)

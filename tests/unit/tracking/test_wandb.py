@@ -37,7 +37,7 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
     run = WandbRun(settings, About({"steps": "8"}, {"python": "3"}))
     run.log([StepDone(1, step, 1000.0 + step, {"loss": 1 / step}) for step in range(1, 6)])
     run.annotate("round.1", "2 workers")
-    run.reference(Checkpointed(1, 5, 1.0, "s3://bucket/step-5"))
+    run.reference(Checkpointed(1, 5, 1.0, "s3://bucket/step-5"), {"images": "trainer@sha256:abc"})
     assert list(run.go_on(3, latest=True)) == [4, 5], "it forgets nothing"
     run.log([StepDone(2, 6, 1006.0, {"loss": 0.1})])
     run.end(Outcome.SUCCEEDED)
@@ -54,4 +54,5 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
     assert begun == ("uid-1", "project", "job")
     text = file.read_bytes()
     assert b"s3://bucket/step-5" in text
+    assert b"trainer@sha256:abc" in text
     assert b"2 workers" in text

@@ -7,7 +7,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 from concertina_agent.core import events as e
@@ -92,16 +92,20 @@ class WorkersDriver:
         if self.parent is not None:
             return await self.parent.run(ForkTarget(f"{settings.package}.uploader:main"), environment, "[uploader] ")
         line = [sys.executable, "-m", "concertina_state.uploader"]
-        path = [environment.get("PYTHONPATH", ""), str(settings.volume / STORAGE_API)]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        return start_command(line, environment, self._reaper, "[uploader] ")
+        return start_command(line, self._with_storage(environment), self._reaper, "[uploader] ")
 
     def start_tracking(self) -> Process:
         """Raises StartError."""
         command = {"CONCERTINA_COMMAND": shlex.join(self._settings.command)} if self._settings.command else {}
         environment = {**self._settings.environment, "CONCERTINA_SOCKET": self._channel, **command}
         environment["CONCERTINA_VOLUME"] = str(self._settings.volume)
-        return start_command([sys.executable, "-m", "concertina_tracking"], environment, self._reaper, "[tracking] ")
+        line = [sys.executable, "-m", "concertina_tracking"]
+        return start_command(line, self._with_storage(environment), self._reaper, "[tracking] ")
+
+    def _with_storage(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """In which a Python finds a client of durable storage, whatever the image lacks."""
+        path = [environment.get("PYTHONPATH", ""), str(self._settings.volume / STORAGE_API)]
+        return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     # --- effects ----------------------------------------------------------------------------------------------------
 

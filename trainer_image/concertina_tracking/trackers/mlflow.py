@@ -3,6 +3,7 @@ trained again the first values stay."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -48,8 +49,11 @@ class MlflowRun:
     def annotate(self, name: str, text: str) -> None:
         self._client.set_tag(self._id, _name(f"concertina.{name}"), text[:MOST_TAG])
 
-    def reference(self, checkpoint: Checkpointed) -> None:
-        self.annotate(f"checkpoint.{checkpoint.step}", checkpoint.uri)
+    def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
+        name = f"checkpoint.{checkpoint.step}"
+        self.annotate(name, checkpoint.uri)
+        if made_of:
+            self.annotate(f"{name}.made_of", json.dumps(made_of))
 
     def end(self, outcome: Outcome) -> None:
         self._set_status(STATUS.get(outcome, "KILLED"))

@@ -54,8 +54,8 @@ class TensorBoardRun:
         self._writer.add_event(Event(wall_time=time.time(), step=NEVER_PURGED, summary=summary))
         self._writer.flush()
 
-    def reference(self, checkpoint: Checkpointed) -> None:
-        self.annotate(f"checkpoint.{checkpoint.step}", checkpoint.uri)
+    def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
+        self.annotate(f"checkpoint.{checkpoint.step}", _markdown({"uri": checkpoint.uri, **made_of}))
 
     def end(self, outcome: Outcome) -> None:
         self.annotate("outcome", outcome.value)

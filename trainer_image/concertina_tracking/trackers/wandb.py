@@ -3,7 +3,7 @@ first values stay. `uri: file:///folder` writes a run there that `wandb sync` up
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import unquote, urlparse
 
 import wandb
@@ -43,8 +43,8 @@ class WandbRun:
     def annotate(self, name: str, text: str) -> None:
         self._run.summary[f"concertina/{name.replace('.', '/')}"] = text
 
-    def reference(self, checkpoint: Checkpointed) -> None:
-        facts = {"uri": checkpoint.uri, "step": checkpoint.step, "round": checkpoint.round}
+    def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
+        facts = {"uri": checkpoint.uri, "step": checkpoint.step, "round": checkpoint.round, "made_of": {**made_of}}
         artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint", metadata=facts)
         self._run.log_artifact(artifact, aliases=[f"step-{checkpoint.step}"])
 
