@@ -19,7 +19,7 @@ from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.console import plain
-from concertina.terminal.follow import follow_job
+from concertina.terminal.follow import events_of, follow_job
 from concertina_protocol import ProtocolError, Report, decode
 
 console = plain()
@@ -76,7 +76,8 @@ async def table(target: Target, all_namespaces: bool) -> None:
 
 async def detail(target: Target, name: str) -> None:
     async with target.connect() as (client, namespace):
-        console.print(show.detail(await client.get(TRAINING_JOBS, namespace, name)))
+        job = await client.get(TRAINING_JOBS, namespace, name)
+        console.print(show.detail(job, await events_of(client, job)))
 
 
 async def members(target: Target, name: str) -> None:

@@ -67,6 +67,23 @@ def status(
 
 
 @app.command(rich_help_panel=JOBS)
+def top(
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    by: Annotated[str, typer.Option("--by", help="Group by: namespace, queue (Kueue's label), or a label's key.")] = "",
+    sort: Annotated[str, typer.Option("--sort", help="attention, goodput, cost or name.")] = "attention",
+    once: Annotated[bool, typer.Option("--once", help="Print the table and end.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="json: once, as JSON.")] = "",
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Watch all jobs, those first that wait, stall or lose time. Ctrl-C ends it."""
+    from concertina.cli import top
+
+    call(top.top(Target(kubeconfig, context, namespace), all_namespaces, by, sort, once, output))
+
+
+@app.command(rich_help_panel=JOBS)
 def logs(
     job: Job,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, with replicas that come later too.")] = False,

@@ -10,9 +10,9 @@ from rich.live import Live
 
 from concertina.api.status import ConditionType
 from concertina.kube.client import Client
-from concertina.kube.errors import Gone, NotFound, Unreachable
+from concertina.kube.errors import Forbidden, Gone, NotFound, Unreachable
 from concertina.kube.parse.views import status_of
-from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.kube.resources import EVENTS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 
 
@@ -33,6 +33,15 @@ async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw
                     yield changed
         except (Gone, Unreachable):
             continue
+
+
+async def events_of(client: Client, job: Raw) -> list[Raw]:
+    """Those about the job; none where they may not be read."""
+    namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+    try:
+        return (await client.list_all(EVENTS, namespace, fields=f"involvedObject.uid={uid}"))[0]
+    except (Forbidden, Unreachable):
+        return []
 
 
 async def follow_job(client: Client, namespace: str, name: str, console: Console) -> int:
