@@ -153,6 +153,19 @@ class World(Observed):
     base: Base | None = Field(default=None, description="Where the current round started from.")
     since: Timestamp | None = Field(default=None, description="When the current round was committed.")
 
+    def ranks_of(self, replica: str) -> range:
+        """Of its workers; an empty one where it is no member."""
+        first = 0
+        for member in self.members:
+            if member.replica == replica:
+                return range(first, first + member.workers)
+            first += member.workers
+        return range(0)
+
+    def replica_of(self, rank: int) -> str:
+        """Whose worker that is; nothing where there is no such rank."""
+        return next((m.replica for m in self.members if rank in self.ranks_of(m.replica)), "")
+
 
 class EvaluationMark(Observed):
     """The loss on documents that were set aside."""

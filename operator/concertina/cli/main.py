@@ -88,15 +88,23 @@ def logs(
     job: Job,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, with replicas that come later too.")] = False,
     replica: Annotated[int | None, typer.Option("--replica", "-r", help="Only this replica's index.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", help="Only the last lines of each replica.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
+    round: Annotated[int | None, typer.Option("--round", min=1, help="Only what belongs to this round.")] = None,
+    since_failure: Annotated[
+        bool, typer.Option("--since-failure", help="From a few seconds before the last failure on.")
+    ] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="json: an object a line.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Print the replicas' logs, each line after the name of its pod."""
-    from concertina.cli.logs import print_logs
+    """Print the replicas' logs, merged by time, each line after its replica and rank."""
+    from concertina.cli import logs
+    from concertina.terminal.log_entries import Wanted
 
-    call(print_logs(Target(kubeconfig, context, namespace), job, follow, replica, tail))
+    asked = logs.Asked(replica, Wanted(rank, round), tail, since_failure, output == "json")
+    call(logs.print_logs(Target(kubeconfig, context, namespace), job, asked, follow))
 
 
 @app.command(rich_help_panel=JOBS)

@@ -200,8 +200,11 @@ class Client:
         tail: int | None = None,
         since: str = "",
         limit_bytes: int | None = None,
+        timestamps: bool = False,
+        previous: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines of a container, as they come with `follow`; `since`: an RFC 3339 time in whole seconds."""
+        """The lines of a container, as they come with `follow`; `since`: an RFC 3339 time in whole seconds;
+        `timestamps`: each after its time; `previous`: of its last run, where it was started again."""
         params = {"follow": "true"} if follow else {}
         if container:
             params["container"] = container
@@ -209,6 +212,10 @@ class Client:
             params["tailLines"] = str(tail)
         if since:
             params["sinceTime"] = since
+        if timestamps:
+            params["timestamps"] = "true"
+        if previous:
+            params["previous"] = "true"
         if limit_bytes is not None:
             params["limitBytes"] = str(limit_bytes)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS)
