@@ -108,6 +108,22 @@ def logs(
 
 
 @app.command(rich_help_panel=JOBS)
+def trace(
+    job: Job,
+    steps: Annotated[int, typer.Option("--steps", help="How many steps.")] = 3,
+    ranks: Annotated[str, typer.Option("--ranks", help="Of which ranks, as 0,3.")] = "0",
+    out: Annotated[str, typer.Option("--out", help="The file. Default: JOB-trace.json; .gz is compressed.")] = "",
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Trace some steps by torch.profiler and the flight recorder, into one file for ui.perfetto.dev."""
+    from concertina.cli.trace import trace
+
+    call(trace(Target(kubeconfig, context, namespace), job, steps, ranks, out))
+
+
+@app.command(rich_help_panel=JOBS)
 def suspend(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
     """Stop a job after the current step, save its state and release its pods."""
     from concertina.cli import jobs

@@ -37,6 +37,8 @@ _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "applica
 DRY_RUN = {"dryRun": "All"}
 
 log = logging.getLogger(__name__)
+MOST_MESSAGE = 128 * 1024 * 1024
+"""Bytes of one message of a websocket."""
 READ_AHEAD = 1024 * 1024
 """Bytes of a stream that may wait to be read here: the API server ends a watch whose client is slow, and the pods of
 five jobs that start in a second are a megabyte."""
@@ -232,7 +234,12 @@ class Client:
         if authorization := await self.access.authorization():
             headers["Authorization"] = authorization
         connecting = self._session.ws_connect(
-            self.access.server + path, params=params, protocols=(protocol,), headers=headers, proxy=self.access.proxy
+            self.access.server + path,
+            params=params,
+            protocols=(protocol,),
+            headers=headers,
+            proxy=self.access.proxy,
+            max_msg_size=MOST_MESSAGE,
         )
         try:
             async with connecting as socket:

@@ -38,6 +38,7 @@ from concertina_protocol.worker_channel.worker import (
     SaveNow,
     Start,
     StopAtCall,
+    TraceSteps,
     WantDurable,
 )
 from concertina_protocol.worker_channel.worker_end import ChannelClosed, WorkerEnd
@@ -73,6 +74,7 @@ __all__ = [
     "Start",
     "StopAtCall",
     "StorageState",
+    "TraceSteps",
     "Undo",
     "UploaderHello",
     "WantDurable",

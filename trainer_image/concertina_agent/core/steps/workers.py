@@ -9,6 +9,7 @@ from concertina_agent.core.round.failures import worker_failure, worker_stopped
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.round.workers_state import WorkerOutcome
 from concertina_agent.core.steps import drains, own_state, storage
+from concertina_protocol import traces
 from concertina_protocol import worker_channel as w
 
 
@@ -89,3 +90,16 @@ def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment
         return []
     r.hearts.collected(event.stacks)
     return own_state.changed(agent, t)
+
+
+def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> list[e.Effect]:
+    """At the end of a step, so that one has to be told of."""
+    r = agent.round
+    if not traces.NAME.fullmatch(message.name) or not 1 <= message.steps <= traces.MOST_STEPS or message.first_step < 0:
+        return [agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {traces.MOST_STEPS} steps")]
+    if r is None or not r.workers.alive(message.rank):
+        return [agent.refuse(request, f"rank {message.rank} is no worker of {agent.replica} now")]
+    if r.workers.step is None:
+        return [agent.refuse(request, f"{agent.replica} has told of no step yet, and a trace is of whole steps")]
+    wish = w.TraceSteps(message.first_step, message.steps, message.name)
+    return [agent.accept(request), e.SendToWorker(message.rank, wish)]
