@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from concertina.api.packed import pack, unpack
 
 MOST_POINTS = 60
+"""An even number."""
 FIRST_EVERY = 2
 """Seconds between points at first; twice as long whenever there would be more than MOST_POINTS."""
 MOST_CHARACTERS = 4096
@@ -38,11 +39,12 @@ class History:
             return self
         # Where a clock was set back, what it had said before is not waited for.
         points, every = (*(point for point in before if point.at < new.at), new), self.every
-        if len(points) > MOST_POINTS:
+        if len(points) == MOST_POINTS + 1:
             # Of two neighbours the later one stays, with the smaller world: a short loss of members stays in sight.
-            pairs = zip(points[::2], points[1::2], strict=False)
+            first, *others = points
+            pairs = zip(others[::2], others[1::2], strict=True)  # MOST_POINTS is even
             merged = (Point(b.at, b.step, b.loss, min(a.replicas, b.replicas)) for a, b in pairs)
-            points, every = (*merged, *points[len(points) // 2 * 2 :]), 2 * every
+            points, every = (first, *merged), 2 * every
         return History(every, points)
 
     def packed(self) -> str:

@@ -108,7 +108,8 @@ class Logs:
         failure = self._failure
         if not self._asked.since_failure or failure is None or not failure.replica or failure.replica in there:
             return
-        say(f"{failure.replica}, which failed ({failure.message}), is gone; it printed last:")
+        words = "it printed last:" if failure.last_lines else "what it printed is not known."
+        say(f"{failure.replica}, which failed ({failure.message.rstrip('.')}), has no log any more; {words}")
         for line in failure.last_lines:
             self._print(Entry(failure.at, failure.replica, failure.round, None, None, line, None))
 
