@@ -30,6 +30,11 @@ def trace_file(where: Path, name: str, rank: int) -> Path:
     return where / f"{name}-rank-{rank}.json.gz"
 
 
+def wanted_file(trace: Path) -> Path:
+    """Is there as long as somebody waits for the trace: without it none is made."""
+    return trace.with_name(f"{trace.name}.wanted")
+
+
 def error_file(trace: Path) -> Path:
     """Instead of a trace: why there is none, in a sentence."""
     return trace.with_name(f"{trace.name}.error")

@@ -53,6 +53,8 @@ class StepTrace:
         self._seen = step
         try:
             if self._profiler is None:
+                if not traces.wanted_file(self._path).exists():
+                    return False
                 if step + 1 >= self._asked.first_step:
                     self._begin(step)
                 return True
@@ -86,23 +88,33 @@ class StepTrace:
 
     def _write(self) -> None:
         """Beside the steps that follow."""
+        raw = self._path.with_suffix(".raw")
         try:
-            raw = self._path.with_suffix(".raw")
             self._profiler.export_chrome_trace(str(raw))
-            trace = json.loads(raw.read_bytes())
-            raw.unlink()
-            found = {"rank": self._rank, "trace": trace, "flightRecorder": flight_record()}
+            found = {"rank": self._rank, "trace": json.loads(raw.read_bytes()), "flightRecorder": flight_record()}
             packed = gzip.compress(json.dumps(found).encode(), 6)
             if len(packed) > traces.MOST_BYTES:
                 raise ValueError(f"it has {len(packed)} bytes, more than {traces.MOST_BYTES}: ask for fewer steps")
-            _put(self._path, packed)
+            self._put(self._path, packed)
         except Exception as error:
             self._fail(error)
+        finally:
+            raw.unlink(missing_ok=True)
 
     def _fail(self, error: Exception) -> None:
         sentence = f"no trace of rank {self._rank}: {type(error).__name__}: {error}"
         print(sentence, file=sys.stderr, flush=True)
-        _put(traces.error_file(self._path), sentence.encode())
+        self._put(traces.error_file(self._path), sentence.encode())
+
+    def _put(self, path: Path, content: bytes) -> None:
+        """Whole, or not there; and not where nobody waits for it any more."""
+        part = path.with_name(f"{path.name}.part")
+        try:
+            if traces.wanted_file(self._path).exists():
+                part.write_bytes(content)
+                os.replace(part, path)
+        except OSError as error:
+            print(f"the trace can't be written: {error}", file=sys.stderr, flush=True)
 
 
 def flight_record() -> dict[str, Any]:
@@ -117,13 +129,3 @@ def flight_record() -> dict[str, Any]:
     dump = getattr(c10d, "_dump_nccl_trace_json" if backend == "nccl" else "_dump_fr_trace_json", None)
     found = json.loads(dump()) if dump else {}
     return found if isinstance(found, dict) else {}
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Whole, or not there; who waits for it may be gone, and its folder too."""
-    try:
-        part = path.with_name(f"{path.name}.part")
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError as error:
-        print(f"the trace can't be written: {error}", file=sys.stderr, flush=True)

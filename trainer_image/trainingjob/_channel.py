@@ -73,7 +73,7 @@ class Channel:
         """For `State`."""
         self._snapshots: Tuple[Optional[int], float] = (None, 0.0)
         """Step of the newest one that is complete on peers, and seconds that all have taken."""
-        self._send(w.Hello(rank, self._pid))
+        self._send(w.Hello(rank, self._pid, traces=True))
         threading.Thread(target=self._listen, name="trainingjob", daemon=True).start()
 
     @property

@@ -28,6 +28,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
+def wanted(folder: Path, name: str, rank: int) -> Path:
+    """A trace that somebody waits for."""
+    file = traces.trace_file(folder, name, rank)
+    traces.wanted_file(file).touch()
+    return file
+
+
 def train(worker: Traces, first: int, last: int) -> None:
     for step in range(first, last + 1):
         torch.ones(4, 4) @ torch.ones(4, 4)
@@ -39,34 +46,48 @@ def test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn(
     worker, expected = Traces(3), {"aa": ["step 6", "step 7"], "bb": ["step 8"]}
     train(worker, 1, 2)
     assert list(folder.iterdir()) == []
+    files = {name: wanted(folder, name, 3) for name in expected}
     worker.ask(TraceSteps(6, 2, "aa"))
     train(worker, 3, 6)
     worker.ask(TraceSteps(0, 1, "bb"))
     train(worker, 7, 9)
     for name, steps in expected.items():
-        file = traces.trace_file(folder, name, 3)
+        file = files[name]
         until(file.exists, f"the trace {name}")
         found = json.loads(gzip.decompress(file.read_bytes()))
         marks = [event["name"] for event in found["trace"]["traceEvents"] if event["name"].startswith("step ")]
         assert (found["rank"], marks, found["flightRecorder"]) == (3, steps, {})
         multiplied = [event for event in found["trace"]["traceEvents"] if event["name"] == "aten::mm"]
         assert len(multiplied) == len(steps)
-    assert len(list(folder.iterdir())) == 2, "nothing else is left"
+    left = {file.name for file in folder.iterdir() if not file.name.endswith(".wanted")}
+    assert left == {file.name for file in files.values()}, "nothing else"
 
 
 def test_one_that_is_too_large_is_not_left_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_trace.traces, "MOST_BYTES", 100)
+    worker, file = Traces(0), wanted(folder, "aa", 0)
+    worker.ask(TraceSteps(0, 1, "aa"))
+    train(worker, 1, 3)
+    error = traces.error_file(file)
+    until(error.exists, "the reason")
+    assert "ask for fewer steps" in error.read_text()
+    assert not file.exists()
+
+
+def test_one_that_nobody_waits_for_any_more_is_not_made(folder: Path) -> None:
     worker = Traces(0)
     worker.ask(TraceSteps(0, 1, "aa"))
     train(worker, 1, 3)
-    error = traces.error_file(traces.trace_file(folder, "aa", 0))
-    until(error.exists, "the reason")
-    assert "ask for fewer steps" in error.read_text()
-    assert list(folder.iterdir()) == [error]
+    file = wanted(folder, "bb", 0)
+    worker.ask(TraceSteps(0, 1, "bb"))
+    train(worker, 4, 6)
+    until(file.exists, "the next one")
+    assert not traces.trace_file(folder, "aa", 0).exists()
 
 
 def test_what_goes_wrong_is_said_and_training_goes_on(folder: Path) -> None:
     """The script has not imported torch."""
+    file = wanted(folder, "aa", 0)
     code = """
 from concertina_protocol.worker_channel import TraceSteps
 from concertina_state.step_trace import Traces
@@ -77,4 +98,4 @@ for step in range(3):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "does not use torch" in done.stderr
-    assert "does not use torch" in traces.error_file(traces.trace_file(folder, "aa", 0)).read_text()
+    assert "does not use torch" in traces.error_file(file).read_text()

@@ -44,6 +44,8 @@ BAD_INPUT_EXIT = 78
 class Hello:
     rank: int
     pid: int
+    traces: bool = False
+    """It knows TraceSteps, which a worker of an earlier version would fail by."""
 
 
 @dataclasses.dataclass(frozen=True)

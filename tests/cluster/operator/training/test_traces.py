@@ -80,4 +80,4 @@ def test_a_script_that_tells_of_no_step_has_none(jobs: Jobs) -> None:
     jobs.wait_true("a", "Running")
     done = trace(jobs)
     assert done.returncode == 1
-    assert "has told of no step yet, and a trace is of whole steps" in done.stderr
+    assert "a script that has not called trainingjob.report or State.commit" in done.stderr

@@ -45,7 +45,7 @@ def test_a_checkpoint_now_goes_to_rank_0_of_the_lead():
         ((0, 5, 0, "ab"), "1 to 100 steps"),
         ((0, 5, 101, "ab"), "1 to 100 steps"),
         ((1, 5, 2, "ab"), "rank 1 is no worker of a now"),
-        ((0, 5, 2, "ab"), "has told of no step yet"),
+        ((0, 5, 2, "ab"), "rank 0 can't be traced: it is a trainer of an earlier version, or a script"),
     ],
 )
 def test_a_trace_that_can_not_be_is_refused(wish, why):
@@ -58,7 +58,8 @@ def test_a_trace_that_can_not_be_is_refused(wish, why):
 def test_a_trace_goes_to_the_worker_that_is_asked_for_on_any_member():
     member = Driver("b")
     member.begun("a", "b")
-    member.say(w.Beat(1, 4, "training"), rank=1)
+    member.say(w.Hello(1, 7, traces=True), rank=1)
+    member.say(w.Hello(1, 7), rank=1)  # a command's, as its agent tells of it
     reply, sent = member.ask(p.Trace(UID, 1, 7, 2, "ab"))
     assert isinstance(reply.message, p.Accepted)
     assert sent == e.SendToWorker(1, w.TraceSteps(7, 2, "ab"))

@@ -93,13 +93,14 @@ def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment
 
 
 def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> list[e.Effect]:
-    """At the end of a step, so that one has to be told of."""
+    """Of a worker that says when a step ends."""
     r = agent.round
     if not traces.NAME.fullmatch(message.name) or not 1 <= message.steps <= traces.MOST_STEPS or message.first_step < 0:
         return [agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {traces.MOST_STEPS} steps")]
     if r is None or not r.workers.alive(message.rank):
         return [agent.refuse(request, f"rank {message.rank} is no worker of {agent.replica} now")]
-    if r.workers.step is None:
-        return [agent.refuse(request, f"{agent.replica} has told of no step yet, and a trace is of whole steps")]
+    if not r.workers.traces(message.rank):
+        why = "a trainer of an earlier version, or a script that has not called trainingjob.report or State.commit"
+        return [agent.refuse(request, f"rank {message.rank} can't be traced: it is {why}")]
     wish = w.TraceSteps(message.first_step, message.steps, message.name)
     return [agent.accept(request), e.SendToWorker(message.rank, wish)]
