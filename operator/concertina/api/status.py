@@ -164,7 +164,12 @@ class World(Observed):
 
     def replica_of(self, rank: int) -> str:
         """Whose worker that is; nothing where there is no such rank."""
-        return next((m.replica for m in self.members if rank in self.ranks_of(m.replica)), "")
+        first = 0
+        for member in self.members:
+            if first <= rank < first + member.workers:
+                return member.replica
+            first += member.workers
+        return ""
 
 
 class EvaluationMark(Observed):

@@ -69,21 +69,22 @@ class Logs:
 
     async def follow(self) -> None:
         """Until the job is over and all has been printed; a pod that comes later is printed from its start on."""
-        streams = asyncio.Semaphore(MOST_STREAMS)
+        streams: set[asyncio.Task[None]] = set()
 
         async def print_one(pod: str, tail: int | None) -> None:
-            async with streams:
-                async for entry in self._entries(pod, True, tail):
-                    self._print(entry)
+            async for entry in self._entries(pod, True, tail):
+                self._print(entry)
 
         async with asyncio.TaskGroup() as printing:
 
             async def each_pod() -> None:
                 async for pod, tail in self._starting():
-                    if streams.locked():
-                        say(f"{pod}: {MOST_STREAMS} logs are followed at a time; --replica or --rank names one")
-                    else:
-                        printing.create_task(print_one(pod, tail))
+                    if len(streams) >= MOST_STREAMS:
+                        say(f"{pod}: {MOST_STREAMS} logs are followed at a time; --replica names one")
+                        continue
+                    task = printing.create_task(print_one(pod, tail))
+                    streams.add(task)
+                    task.add_done_callback(streams.discard)
 
             pods = printing.create_task(each_pod())
             async for state in states(self._client, self._namespace, self._job):
@@ -93,14 +94,14 @@ class Logs:
             pods.cancel()
 
     def _most_telling(self, pods: list[Raw]) -> list[Raw]:
-        """In order of index; of more than can be read at a time the one that failed, the lead and the first."""
-        if self._asked.wanted.rank is not None and (replica := self._world.replica_of(self._asked.wanted.rank)):
-            of_now = [pod for pod in pods if pod["metadata"]["name"] == replica]
-            pods = of_now if self._asked.wanted.round in (None, self._world.round) and of_now else pods
-        first = (self._failure.replica if self._failure else "", self._world.lead)
+        """In order of index; of more than can be read at a time the one that has the wanted rank, the one that failed,
+        the lead and the first."""
+        rank = self._asked.wanted.rank
+        asked = "" if rank is None else self._world.replica_of(rank)
+        first = (asked, self._failure.replica if self._failure else "", self._world.lead)
         pods = sorted(pods, key=lambda pod: (pod["metadata"]["name"] not in first, _index(pod)))
         if len(pods) > MOST_STREAMS:
-            say(f"{len(pods)} replicas have logs; here are {MOST_STREAMS} of them, --replica or --rank names others")
+            say(f"{len(pods)} replicas have logs; here are {MOST_STREAMS} of them, --replica names another")
         return sorted(pods[:MOST_STREAMS], key=_index)
 
     def _print_what_is_gone(self, there: Iterable[str]) -> None:
