@@ -13,7 +13,7 @@ from pathlib import Path
 
 import concertina_protocol as p
 from concertina_agent import settings
-from concertina_protocol import addresses, traces
+from concertina_protocol import addresses, step_traces
 
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 0.2
@@ -22,22 +22,22 @@ LINE_BYTES = 6144
 
 
 def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
-    """Base64 of a `traces.trace_file`; 1 where there is none, with a sentence."""
+    """Base64 of a `step_traces.trace_file`; 1 where there is none, with a sentence."""
     name = secrets.token_hex(8)
     try:
         known = settings.read(os.environ, ())
-        path = traces.trace_file(traces.folder(known.volume), name, rank)
+        path = step_traces.trace_file(step_traces.folder(known.volume), name, rank)
         path.parent.mkdir(exist_ok=True)
     except (settings.SettingsError, OSError) as error:
         return _fail(f"there is no place for a trace: {error}")
     try:
-        traces.wanted_file(path).touch()
+        step_traces.wanted_file(path).touch()
         wish = p.Trace(known.uid, rank, first_step, steps, name)
         return _ask(known, wish) or _print(path, seconds)
     except OSError as error:
         return _fail(f"no trace: {error}")
     finally:
-        for each in (traces.wanted_file(path), path, traces.error_file(path)):
+        for each in (step_traces.wanted_file(path), path, step_traces.error_file(path)):
             with contextlib.suppress(FileNotFoundError):
                 each.unlink()
 
@@ -59,7 +59,7 @@ def _ask(known: settings.Settings, wish: p.Trace) -> int:
 
 
 def _print(path: Path, seconds: float) -> int:
-    error, give_up = traces.error_file(path), time.monotonic() + seconds
+    error, give_up = step_traces.error_file(path), time.monotonic() + seconds
     while not path.exists() and not error.exists():
         if time.monotonic() > give_up:
             return _fail(f"no trace within {seconds:g} s: the steps did not end, or the round did")

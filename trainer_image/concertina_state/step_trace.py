@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from concertina_protocol import traces
+from concertina_protocol import step_traces
 from concertina_protocol.worker_channel import TraceSteps
 
 
@@ -40,7 +40,7 @@ class StepTrace:
 
     def __init__(self, asked: TraceSteps, rank: int) -> None:
         self._asked, self._rank = asked, rank
-        self._path = traces.trace_file(traces.folder_of_worker(), asked.name, rank)
+        self._path = step_traces.trace_file(step_traces.folder_of_worker(), asked.name, rank)
         self._profiler: Any = None
         self._step: Any = None
         """The mark of the one under way."""
@@ -53,7 +53,7 @@ class StepTrace:
         self._seen = step
         try:
             if self._profiler is None:
-                if not traces.wanted_file(self._path).exists():
+                if not step_traces.wanted_file(self._path).exists():
                     return False
                 if step + 1 >= self._asked.first_step:
                     self._begin(step)
@@ -93,8 +93,8 @@ class StepTrace:
             self._profiler.export_chrome_trace(str(raw))
             found = {"rank": self._rank, "trace": json.loads(raw.read_bytes()), "flightRecorder": flight_record()}
             packed = gzip.compress(json.dumps(found).encode(), 6)
-            if len(packed) > traces.MOST_BYTES:
-                raise ValueError(f"it has {len(packed)} bytes, more than {traces.MOST_BYTES}: ask for fewer steps")
+            if len(packed) > step_traces.MOST_BYTES:
+                raise ValueError(f"it has {len(packed)} bytes, more than {step_traces.MOST_BYTES}: ask for fewer steps")
             self._put(self._path, packed)
         except Exception as error:
             self._fail(error)
@@ -104,13 +104,13 @@ class StepTrace:
     def _fail(self, error: Exception) -> None:
         sentence = f"no trace of rank {self._rank}: {type(error).__name__}: {error}"
         print(sentence, file=sys.stderr, flush=True)
-        self._put(traces.error_file(self._path), sentence.encode())
+        self._put(step_traces.error_file(self._path), sentence.encode())
 
     def _put(self, path: Path, content: bytes) -> None:
         """Whole, or not there; and not where nobody waits for it any more."""
         part = path.with_name(f"{path.name}.part")
         try:
-            if traces.wanted_file(self._path).exists():
+            if step_traces.wanted_file(self._path).exists():
                 part.write_bytes(content)
                 os.replace(part, path)
         except OSError as error:

@@ -26,7 +26,7 @@ from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.perfetto import RankTrace, merged
 from concertina_protocol import ProtocolError
-from concertina_protocol.traces import MOST_BYTES, MOST_STEPS
+from concertina_protocol.step_traces import MOST_BYTES, MOST_STEPS
 
 MOST_RANKS = 16
 AHEAD_SECONDS = 3.0

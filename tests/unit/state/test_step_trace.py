@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from builders.until import until
-from concertina_protocol import traces
+from concertina_protocol import step_traces
 from concertina_protocol.heartbeat import VARIABLE
 from concertina_protocol.worker_channel import TraceSteps
 from concertina_state import step_trace
@@ -23,15 +23,15 @@ from concertina_state.step_trace import Traces
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a worker's traces."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "pulses" / "rank-0"))
-    found = traces.folder(tmp_path)
+    found = step_traces.folder(tmp_path)
     found.mkdir()
     return found
 
 
 def wanted(folder: Path, name: str, rank: int) -> Path:
     """A trace that somebody waits for."""
-    file = traces.trace_file(folder, name, rank)
-    traces.wanted_file(file).touch()
+    file = step_traces.trace_file(folder, name, rank)
+    step_traces.wanted_file(file).touch()
     return file
 
 
@@ -64,11 +64,11 @@ def test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn(
 
 
 def test_one_that_is_too_large_is_not_left_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_trace.traces, "MOST_BYTES", 100)
+    monkeypatch.setattr(step_trace.step_traces, "MOST_BYTES", 100)
     worker, file = Traces(0), wanted(folder, "aa", 0)
     worker.ask(TraceSteps(0, 1, "aa"))
     train(worker, 1, 3)
-    error = traces.error_file(file)
+    error = step_traces.error_file(file)
     until(error.exists, "the reason")
     assert "ask for fewer steps" in error.read_text()
     assert not file.exists()
@@ -82,7 +82,7 @@ def test_one_that_nobody_waits_for_any_more_is_not_made(folder: Path) -> None:
     worker.ask(TraceSteps(0, 1, "bb"))
     train(worker, 4, 6)
     until(file.exists, "the next one")
-    assert not traces.trace_file(folder, "aa", 0).exists()
+    assert not step_traces.trace_file(folder, "aa", 0).exists()
 
 
 def test_what_goes_wrong_is_said_and_training_goes_on(folder: Path) -> None:
@@ -98,4 +98,4 @@ for step in range(3):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "does not use torch" in done.stderr
-    assert "does not use torch" in traces.error_file(file).read_text()
+    assert "does not use torch" in step_traces.error_file(file).read_text()

@@ -184,7 +184,7 @@ class TraceSteps:
     first_step: int
     steps: int
     name: str
-    """Of the trace, by which `traces.trace_file` is called."""
+    """Of the trace, by which `step_traces.trace_file` is called."""
 
 
 @dataclasses.dataclass(frozen=True)

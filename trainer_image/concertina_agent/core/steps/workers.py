@@ -9,7 +9,7 @@ from concertina_agent.core.round.failures import worker_failure, worker_stopped
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.round.workers_state import WorkerOutcome
 from concertina_agent.core.steps import drains, own_state, storage
-from concertina_protocol import traces
+from concertina_protocol import step_traces
 from concertina_protocol import worker_channel as w
 
 
@@ -95,8 +95,14 @@ def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment
 def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> list[e.Effect]:
     """Of a worker that says when a step ends."""
     r = agent.round
-    if not traces.NAME.fullmatch(message.name) or not 1 <= message.steps <= traces.MOST_STEPS or message.first_step < 0:
-        return [agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {traces.MOST_STEPS} steps")]
+    if (
+        not step_traces.NAME.fullmatch(message.name)
+        or not 1 <= message.steps <= step_traces.MOST_STEPS
+        or message.first_step < 0
+    ):
+        return [
+            agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {step_traces.MOST_STEPS} steps")
+        ]
     if r is None or not r.workers.alive(message.rank):
         return [agent.refuse(request, f"rank {message.rank} is no worker of {agent.replica} now")]
     if not r.workers.traces(message.rank):
