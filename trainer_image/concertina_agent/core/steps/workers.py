@@ -94,15 +94,9 @@ def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment
 
 def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> list[e.Effect]:
     """Of a worker that says when a step ends."""
-    r = agent.round
-    if (
-        not step_traces.NAME.fullmatch(message.name)
-        or not 1 <= message.steps <= step_traces.MOST_STEPS
-        or message.first_step < 0
-    ):
-        return [
-            agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {step_traces.MOST_STEPS} steps")
-        ]
+    r, most = agent.round, step_traces.MOST_STEPS
+    if not step_traces.NAME.fullmatch(message.name) or not 1 <= message.steps <= most or message.first_step < 0:
+        return [agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {most} steps")]
     if r is None or not r.workers.alive(message.rank):
         return [agent.refuse(request, f"rank {message.rank} is no worker of {agent.replica} now")]
     if not r.workers.traces(message.rank):
