@@ -73,20 +73,21 @@ class Row:
 def row(job: Raw, by: str = "") -> Row:
     """`by`: namespace, queue, or a label's key; what a job's group is called. Empty: there are no groups."""
     status, meta = status_of(job), job["metadata"]
-    progress, cost = status.progress, status.cost
+    progress, cost, attention = status.progress, status.cost, _attention(status)
+    pace = progress if attention in (Attention.SLOW, Attention.TRAINING) else None  # who does not train has none
     return Row(
         namespace=meta["namespace"],
         name=meta["name"],
         group=_group(meta, by),
-        attention=_attention(status),
+        attention=attention,
         word=word(status),
         world=status.world.size,
         replicas=status.replicas,
         step=progress.step if progress else None,
         percent=progress.percent if progress else None,
-        eta_seconds=progress.eta_seconds if progress else None,
+        eta_seconds=pace.eta_seconds if pace else None,
         loss=progress.loss if progress else None,
-        tokens_per_second=progress.tokens_per_second if progress else None,
+        tokens_per_second=pace.tokens_per_second if pace else None,
         goodput=status.goodput.percent if status.goodput.at else None,
         waiting_seconds=status.goodput.waiting_seconds + status.goodput.stalled_seconds,
         cost=cost.total if cost else None,

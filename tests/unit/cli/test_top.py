@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from concertina.api.accounting import Cost, Goodput
-from concertina.api.status import Condition, ConditionType, JobStatus, rfc3339
+from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, rfc3339
 from concertina.kube.resources import Raw
 from concertina.terminal.top import QUEUE_LABEL, Order, as_json, ordered, row, screen
 
@@ -67,6 +67,13 @@ def test_what_does_not_fit_is_counted() -> None:
     assert "12.50 EUR" in text.splitlines()[0]
     assert ("stuck" in text, "slow" in text, "asleep" in text) == (True, True, False)
     assert "and 5 more" in text
+
+
+def test_who_does_not_train_has_no_pace() -> None:
+    told = JobProgress(step=5, steps=10, percent=50, eta_seconds=60, tokens_per_second=100, at=rfc3339(NOW))
+    for kind, pace in ((ConditionType.RUNNING, (50, 60, 100)), (ConditionType.SUSPENDED, (50, None, None))):
+        found = row(job("a", kind, progress=told))
+        assert (found.percent, found.eta_seconds, found.tokens_per_second) == pace
 
 
 def test_as_json() -> None:
