@@ -222,11 +222,18 @@ def started(round: int, rank: int) -> str:
     return f"echo '{json.dumps(fact, separators=(',', ':'))}'"
 
 
-def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli) -> None:
+def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) -> None:
     """Each pod prints in two rounds, in turns with the other; between these its rank has changed."""
+
+    def turn(number: int, *words: str) -> str:
+        """Waits for its turn, prints, and gives the next one its own."""
+        wait = f"until [ -e {tmp_path}/{number} ]; do sleep 0.05; done"
+        return "; ".join([wait, *words, f"sleep 0.05; touch {tmp_path}/{number + 1}"])
+
+    (tmp_path / "0").touch()
     cli("run", str(DEMO), "--detach")
-    first = f"{started(1, 0)}; echo a; sleep 0.6; {started(2, 1)}; echo c"
-    second = f"sleep 0.3; {started(1, 1)}; echo b; sleep 0.6; {started(2, 0)}; echo d; sleep 60"
+    first = f"{turn(0, started(1, 0), 'echo a')}; {turn(2, started(2, 1), 'echo c')}"
+    second = f"{turn(1, started(1, 1), 'echo b')}; {turn(3, started(2, 0), 'echo d')}; sleep 60"
     for index, script in enumerate((first, second)):
         cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(index, script)))
     with cli.start("logs", "demo", "-f") as following:
@@ -239,27 +246,18 @@ def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli) -> None:
     def said(*options: str) -> list[str]:
         return [line for line in cli("logs", "demo", *options).stdout.splitlines() if "worker_started" not in line]
 
-    assert sorted(said()) == [
-        "demo-0-0 rank 0 | a",
-        "demo-0-0 rank 1 | c",
-        "demo-1-0 rank 0 | d",
-        "demo-1-0 rank 1 | b",
-    ]
-    assert [line[-1] for line in said("--round", "1")] == sorted(line[-1] for line in said("--round", "1"))
+    lines = ["demo-0-0 rank 0 | a", "demo-1-0 rank 1 | b", "demo-0-0 rank 1 | c", "demo-1-0 rank 0 | d"]
+    assert said() == lines, "by time"
+    assert said("--round", "1") == lines[:2]
     assert said("--rank", "0", "--round", "2") == ["demo-1-0 rank 0 | d"]
     (line,) = said("--rank", "1", "--round", "1", "-o", "json")
     found = json.loads(line)
-    assert (found["job"], found["replica"], found["round"], found["rank"], found["text"]) == (
-        "demo",
-        "demo-1-0",
-        1,
-        1,
-        "b",
-    )
+    where = [found[name] for name in ("job", "replica", "round", "rank", "text")]
+    assert where == ["demo", "demo-1-0", 1, 1, "b"]
 
     assert "has had no failure" in cli("logs", "demo", "--since-failure").stderr
     before = LastFailure(
-        at=rfc3339(1_800_000_000), round=1, replica="demo-2-0", reason="R", message="it died.", last_lines=("its last",)
+        at=rfc3339(1_700_000_000), round=1, replica="demo-2-0", reason="R", message="it died.", last_lines=("its last",)
     )
     cli.write("demo", JobStatus(last_failure=before))
     gone = cli("logs", "demo", "--since-failure")
