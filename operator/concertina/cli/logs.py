@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Container, Iterable
 from dataclasses import dataclass
 
 from concertina.api import TRAINER
@@ -94,15 +94,13 @@ class Logs:
             pods.cancel()
 
     def _most_telling(self, pods: list[Raw]) -> list[Raw]:
-        """In order of index; of more than can be read at a time the one that has the wanted rank, the one that failed,
-        the lead and the first."""
+        """The one that has the wanted rank, the one that failed and the lead are among them."""
         rank = self._asked.wanted.rank
         asked = "" if rank is None else self._world.replica_of(rank)
         first = (asked, self._failure.replica if self._failure else "", self._world.lead)
-        pods = sorted(pods, key=lambda pod: (pod["metadata"]["name"] not in first, _index(pod)))
         if len(pods) > MOST_STREAMS:
             say(f"{len(pods)} replicas have logs; here are {MOST_STREAMS} of them, --replica names another")
-        return sorted(pods[:MOST_STREAMS], key=_index)
+        return chosen(pods, first)
 
     def _print_what_is_gone(self, there: Iterable[str]) -> None:
         """The pod that failed is often gone, and its log with it: its last words stand in the status."""
@@ -156,6 +154,12 @@ class Logs:
                         yield pod["metadata"]["name"], None
             except (Gone, Unreachable):
                 continue
+
+
+def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
+    """As many as are read at a time, in order of index; those in `first`, and then those of the lowest indexes."""
+    found = sorted(pods, key=lambda pod: (pod["metadata"]["name"] not in first, _index(pod)))
+    return sorted(found[:MOST_STREAMS], key=_index)
 
 
 async def merged(logs: list[AsyncIterator[Entry]]) -> AsyncIterator[Entry]:

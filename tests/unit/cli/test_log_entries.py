@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from concertina.api.status import Member, World, rfc3339
+from concertina.cli.logs import MOST_STREAMS, chosen
+from concertina.kube.manifests.names import INDEX
 from concertina.terminal.log_entries import LogReader, Wanted, split
 
 T0 = 1_800_000_000
@@ -61,6 +63,12 @@ def test_what_a_script_prints_is_not_taken_for_what_its_agent_says() -> None:
     for text in ('{"t":1,"event":3}', '{"t":', '{"t":1}', '{"t":[' * 5000, '{"event":"worker_started"}'):
         assert reader.read("", text).fact is None
     assert reader.read("", '{"t":1,"event":"worker_started","round":-1,"rank":true}').round is None
+
+
+def test_of_many_replicas_those_are_read_that_tell_most() -> None:
+    pods = [{"metadata": {"name": f"a-{index}-0", "labels": {INDEX: str(index)}}} for index in reversed(range(1000))]
+    names = [pod["metadata"]["name"] for pod in chosen(pods, ("", "a-700-0", "a-9-0", None))]
+    assert names == [*(f"a-{index}-0" for index in range(MOST_STREAMS - 1)), "a-700-0"]
 
 
 def test_the_time_before_a_line() -> None:
