@@ -6,6 +6,7 @@
     concertina-agent run --bundled       run the bundled trainer
     concertina-agent run -- COMMAND...   run a command of one's own
     concertina-agent report              print what the agent of this container says of itself, and a lead of its round
+    concertina-agent trace               print a trace of some steps of a worker of this container
 
 The environment says the rest (docs/architecture.md, "What the operator puts into a pod").
 """
@@ -140,6 +141,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     running.add_argument("--bundled", action="store_true", help="run the trainer that the image holds")
     running.add_argument("--package", default="concertina_trainer", help=argparse.SUPPRESS)
     actions.add_parser("report", help="print what the agent of this container says of itself")
+    tracing = actions.add_parser("trace", help="print a trace of some steps of a worker of this container")
+    tracing.add_argument("--rank", type=int, required=True)
+    tracing.add_argument("--first-step", type=int, default=0)
+    tracing.add_argument("--steps", type=int, required=True)
+    tracing.add_argument("--seconds", type=float, default=60.0, help="to give up after")
     running.usage = "%(prog)s (--bundled | -- COMMAND...)"
     ours, command = _split(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(ours)
@@ -148,6 +154,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     if options.action == "report":
         return report()
+    if options.action == "trace":
+        from concertina_agent.trace import trace
+
+        return trace(options.rank, options.first_step, options.steps, options.seconds)
     if options.bundled == bool(command):
         parser.error("run needs either --bundled, or -- and a command")
     return run(command, options.package)

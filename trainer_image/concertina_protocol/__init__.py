@@ -60,6 +60,7 @@ from concertina_protocol.messages.peers import (
     Pull,
     ShardHeader,
     StopAt,
+    Trace,
 )
 from concertina_protocol.messages.records import (
     Candidate,
@@ -155,6 +156,7 @@ __all__ = [
     "Storage",
     "StorageHealth",
     "Straggler",
+    "Trace",
     "Undone",
     "Watch",
     "change",
@@ -179,7 +181,7 @@ SILENCE_SECONDS = 3.0
 Message = Union[
     Prepare, Prepared, Assign, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index, Pull,
     ShardHeader, Copied, MemberState, Report, ReportChange, Relay,
-    Relayed, Learn, Learned,
+    Relayed, Learn, Learned, Trace,
 ]  # fmt: skip
 KINDS: dict[str, type[Any]] = {
     "Prepare": Prepare, "Prepared": Prepared, "Assign": Assign, "Drain": Drain, "Save": Save,
@@ -187,7 +189,7 @@ KINDS: dict[str, type[Any]] = {
     "StopAt": StopAt, "Ping": Ping, "Index": Index, "Pull": Pull, "ShardHeader": ShardHeader,
     "Copied": Copied, "MemberState": MemberState, "Report": Report,
     "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,
-    "Learn": Learn, "Learned": Learned,
+    "Learn": Learn, "Learned": Learned, "Trace": Trace,
 }  # fmt: skip
 """By the names that lines have for them: these stay, whatever a class is called."""
 _LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)

@@ -16,11 +16,13 @@ from concertina_protocol.worker_channel import (
     Message,
     Outcome,
     SaveNow,
+    TraceSteps,
     WantDurable,
 )
 from concertina_state.format.shardfile import ShardMetadata, Trend
 from concertina_state.interval import Interval
 from concertina_state.snapshots import Live, Snapshots, Taken
+from concertina_state.step_trace import Traces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Saving:
         """A person wants a checkpoint."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
+        self.traces = Traces(restored.shard)
         self.interval = interval
         self.seconds = 0.0
         """Spent on snapshots in this round."""
@@ -142,6 +145,8 @@ class Saving:
                 self._drain = message
             elif isinstance(message, SaveNow):
                 self._asked = self._policy.has_storage
+            elif isinstance(message, TraceSteps):
+                self.traces.ask(message)
         last = self._snapshots.count - 1
         return StepFlags(
             drain=int(self._drain is not None),

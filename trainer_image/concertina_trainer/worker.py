@@ -52,7 +52,7 @@ def main() -> NoReturn:
     """Never returns: exits 0 after Done, 78 after Fault BadInput, else 1 with the reason in stderr's last lines."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
-    channel.send(Hello(int(os.environ["RANK"]), os.getpid()))
+    channel.send(Hello(int(os.environ["RANK"]), os.getpid(), traces=True))
     code = 1
     try:
         channel.send(run(channel))

@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from concertina_state.holdings import Part
-    from trainingjob._channel import Channel
+    from trainingjob._channel import Channel, Tracing
     from trainingjob._data import Data
     from trainingjob._state import State
 
@@ -176,4 +176,11 @@ def connection() -> Optional[Channel]:
         return None
     from trainingjob import _channel  # not before it is needed: it takes tens of milliseconds
 
-    return _channel.connected(path, int(rank))
+    return _channel.connected(path, int(rank), _traces)
+
+
+def _traces(rank: int) -> Tracing:
+    """Needs a newer Python, as `State` does."""
+    from concertina_state.step_trace import Traces
+
+    return Traces(rank)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, Type, TypeVar, Union
 
 from concertina_protocol import MOST_METRICS, Durable, JobHistory, Progress, ProtocolError, StepPart
 from concertina_protocol import worker_channel as w
@@ -36,10 +36,20 @@ class Reported:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+class Tracing(Protocol):
+    """Makes traces of steps that a person asks for."""
+
+    def ask(self, wish: w.TraceSteps) -> None: ...
+
+    def after(self, step: int) -> None: ...
+
+
 class Channel:
-    def __init__(self, path: str, rank: int) -> None:
-        """Raises OSError where no agent listens."""
+    def __init__(self, path: str, rank: int, tracing: Callable[[int], Tracing]) -> None:
+        """`tracing`: for this rank, at the first wish. Raises OSError where no agent listens."""
         self._rank, self._pid = rank, os.getpid()
+        self._tracing = tracing
+        self._traces: Optional[Tracing] = None
         self._end = w.WorkerEnd(path)
         self._changed = threading.Condition()
         self._open, self._asked, self._attends = True, False, False
@@ -63,7 +73,7 @@ class Channel:
         """For `State`."""
         self._snapshots: Tuple[Optional[int], float] = (None, 0.0)
         """Step of the newest one that is complete on peers, and seconds that all have taken."""
-        self._send(w.Hello(rank, self._pid))
+        self._send(w.Hello(rank, self._pid, traces=True))
         threading.Thread(target=self._listen, name="trainingjob", daemon=True).start()
 
     @property
@@ -154,6 +164,8 @@ class Channel:
                 metrics={str(name)[:MOST_NAME]: float(value) for name, value in first},
             )
         self._send(self._sent)
+        if self._traces is not None:
+            self._traces.after(step)
 
     def _enter(self, phase: str) -> None:
         """What was evaluated or compiled since the last report counts as that."""
@@ -240,22 +252,31 @@ class Channel:
                 self._asked = False
             elif isinstance(message, w.StopAtCall):
                 self._asked, self._stop_at = False, message.call
+            elif isinstance(message, w.TraceSteps):
+                self._trace(message)
             else:
                 self._received.append(message)
             self._changed.notify_all()
+
+    def _trace(self, wish: w.TraceSteps) -> None:
+        try:
+            self._traces = self._traces or self._tracing(self._rank)
+            self._traces.ask(wish)
+        except Exception as error:  # training goes on without
+            print(f"trainingjob: no trace: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 _channel: Optional[Channel] = None
 _tried = False
 
 
-def connected(path: str, rank: int) -> Optional[Channel]:
+def connected(path: str, rank: int, tracing: Callable[[int], Tracing]) -> Optional[Channel]:
     """The connection of this process, opened at the first call; None where no agent listens."""
     global _channel, _tried
     if not _tried:
         _tried = True
         try:
-            _channel = Channel(path, rank)
+            _channel = Channel(path, rank, tracing)
         except OSError as error:
             print(f"trainingjob: the agent can't be reached ({error}); nothing is reported", file=sys.stderr)
     return _channel if _channel is not None and _channel.ours else None

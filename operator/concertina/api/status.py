@@ -21,6 +21,7 @@ from concertina.api.accounting import (
     Seconds,
     Timestamp,
 )
+from concertina.api.history import MOST_CHARACTERS as MOST_OF_HISTORY
 from concertina.api.model import Observed
 from concertina.api.packed import MOST_CHARACTERS, pack, unpack
 
@@ -157,6 +158,24 @@ class World(Observed):
         """The round that is being made, else the last one; 0 before the first. (A claim that no round follows is
         committed as it is made.)"""
         return self.claim.round if self.claim and not self.claim.committed else self.round
+
+    def ranks_of(self, replica: str) -> range:
+        """Of its workers; an empty one where it is no member."""
+        first = 0
+        for member in self.members:
+            if member.replica == replica:
+                return range(first, first + member.workers)
+            first += member.workers
+        return range(0)
+
+    def replica_of(self, rank: int) -> str:
+        """Whose worker that is; nothing where there is no such rank."""
+        first = 0
+        for member in self.members:
+            if first <= rank < first + member.workers:
+                return member.replica
+            first += member.workers
+        return ""
 
 
 class EvaluationMark(Observed):
@@ -518,6 +537,10 @@ class JobStatus(Observed):
     world: World = Field(default=World(), description="The current round and who is in it.")
     spares: Spares = Field(default=Spares(), description="Replicas that stand by.")
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
+    history: Annotated[str, Field(max_length=MOST_OF_HISTORY)] | None = Field(
+        default=None,
+        description="Loss and world over time, 60 points at most, packed: `concertina status` draws them.",
+    )
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
     rollback: Rollback | None = Field(default=None, description="The last time that training was undone.")
@@ -606,3 +629,8 @@ class JobStatus(Observed):
             if condition.type == type:
                 return condition
         return None
+
+    def is_true(self, type: ConditionType) -> bool:
+        """Whether there is such a condition, and it holds."""
+        condition = self.condition(type)
+        return condition is not None and condition.status == "True"

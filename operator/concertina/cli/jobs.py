@@ -8,19 +8,18 @@ from typing import Any
 
 import yaml
 
-from concertina.api import API_VERSION, KIND, TRAINER
+from concertina.api import API_VERSION, KIND
+from concertina.cli.agent_report import report_of
 from concertina.cli.dry_run import try_pod
-from concertina.kube.client import Client
 from concertina.kube.errors import ApiError
-from concertina.kube.execute import execute
 from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.console import plain
-from concertina.terminal.follow import follow_job
-from concertina_protocol import ProtocolError, Report, decode
+from concertina.terminal.follow import events_of, follow_job
+from concertina_protocol import ProtocolError
 
 console = plain()
 
@@ -76,7 +75,8 @@ async def table(target: Target, all_namespaces: bool) -> None:
 
 async def detail(target: Target, name: str) -> None:
     async with target.connect() as (client, namespace):
-        console.print(show.detail(await client.get(TRAINING_JOBS, namespace, name)))
+        job = await client.get(TRAINING_JOBS, namespace, name)
+        console.print(show.detail(job, await events_of(client, job)))
 
 
 async def members(target: Target, name: str) -> None:
@@ -87,22 +87,13 @@ async def members(target: Target, name: str) -> None:
         report = None
         if world.lead in pods:
             try:
-                report = await _report(client, namespace, pods[world.lead])
+                report = await report_of(client, namespace, pods[world.lead])
             except (ApiError, ProtocolError) as error:
                 console.print(f"The lead {world.lead} can't be asked, so states and steps are not known: {error}")
     if world.members:
         console.print(show.members(world, pods, report))
     else:
         console.print(f"{name} has no members now; `concertina status {name}` says why.")
-
-
-async def _report(client: Client, namespace: str, pod: Raw) -> Report | None:
-    """What its agent says, asked from within its container, which has a certificate of the job's."""
-    trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
-    python_and_agent = trainer["command"][:2]
-    text = await execute(client, namespace, pod["metadata"]["name"], TRAINER, [*python_and_agent, "report"])
-    answer = decode(text.encode())
-    return answer if isinstance(answer, Report) else None
 
 
 async def set_suspend(target: Target, name: str, suspend: bool) -> None:

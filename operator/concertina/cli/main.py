@@ -67,19 +67,60 @@ def status(
 
 
 @app.command(rich_help_panel=JOBS)
-def logs(
-    job: Job,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, with replicas that come later too.")] = False,
-    replica: Annotated[int | None, typer.Option("--replica", "-r", help="Only this replica's index.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", help="Only the last lines of each replica.")] = None,
+def top(
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    by: Annotated[str, typer.Option("--by", help="Group by: namespace, queue (Kueue's label), or a label's key.")] = "",
+    sort: Annotated[str, typer.Option("--sort", help="attention, goodput, cost or name.")] = "attention",
+    once: Annotated[bool, typer.Option("--once", help="Print the table and end.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="json: once, as JSON.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Print the replicas' logs, each line after the name of its pod."""
-    from concertina.cli.logs import print_logs
+    """Watch all jobs, those first that wait, stall or lose time. Ctrl-C ends it."""
+    from concertina.cli import top
 
-    call(print_logs(Target(kubeconfig, context, namespace), job, follow, replica, tail))
+    call(top.top(Target(kubeconfig, context, namespace), all_namespaces, by, sort, once, output))
+
+
+@app.command(rich_help_panel=JOBS)
+def logs(
+    job: Job,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, with replicas that come later too.")] = False,
+    replica: Annotated[int | None, typer.Option("--replica", "-r", help="Only this replica's index.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
+    round: Annotated[int | None, typer.Option("--round", min=1, help="Only what belongs to this round.")] = None,
+    since_failure: Annotated[
+        bool, typer.Option("--since-failure", help="From a few seconds before the last failure on.")
+    ] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="json: an object a line.")] = "",
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Print the replicas' logs, merged by time, each line after its replica and rank."""
+    from concertina.cli import logs
+    from concertina.terminal.log_entries import Wanted
+
+    asked = logs.Asked(replica, Wanted(rank, round), tail, since_failure, output == "json")
+    call(logs.print_logs(Target(kubeconfig, context, namespace), job, asked, follow))
+
+
+@app.command(rich_help_panel=JOBS)
+def trace(
+    job: Job,
+    steps: Annotated[int, typer.Option("--steps", help="How many steps.")] = 3,
+    ranks: Annotated[str, typer.Option("--ranks", help="Of which ranks, as 0,3.")] = "0",
+    out: Annotated[str, typer.Option("--out", help="The file. Default: JOB-trace.json; .gz is compressed.")] = "",
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Trace some steps by torch.profiler and the flight recorder, into one file for ui.perfetto.dev."""
+    from concertina.cli.trace import trace
+
+    call(trace(Target(kubeconfig, context, namespace), job, steps, ranks, out))
 
 
 @app.command(rich_help_panel=JOBS)

@@ -37,6 +37,8 @@ _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "applica
 DRY_RUN = {"dryRun": "All"}
 
 log = logging.getLogger(__name__)
+MOST_MESSAGE = 128 * 1024 * 1024
+"""Bytes of one message of a websocket."""
 READ_AHEAD = 1024 * 1024
 """Bytes of a stream that may wait to be read here: the API server ends a watch whose client is slow, and the pods of
 five jobs that start in a second are a megabyte."""
@@ -200,8 +202,11 @@ class Client:
         tail: int | None = None,
         since: str = "",
         limit_bytes: int | None = None,
+        timestamps: bool = False,
+        previous: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines of a container, as they come with `follow`; `since`: an RFC 3339 time in whole seconds."""
+        """The lines of a container, as they come with `follow`; `since`: an RFC 3339 time in whole seconds;
+        `timestamps`: each after its time; `previous`: of its last run, where it was started again."""
         params = {"follow": "true"} if follow else {}
         if container:
             params["container"] = container
@@ -209,6 +214,10 @@ class Client:
             params["tailLines"] = str(tail)
         if since:
             params["sinceTime"] = since
+        if timestamps:
+            params["timestamps"] = "true"
+        if previous:
+            params["previous"] = "true"
         if limit_bytes is not None:
             params["limitBytes"] = str(limit_bytes)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS)
@@ -225,7 +234,12 @@ class Client:
         if authorization := await self.access.authorization():
             headers["Authorization"] = authorization
         connecting = self._session.ws_connect(
-            self.access.server + path, params=params, protocols=(protocol,), headers=headers, proxy=self.access.proxy
+            self.access.server + path,
+            params=params,
+            protocols=(protocol,),
+            headers=headers,
+            proxy=self.access.proxy,
+            max_msg_size=MOST_MESSAGE,
         )
         try:
             async with connecting as socket:

@@ -13,6 +13,7 @@ from concertina.kube.resources import PODS
 
 _PROTOCOL = "v4.channel.k8s.io"
 _OUTPUT, _STATUS = (1, 2), 3
+MOST_OUTPUT = 16 * 1024 * 1024
 
 
 class CommandFailed(ApiError):
@@ -20,12 +21,19 @@ class CommandFailed(ApiError):
 
 
 async def execute(
-    client: Client, namespace: str, pod: str, container: str, command: Sequence[str], seconds: float = 30.0
+    client: Client,
+    namespace: str,
+    pod: str,
+    container: str,
+    command: Sequence[str],
+    seconds: float = 30.0,
+    most: int = MOST_OUTPUT,
 ) -> str:
-    """What the command prints. Raises CommandFailed, or ApiError where it could not be run at all."""
+    """What the command prints, `most` bytes at most. Raises CommandFailed, or ApiError where it could not be run at
+    all."""
     params = [("container", container), ("stdout", "true"), ("stderr", "true")]
     params += [("command", word) for word in command]
-    output, status = b"", b""
+    output, status = bytearray(), bytearray()
     try:
         async with (
             asyncio.timeout(seconds),
@@ -37,10 +45,12 @@ async def execute(
                 channel, data = message.data[0], message.data[1:]
                 output += data if channel in _OUTPUT else b""
                 status += data if channel == _STATUS else b""
+                if len(output) + len(status) > most:
+                    raise CommandFailed(0, "TooLong", f"a command in pod {pod} prints more than {most} bytes")
     except TimeoutError:
         raise CommandFailed(0, "Timeout", f"a command in pod {pod} did not end within {seconds:g} s") from None
     text = output.decode("utf-8", "replace").strip()
-    if why := outcome(status, text):
+    if why := outcome(bytes(status), text):
         raise CommandFailed(0, "CommandFailed", f"a command in pod {pod} failed: {why}")
     return text
 

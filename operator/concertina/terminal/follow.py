@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from rich.console import Console
@@ -10,10 +11,13 @@ from rich.live import Live
 
 from concertina.api.status import ConditionType
 from concertina.kube.client import Client
-from concertina.kube.errors import Gone, NotFound, Unreachable
+from concertina.kube.errors import Forbidden, Gone, NotFound, Unreachable
 from concertina.kube.parse.views import status_of
-from concertina.kube.resources import TRAINING_JOBS, Raw
+from concertina.kube.resources import EVENTS, TRAINING_JOBS, Raw
 from concertina.terminal import show
+
+EVENTS_EVERY = 5.0
+"""Seconds: a job that trains changes more often."""
 
 
 async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw]:
@@ -35,11 +39,21 @@ async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw
             continue
 
 
+async def events_of(client: Client, job: Raw) -> list[Raw]:
+    """Those about the job; none where they may not be read."""
+    namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+    try:
+        return (await client.list_all(EVENTS, namespace, fields=f"involvedObject.uid={uid}"))[0]
+    except (Forbidden, Unreachable):
+        return []
+
+
 async def follow_job(client: Client, namespace: str, name: str, console: Console) -> int:
     """0 when the job completes, 1 when it fails or is deleted."""
     await client.get(TRAINING_JOBS, namespace, name)  # one that never was is an error, not an end
     try:
-        code = await (_live if console.is_terminal else _lines)(states(client, namespace, name), console)
+        jobs = states(client, namespace, name)
+        code = await (_live(jobs, console, client) if console.is_terminal else _lines(jobs, console))
     except asyncio.CancelledError:  # Ctrl-C
         console.print(
             f"The job goes on; `concertina status -f {name}` follows it, `concertina suspend {name}` stops it"
@@ -55,10 +69,13 @@ def _exit_code(job: Raw) -> int | None:
     return None if end is None else int(end.type != "Complete")
 
 
-async def _live(jobs: AsyncIterator[Raw], console: Console) -> int | None:
+async def _live(jobs: AsyncIterator[Raw], console: Console, client: Client) -> int | None:
+    events, asked = list[Raw](), -EVENTS_EVERY
     with Live(console=console, auto_refresh=False) as live:
         async for job in jobs:
-            live.update(show.detail(job), refresh=True)
+            if time.monotonic() - asked >= EVENTS_EVERY:
+                events, asked = await events_of(client, job), time.monotonic()
+            live.update(show.detail(job, events), refresh=True)
             if (code := _exit_code(job)) is not None:
                 return code
     return None

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from concertina.api import history
 from concertina.api.accounting import Cost, Goodput, Incident
 from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, World, unix_seconds
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
+from concertina.terminal import advice, curves
 from concertina_protocol import MemberState, Report
 from concertina_protocol.messages.ranges import words
 
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
+_TIME_COLOURS = {"productive": "green", "communication": "green", "suspended": "dim"}
 ENDED = ("Complete", "Failed")
-_SHARES, _CAUSES = 4, 5
+_SHARES, _CAUSES, _EVENTS = 4, 5, 8
+_BAR = 30
+"""Characters of the longest bar."""
 
 
 def word(status: JobStatus) -> str:
@@ -78,8 +83,8 @@ def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
     return result
 
 
-def detail(job: Raw) -> RenderableType:
-    """All there is to know of one job."""
+def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
+    """All there is to know of one job. `events`: those about it, in any order."""
     status, meta = status_of(job), job["metadata"]
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold")
@@ -89,11 +94,14 @@ def detail(job: Raw) -> RenderableType:
     parts: list[RenderableType] = [title, rows]
     if status.conditions:
         parts.append(_conditions(status))
+    if events:
+        parts.append(_last_events(events))
     failure, running = status.last_failure, status.condition(ConditionType.RUNNING)
     if failure and failure.last_lines and not (running and running.status == "True"):
         who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
         parts.append(Text(f"The last lines of {who}:"))
         parts += [Text(f"  {line}") for line in failure.last_lines]
+    parts.append(Text.assemble(("Next  ", "bold"), advice.next_step(meta["name"], status)))
     return Group(*parts)
 
 
@@ -156,6 +164,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             "MFU": f"{progress.mfu:.1%}" if progress.mfu else "",
         }
         yield "", "  ".join(f"{name} {value}" for name, value in numbers.items() if value)
+    yield from _course(status)
     if snapshot := status.last_snapshot:
         yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago"
     if checkpoint := status.last_checkpoint:
@@ -193,7 +202,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         useful = status.goodput.tokens_per_second
         speed = f", {useful:,.0f} useful tokens/s" if useful else ""
         yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps{speed}"
-        yield "Time", time_spent(status.goodput)
+        yield "Time", _time_bars(status.goodput)
         if spent := recovery_spent(status.goodput):
             yield "", f"recovery by cause: {spent}"
     if status.incidents:
@@ -236,10 +245,47 @@ def _evaluation(progress: JobProgress) -> str:
     return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
 
 
-def time_spent(goodput: Goodput) -> str:
+def _course(status: JobStatus) -> Iterable[tuple[str, str]]:
+    """Loss and world over time."""
+    known = history.unpacked(status.history) if status.history else history.History()
+    if len(known.points) < 2:
+        return
+    took = duration(known.points[-1].at - known.points[0].at)
+    losses = [point.loss for point in known.points if point.loss is not None]
+    if losses:
+        yield "Loss", f"{curves.loss(known)}  {losses[0]:.4g} to {losses[-1]:.4g} in {took}"
+    sizes = [point.replicas for point in known.points]
+    yield "Replicas", f"{curves.world(known)}  {min(sizes)} to {max(sizes)} in {took}"
+
+
+def _time_bars(goodput: Goodput) -> Table:
     """By class, the most first."""
     parts = sorted(goodput.by_class.items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.5)
+    total, most = sum(goodput.by_class.values()) or 1.0, parts[0][1] or 1.0
+    result = Table.grid(padding=(0, 1))
+    for name, seconds in parts:
+        if seconds >= 0.5:
+            bar = "█" * max(1, round(seconds / most * _BAR))
+            result.add_row(
+                name, duration(seconds), f"{seconds / total:.1%}", Text(bar, style=_TIME_COLOURS.get(name, "yellow"))
+            )
+    return result
+
+
+def _last_events(events: Sequence[Raw]) -> Table:
+    """The newest last, as a log has them. What others wrote, too, is shown as it is."""
+    result = Table("Event", "", "Reason", "Ago", "Message", box=None, header_style="bold", pad_edge=False)
+    newest = sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))[-_EVENTS:]
+    for event in newest:
+        times = event.get("count") or 1
+        result.add_row(
+            str(event.get("type") or ""),
+            f"{times} x" if times > 1 else "",
+            str(event.get("reason") or ""),
+            age(event.get("lastTimestamp")),
+            Text(" ".join(str(event.get("message") or "").split())),
+        )
+    return result
 
 
 def recovery_spent(goodput: Goodput) -> str:

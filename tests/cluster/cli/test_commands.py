@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from concertina.api.status import Condition, JobProgress, JobStatus, World, rfc3339
+from concertina.api.status import Condition, JobProgress, JobStatus, LastFailure, World, rfc3339
 from concertina.local.cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -214,6 +214,84 @@ def test_logs(cli: Cli) -> None:
     assert cli("logs", "demo").stdout == "demo-0-0 | one\ndemo-0-0 | two\ndemo-1-0 | later\n"
     assert cli("logs", "demo", "--replica", "0", "--tail", "1").stdout == "demo-0-0 | two\n"
     assert "no replica 7 with a log yet" in cli("logs", "demo", "-r", "7").stderr
+
+
+def started(round: int, rank: int) -> str:
+    """The line by which an agent says that its worker runs, as shell prints it."""
+    fact = {"t": 1.5, "event": "worker_started", "round": round, "rank": rank}
+    return f"echo '{json.dumps(fact, separators=(',', ':'))}'"
+
+
+def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) -> None:
+    """Each pod prints in two rounds, in turns with the other; between these its rank has changed."""
+
+    def turn(number: int, *words: str) -> str:
+        """Waits for its turn, prints, and gives the next one its own."""
+        wait = f"until [ -e {tmp_path}/{number} ]; do sleep 0.05; done"
+        return "; ".join([wait, *words, f"sleep 0.05; touch {tmp_path}/{number + 1}"])
+
+    (tmp_path / "0").touch()
+    cli("run", str(DEMO), "--detach")
+    first = f"{turn(0, started(1, 0), 'echo a')}; {turn(2, started(2, 1), 'echo c')}"
+    second = f"{turn(1, started(1, 1), 'echo b')}; {turn(3, started(2, 0), 'echo d')}; sleep 60"
+    for index, script in enumerate((first, second)):
+        cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(index, script)))
+    with cli.start("logs", "demo", "-f") as following:
+        assert following.stdout
+        while "rank 0 | d" not in following.stdout.readline():
+            pass
+        following.send_signal(signal.SIGINT)
+        following.wait(GIVE_UP)
+
+    def said(*options: str) -> list[str]:
+        return [line for line in cli("logs", "demo", *options).stdout.splitlines() if "worker_started" not in line]
+
+    lines = ["demo-0-0 rank 0 | a", "demo-1-0 rank 1 | b", "demo-0-0 rank 1 | c", "demo-1-0 rank 0 | d"]
+    assert said() == lines, "by time"
+    assert said("--round", "1") == lines[:2]
+    assert said("--rank", "0", "--round", "2") == ["demo-1-0 rank 0 | d"]
+    (line,) = said("--rank", "1", "--round", "1", "-o", "json")
+    found = json.loads(line)
+    where = [found[name] for name in ("job", "replica", "round", "rank", "text")]
+    assert where == ["demo", "demo-1-0", 1, 1, "b"]
+
+    assert "has had no failure" in cli("logs", "demo", "--since-failure").stderr
+    before = LastFailure(
+        at=rfc3339(1_700_000_000), round=1, replica="demo-2-0", reason="R", message="it died.", last_lines=("its last",)
+    )
+    cli.write("demo", JobStatus(last_failure=before))
+    gone = cli("logs", "demo", "--since-failure")
+    assert gone.stdout.splitlines()[0] == "demo-2-0 | its last"
+    assert "demo-2-0, which failed (it died), has no log any more" in gone.stderr
+    assert len(gone.stdout.splitlines()) > 1, "what comes after it"
+    cli.write("demo", JobStatus(last_failure=before.model_copy(update={"at": rfc3339(4_000_000_000)})))
+    assert cli("logs", "demo", "--since-failure").stdout.splitlines() == ["demo-2-0 | its last"]
+
+
+def test_top_and_the_events_of_a_job(cli: Cli) -> None:
+    assert cli("top", "--once").stdout.startswith("0 jobs")
+    cli("run", str(DEMO), "--detach")
+    cli("run", "-", "--detach", stdin=DEMO.read_text().replace("name: demo", "name: other", 1))
+    cli.write("demo", status("Training", "3 of 3 replicas train", "Running"))
+    cli.kubectl("label", "tj", "demo", "team=red")
+    lines = cli("top", "--once", "--by", "team").stdout.splitlines()
+    assert lines[0].startswith("2 jobs: 1 waiting, 1 training")
+    assert [line.split()[:3] for line in lines[2:]] == [["(none)", "other", "Unseen"], ["red", "demo", "Training"]]
+    assert [each["name"] for each in json.loads(cli("top", "-o", "json").stdout)] == ["other", "demo"]
+    assert "--sort takes attention" in cli("top", "--sort", "size").stderr
+
+    uid = cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.metadata.uid}")
+    about = {"apiVersion": "concertina.dev/v1alpha1", "kind": "TrainingJob", "name": "demo", "namespace": cli.namespace}
+    event = {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "demo.1"}, "involvedObject": {**about, "uid": uid},
+        "type": "Warning", "reason": "MemberLost", "message": "demo-2-0 fell silent", "count": 3, "lastTimestamp": NOW,
+    }  # fmt: skip
+    cli.kubectl("create", "-f", "-", stdin=json.dumps(event))
+    detail = cli("status", "demo").stdout
+    (line,) = (line for line in detail.splitlines() if "MemberLost" in line)
+    assert line.split()[:4] == ["Warning", "3", "x", "MemberLost"]
+    assert "demo-2-0 fell silent" in line
+    assert detail.splitlines()[-1].startswith("Next  nothing to do")
 
 
 def test_help_imports_nothing_heavy() -> None:

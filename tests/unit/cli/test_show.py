@@ -5,6 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
+from concertina.api.accounting import Goodput
+from concertina.api.history import History, Point
 from concertina.api.status import (
     CheckpointEvery,
     Condition,
@@ -132,3 +134,29 @@ def test_members_with_their_ranks_as_pods_and_their_lead_tell_of_them() -> None:
     ]
     assert said(None)[1] == ["0-1", "a-0-0", "node-7", "Running"]
     assert said(replace(report, round=2)) == said(None)
+
+
+def test_the_run_over_time_and_where_its_time_went() -> None:
+    points = tuple(Point(1_800_000_000 + 10 * at, at, 4.0 - at, 4 - at // 2) for at in range(4))
+    spent = Goodput(percent=75, productive_seconds=75, recovery_seconds=25, at=rfc3339(1_800_000_000))
+    text = said(JobStatus(history=History(2, points).packed(), goodput=spent))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "Loss █▆▃▁ 4 to 1 in 30s" in lines
+    assert "Replicas ██▆▆ 3 to 4 in 30s" in lines
+    assert f"Time productive 1m15s 75.0% {'█' * 30}" in lines
+    assert f"recovery 25s 25.0% {'█' * 10}" in lines
+    short = said(JobStatus(history=History(2, points[:1]).packed()))
+    assert "Loss" not in short, "a point is no curve"
+    assert "Loss" not in said(JobStatus(history="what it is not"))
+
+
+def test_the_last_events_are_there_the_newest_last_and_as_they_are() -> None:
+    def event(number: int) -> dict[str, Any]:
+        at = rfc3339(1_800_000_000 + number)
+        return {"type": "Normal", "reason": f"R{number}", "message": "[red]\nwords", "count": 1, "lastTimestamp": at}
+
+    job = {"metadata": {"namespace": "team", "name": "a"}, "spec": {"replicas": 2}}
+    with jobs.console.capture() as captured:
+        jobs.console.print(detail(job, [event(number) for number in (10, 3, *range(4, 10))] + [{}]), width=200)
+    lines = captured.get().splitlines()
+    assert [line.split()[1] for line in lines if "[red] words" in line] == [f"R{number}" for number in range(3, 11)]

@@ -21,7 +21,7 @@ class Moment(NamedTuple):
 
 # --- events ---------------------------------------------------------------------------------------------------------
 
-Request = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Join, p.Ping]
+Request = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Join, p.Ping, p.Trace]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +311,7 @@ class DropSnapshots:
 @dataclasses.dataclass(frozen=True)
 class SendToWorker:
     rank: int
-    message: Union[w.DrainRequest, w.SaveNow, w.CopiedUpTo, w.Registered, w.QueryCalls, w.StopAtCall]
+    message: Union[w.DrainRequest, w.SaveNow, w.TraceSteps, w.CopiedUpTo, w.Registered, w.QueryCalls, w.StopAtCall]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,4 +150,5 @@ REQUESTS: Mapping[type, Callable[[AgentState, int, Any, e.Moment], list[e.Effect
     p.Save: members.on_save,
     p.Join: members.on_join,
     p.Ping: members.on_ping,
+    p.Trace: workers.on_trace,
 }

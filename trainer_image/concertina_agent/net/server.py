@@ -33,7 +33,7 @@ ACCEPT_AGAIN_SECONDS = 0.1
 IDLE_SECONDS = 600.0
 """A connection that has been answered may carry the next request; after this long it is closed."""
 
-Answered = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Ping]
+Answered = Union[p.Prepare, p.Assign, p.Drain, p.Save, p.Ping, p.Trace]
 Route = Callable[[Any, Connection], Awaitable[None]]
 CALLS = (p.Prepare, p.Assign, p.Drain, p.Save)
 """What may come on the connection of a Watch."""
@@ -75,7 +75,7 @@ class AgentServer:
             **dict.fromkeys((p.Drain, p.Save), (operator, self._answer)),
             p.Watch: (operator + agent, self._watch),
             p.Relay: (operator, handler.relay),
-            p.Ping: (agent, self._answer),
+            **dict.fromkeys((p.Ping, p.Trace), (agent, self._answer)),
             p.Join: (agent, handler.join),
             p.Index: (agent, handler.index),
             p.Learn: (agent, handler.learn),

@@ -44,6 +44,19 @@ class Ping:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trace:
+    """From within a pod (`concertina-agent trace`) to its agent: have a worker trace some steps (see
+    `worker_channel.TraceSteps`). Answer: Accepted or Refused."""
+
+    uid: str
+    rank: int
+    first_step: int
+    steps: int
+    name: str
+    """Of hexadecimal digits."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Learn:
     """Agent to agent: what does the script import? Answer: Learned or Refused."""
 

@@ -40,6 +40,7 @@ from concertina_protocol.worker_channel.worker import (
     SaveNow,
     Start,
     StopAtCall,
+    TraceSteps,
     WantDurable,
 )
 from concertina_protocol.worker_channel.worker_end import ChannelClosed, WorkerEnd
@@ -76,6 +77,7 @@ __all__ = [
     "Start",
     "StopAtCall",
     "StorageState",
+    "TraceSteps",
     "TrackerHello",
     "TrackingState",
     "Undo",

@@ -6,7 +6,7 @@ The bundled trainer's worker:
            <-  Start                            where the state comes from
     (FetchHeader -> FetchedHeader, Fetch -> Fetched)*      only with Restore.source Memory; one at a time
     (Beat | Progress | Committed | WantDurable)*           every step, as they come
-           <-  CopiedUpTo*, SaveNow*, DrainRequest         at any time
+           <-  CopiedUpTo*, SaveNow*, TraceSteps*, DrainRequest    at any time
     Done -> and exit 0,  or  Fault -> and a non-zero exit (BadInput: 78), each after `WorkerEnd.finish`
 
 A command of one's own may speak too, through the package `trainingjob`: Hello, Progress and Beat as above, and, so that
@@ -44,6 +44,8 @@ BAD_INPUT_EXIT = 78
 class Hello:
     rank: int
     pid: int
+    traces: bool = False
+    """It knows TraceSteps, which a worker of an earlier version would fail by."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +179,17 @@ class SaveNow:
 
 
 @dataclasses.dataclass(frozen=True)
+class TraceSteps:
+    """To any rank: write a trace of `steps` steps, the first of them `first_step` or the next one, into the volume
+    (`concertina_state.step_trace`)."""
+
+    first_step: int
+    steps: int
+    name: str
+    """Of the trace, by which `step_traces.trace_file` is called."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CopiedUpTo:
     """This rank's snapshots up to this step are complete on its peer (sent at once where there is no peer)."""
 
@@ -202,7 +215,7 @@ class StopAtCall:
 
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
-    Register, KeepsState, CallCount, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, CopiedUpTo,
+    Register, KeepsState, CallCount, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, TraceSteps, CopiedUpTo,
     Registered, QueryCalls, StopAtCall,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {
@@ -210,7 +223,7 @@ KINDS: Dict[str, Type[Any]] = {
     "FetchHeader": FetchHeader, "Fetch": Fetch, "Done": Done, "Fault": Fault, "Attends": Register,
     "KeepsState": KeepsState,
     "Passed": CallCount, "Start": Start, "FetchedHeader": FetchedHeader, "Fetched": Fetched,
-    "DrainRequest": DrainRequest, "SaveNow": SaveNow, "CopiedUpTo": CopiedUpTo, "Attended": Registered,
-    "AskPassed": QueryCalls, "StopAt": StopAtCall,
+    "DrainRequest": DrainRequest, "SaveNow": SaveNow, "TraceSteps": TraceSteps, "CopiedUpTo": CopiedUpTo,
+    "Attended": Registered, "AskPassed": QueryCalls, "StopAt": StopAtCall,
 }  # fmt: skip
 """By the names that lines have for them: these stay, whatever a class is called."""

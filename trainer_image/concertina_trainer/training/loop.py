@@ -97,6 +97,7 @@ def train(run: Run, step: int, position: int) -> Done:
                 saving.reported_interval,
             )
         )  # fmt: skip
+        saving.traces.after(step)
         run.balance.worked(microbatches, reporter.heartbeat.busy)
 
         if step == config.last_step and (done := run.evaluate(step, position, last=True)):

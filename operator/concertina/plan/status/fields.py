@@ -111,6 +111,7 @@ COUNTS: Mapping[str, Row] = {
 }
 PROGRESS: Mapping[str, Row] = {
     "progress": lambda p: progress.progress(p.ctx),
+    "history": lambda p: progress.history(p.ctx),
     "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
     "shares": lambda p: progress.shares(p.ctx),

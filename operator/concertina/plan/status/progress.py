@@ -6,6 +6,7 @@ import itertools
 import math
 
 import concertina_protocol as protocol
+from concertina.api.history import History, Point, unpacked
 from concertina.api.status import (
     CheckpointEvery,
     CheckpointMark,
@@ -50,6 +51,21 @@ def _evaluation(ctx: JobContext, told: protocol.Progress) -> EvaluationMark | No
         loss = round(told.evaluated.loss, 6) if math.isfinite(told.evaluated.loss) else None
         return EvaluationMark(step=max(0, told.evaluated.step), loss=loss)
     return old if old is not None and old.step <= told.step else None
+
+
+def history(ctx: JobContext) -> str | None:
+    """With a point of this progress, where it is news and one is due."""
+    known, now = ctx.status.history, progress(ctx)
+    if now is None or now == ctx.status.progress:
+        return known
+    before = unpacked(known) if known else History()
+    after = before.with_point(Point(int(ctx.now), now.step, _short(now.loss), ctx.world.replicas))
+    return known if after is before else after.packed()
+
+
+def _short(loss: float | None) -> float | None:
+    """To four digits: a curve shows no more."""
+    return None if loss is None else float(f"{loss:.4g}")
 
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:

@@ -38,6 +38,33 @@ def test_a_checkpoint_now_goes_to_rank_0_of_the_lead():
     assert "does not lead round 1" in member.ask(p.Save(UID, 1, "claim-1", "r1"))[0].message.reason
 
 
+@pytest.mark.parametrize(
+    ("wish", "why"),
+    [
+        ((0, 5, 2, "../x"), "hexadecimal"),
+        ((0, 5, 0, "ab"), "1 to 100 steps"),
+        ((0, 5, 101, "ab"), "1 to 100 steps"),
+        ((1, 5, 2, "ab"), "rank 1 is no worker of a now"),
+        ((0, 5, 2, "ab"), "rank 0 can't be traced: it is a trainer of an earlier version, or a script"),
+    ],
+)
+def test_a_trace_that_can_not_be_is_refused(wish, why):
+    driver = Driver()
+    driver.begun("a", "b")
+    (reply,) = driver.ask(p.Trace(UID, *wish))
+    assert why in reply.message.reason
+
+
+def test_a_trace_goes_to_the_worker_that_is_asked_for_on_any_member():
+    member = Driver("b")
+    member.begun("a", "b")
+    member.say(w.Hello(1, 7, traces=True), rank=1)
+    member.say(w.Hello(1, 7), rank=1)  # a command's, as its agent tells of it
+    reply, sent = member.ask(p.Trace(UID, 1, 7, 2, "ab"))
+    assert isinstance(reply.message, p.Accepted)
+    assert sent == e.SendToWorker(1, w.TraceSteps(7, 2, "ab"))
+
+
 def test_drained_waits_for_the_peers_copy_or_the_end_of_the_grace():
     for late in (False, True):
         driver = Driver("b")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.api.history import unpacked
 from concertina.plan.actions import Plan
 from concertina.plan.observed import Observed, PodPhase
 from concertina.plan.plan import plan
@@ -125,3 +126,15 @@ def test_a_command_of_ones_own_trains_as_soon_as_it_runs() -> None:
     seen = jobs.running(jobs.command_spec(), progress=None)
     assert seen.job.status.condition("Ready").reason == "Training"
     assert seen.job.status.progress is None
+
+
+def test_the_course_of_a_run_grows_with_news_of_it_alone() -> None:
+    seen = jobs.running(jobs.spec())
+    for step, at in ((44, 12), (45, 13), (50, 16)):  # the second comes too soon after the first
+        told = with_lead(seen, progress=progress(step, T0 + at))
+        seen = jobs.then(told, plan(told, T0 + at))
+    known = unpacked(seen.job.status.history or "")
+    told_of = [(point.step, point.loss, point.replicas) for point in known.points]
+    assert told_of == [(40, 2.5, 3), (44, 2.0, 3), (50, 2.0, 3)]
+    later = plan(with_lead(seen, progress=progress(50, T0 + 16)), T0 + 60)
+    assert later.status.history == seen.job.status.history, "nothing was told since"

@@ -22,6 +22,8 @@ class WorkerOutcome(str, enum.Enum):
 @dataclasses.dataclass
 class Worker:
     started: bool = False
+    traces: bool = False
+    """It knows TraceSteps."""
     done: Optional[w.Done] = None
     fault: Optional[w.Fault] = None
     outcome: Optional[WorkerOutcome] = None
@@ -48,7 +50,9 @@ class Workers:
         worker.started = True
         if isinstance(message, (Progress, w.Beat, w.Done)):
             self.step = message.step if self.step is None else max(self.step, message.step)
-        if isinstance(message, Progress):
+        if isinstance(message, w.Hello):
+            worker.traces = worker.traces or message.traces
+        elif isinstance(message, Progress):
             self.progress = message
         elif isinstance(message, w.KeepsState):
             self.keep_state = True
@@ -71,6 +75,10 @@ class Workers:
         else:
             worker.outcome = WorkerOutcome.COMPLETE if code == 0 else WorkerOutcome.FAILED
         return worker
+
+    def traces(self, rank: int) -> bool:
+        """Whether it can be asked for traces."""
+        return rank in self._workers and self._workers[rank].traces
 
     def alive(self, rank: int) -> bool:
         return rank in self._workers and self._workers[rank].outcome is None

@@ -9,6 +9,7 @@ from concertina_agent.core.round.failures import worker_failure, worker_stopped
 from concertina_agent.core.round.membership import Membership
 from concertina_agent.core.round.workers_state import WorkerOutcome
 from concertina_agent.core.steps import drains, own_state, storage
+from concertina_protocol import step_traces
 from concertina_protocol import worker_channel as w
 
 
@@ -89,3 +90,17 @@ def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment
         return []
     r.hearts.collected(event.stacks)
     return own_state.changed(agent, t)
+
+
+def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> list[e.Effect]:
+    """Of a worker that says when a step ends."""
+    r, most = agent.round, step_traces.MOST_STEPS
+    if not step_traces.NAME.fullmatch(message.name) or not 1 <= message.steps <= most or message.first_step < 0:
+        return [agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {most} steps")]
+    if r is None or not r.workers.alive(message.rank):
+        return [agent.refuse(request, f"rank {message.rank} is no worker of {agent.replica} now")]
+    if not r.workers.traces(message.rank):
+        why = "a trainer of an earlier version, or a script that has not called trainingjob.report or State.commit"
+        return [agent.refuse(request, f"rank {message.rank} can't be traced: it is {why}")]
+    wish = w.TraceSteps(message.first_step, message.steps, message.name)
+    return [agent.accept(request), e.SendToWorker(message.rank, wish)]

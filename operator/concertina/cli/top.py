@@ -1,0 +1,63 @@
+"""`concertina top`: all jobs, listed once and watched from then on, so that a thousand cost the API server little."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+from rich.live import Live
+
+from concertina.kube.client import Client
+from concertina.kube.resources import TRAINING_JOBS
+from concertina.kube.watch.reflector import Reflector
+from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.console import plain
+from concertina.terminal.top import Order, Row, as_json, ordered, row, screen
+
+REFRESH_SECONDS = 1.0
+console = plain()
+
+
+@dataclass(frozen=True)
+class View:
+    """What is shown, and how."""
+
+    all_namespaces: bool
+    by: str
+    order: Order
+
+
+async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bool, output: str) -> None:
+    if sort not in list(Order):
+        raise Complaint(f"--sort takes {', '.join(Order)}, and not {sort!r:.80}")
+    if output not in ("", "json"):
+        raise Complaint(f"-o takes json, and not {output!r:.80}")
+    view = View(all_namespaces, by, Order(sort))
+    async with target.connect() as (client, namespace):
+        where = None if view.all_namespaces else namespace
+        rows: list[Row] = []
+        async for page, _ in client.pages(TRAINING_JOBS, where):
+            rows += [row(job, view.by) for job in page]
+        if output:
+            sys.stdout.write(json.dumps([as_json(each) for each in ordered(rows, view.order)], indent=2) + "\n")
+        elif once or not console.is_terminal:
+            console.print(screen(ordered(rows, view.order), time.time(), view.all_namespaces, view.by))
+        else:
+            await _follow(client, where, view)
+
+
+async def _follow(client: Client, namespace: str | None, view: View) -> None:
+    """Until Ctrl-C."""
+    jobs = Reflector(client, TRAINING_JOBS, lambda job: row(job, view.by), lambda old, new: None, namespace)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(jobs.run())
+        await jobs.synced.wait()
+        with Live(console=console, auto_refresh=False, screen=True) as display:
+            while True:
+                rows = ordered(jobs.values(), view.order)
+                shown = screen(rows, time.time(), view.all_namespaces, view.by, console.size.height)
+                display.update(shown, refresh=True)
+                await asyncio.sleep(REFRESH_SECONDS)

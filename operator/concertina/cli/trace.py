@@ -1,0 +1,120 @@
+"""`concertina trace`: asked of the agents from within their pods, as `status --members` asks: the operator has no part
+in it (decision "A trace is fetched where it is made")."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import gzip
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from concertina.api import TRAINER
+from concertina.api.status import JobStatus, World
+from concertina.cli.agent_report import agent_command, report_of
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError
+from concertina.kube.execute import execute
+from concertina.kube.parse.views import status_of
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
+from concertina.terminal.connection import Complaint, Target
+from concertina.terminal.perfetto import RankTrace, merged
+from concertina_protocol import ProtocolError
+from concertina_protocol.step_traces import MOST_BYTES, MOST_STEPS
+
+MOST_RANKS = 16
+AHEAD_SECONDS = 3.0
+"""From the first wish to the last: all ranks trace the same steps, which must not have begun before."""
+LONGEST_SECONDS = 600.0
+_MOST_UNPACKED = 1 << 30
+
+
+async def trace(target: Target, job: str, steps: int, ranks: str, out: str) -> None:
+    wanted = _ranks(ranks)
+    if not 1 <= steps <= MOST_STEPS:
+        raise Complaint(f"--steps takes 1 to {MOST_STEPS}")
+    async with target.connect() as (client, namespace):
+        status = status_of(await client.get(TRAINING_JOBS, namespace, job))
+        pods = await _pods(client, namespace, job, status.world, wanted)
+        first, step_seconds = await _first_step(client, namespace, status)
+        limit = min(LONGEST_SECONDS, 45.0 + 3 * step_seconds * (steps + 1))
+        typer.echo(
+            f"{steps} steps of rank {', '.join(map(str, wanted))} of {job}" + (f", from step {first}" if first else "")
+        )
+        found = await asyncio.gather(
+            *(_fetch(client, namespace, pods[rank], rank, first, steps, limit) for rank in wanted)
+        )
+    path = Path(out or f"{job}-trace.json")
+    size = _write(path, merged(found))
+    typer.echo(f"{path} is written ({size / 1e6:.1f} MB); open it at https://ui.perfetto.dev")
+
+
+def _ranks(text: str) -> list[int]:
+    """Raises Complaint."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 8 for word in words) or len(words) > MOST_RANKS:
+        raise Complaint(f"--ranks takes up to {MOST_RANKS} numbers, as 0,3")
+    return sorted({int(word) for word in words})
+
+
+async def _pods(client: Client, namespace: str, job: str, world: World, ranks: list[int]) -> dict[int, Raw]:
+    if not world.members:
+        raise Complaint(f"{job} does not train now; `concertina status {job}` says why.")
+    found = {}
+    for rank in ranks:
+        if not (replica := world.replica_of(rank)):
+            raise Complaint(f"{job} has ranks 0 to {world.workers - 1} now, and no rank {rank}.")
+        found[rank] = await client.get(PODS, namespace, replica)
+    return found
+
+
+async def _first_step(client: Client, namespace: str, status: JobStatus) -> tuple[int, float]:
+    """The first step to trace, and seconds of a step, as the lead knows them; 0: from the next one on."""
+    try:
+        lead = await client.get(PODS, namespace, status.world.lead or "")
+        report = await report_of(client, namespace, lead)
+    except (ApiError, ProtocolError):
+        report = None
+    told = report.progress if report else None
+    if told is None or not told.step_seconds or not math.isfinite(told.step_seconds):
+        return 0, 0.0
+    return told.step + math.ceil(AHEAD_SECONDS / told.step_seconds) + 1, told.step_seconds
+
+
+async def _fetch(
+    client: Client, namespace: str, pod: Raw, rank: int, first: int, steps: int, seconds: float
+) -> RankTrace:
+    name = pod["metadata"]["name"]
+    command = [
+        *agent_command(pod), "trace", "--rank", str(rank), "--steps", str(steps), "--first-step", str(first),
+        "--seconds", f"{seconds:g}",
+    ]  # fmt: skip
+    text = await execute(client, namespace, name, TRAINER, command, seconds + 30.0, 2 * MOST_BYTES)
+    try:
+        found = json.loads(_unpacked(base64.b64decode(text)))
+        return RankTrace(rank, name, dict(found["trace"]), dict(found["flightRecorder"]))
+    except (ValueError, KeyError, TypeError, binascii.Error, zlib.error) as error:
+        raise Complaint(f"what {name} has sent is no trace: {error}") from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj(wbits=31)
+    found = unpacking.decompress(data, _MOST_UNPACKED)
+    if not unpacking.eof:
+        raise ValueError("it is cut off, or too long")
+    return found
+
+
+def _write(path: Path, trace: dict[str, Any]) -> int:
+    """Its bytes. Raises Complaint."""
+    content = json.dumps(trace).encode()
+    try:
+        return path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    except OSError as error:
+        raise Complaint(f"{path} can't be written: {error.strerror}") from error

@@ -1,0 +1,43 @@
+"""What somebody who looks at a job can do next, in one sentence. Pure."""
+
+from __future__ import annotations
+
+from concertina.api.status import ConditionType, JobStatus
+from concertina.diagnosis import problems
+
+SLOW_PERCENT = 100 * (1 - problems.FREQUENT_FAILURES)
+"""Of goodput. Below it somebody should look where the time goes."""
+SOON = 600
+"""Seconds of a job's life in which starting takes its due share."""
+
+
+def next_step(name: str, status: JobStatus) -> str:
+    """Nothing where there is nothing to do."""
+    if status.is_true(ConditionType.FAILED):
+        return f"`concertina logs {name} --since-failure` has what was printed around the failure"
+    if status.is_true(ConditionType.COMPLETE):
+        return _after_the_end(name, status)
+    if status.is_true(ConditionType.STALLED):
+        return "it waits for a person: the sentence at the top says what to change"
+    if status.is_true(ConditionType.SUSPENDED):
+        return f"`concertina resume {name}` lets it go on"
+    if not status.is_true(ConditionType.RUNNING):
+        return f"`kubectl get pods -l concertina.dev/job={name}` and the events say what it waits for"
+    if status.restarts.total and status.restarts.budget <= problems.RESTARTS_LEFT:
+        return f"one more failure may end it: `concertina logs {name} --since-failure`, `concertina diagnose {name}`"
+    if status.stragglers:
+        return f"the others wait for {status.stragglers[0].replica}: `concertina diagnose {name}` says why"
+    if is_slow(status):
+        return f"`concertina diagnose {name}` names what takes the time"
+    return f"nothing to do; `concertina logs {name} -f` shows it at work"
+
+
+def _after_the_end(name: str, status: JobStatus) -> str:
+    if status.last_checkpoint is None:
+        return f"`concertina logs {name}` has its output"
+    return f"`concertina checkpoint show {status.last_checkpoint.uri}` has what was trained"
+
+
+def is_slow(status: JobStatus) -> bool:
+    """Whether too little of its time goes into new steps."""
+    return sum(status.goodput.by_class.values()) > SOON and status.goodput.percent < SLOW_PERCENT

@@ -1,0 +1,190 @@
+"""All jobs in one table: those first that somebody should look at. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from concertina.api.status import ENDED, ConditionType, JobStatus, unix_seconds
+from concertina.kube.parse.views import status_of
+from concertina.kube.resources import Raw
+from concertina.terminal import advice
+from concertina.terminal.show import COLOURS, duration, word
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""By which Kueue knows the queue of any object."""
+
+
+class Attention(enum.IntEnum):
+    """What a job needs, the most first."""
+
+    STALLED = 0
+    """A person has to act."""
+    WAITING = 1
+    SLOW = 2
+    """It trains, and too little of its time goes into new steps."""
+    TRAINING = 3
+    SUSPENDED = 4
+    ENDED = 5
+
+
+class Order(enum.StrEnum):
+    """Of the rows."""
+
+    ATTENTION = "attention"
+    GOODPUT = "goodput"
+    COST = "cost"
+    NAME = "name"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is shown of one job."""
+
+    namespace: str
+    name: str
+    group: str
+    attention: Attention
+    word: str
+    world: str
+    replicas: int
+    step: int | None
+    percent: float | None
+    eta_seconds: float | None
+    loss: float | None
+    tokens_per_second: float | None
+    goodput: float | None
+    """Percent."""
+    waiting_seconds: float
+    cost: float | None
+    currency: str
+    restarts: int
+    created: float
+    """Unix seconds."""
+
+
+def row(job: Raw, by: str = "") -> Row:
+    """`by`: namespace, queue, or a label's key; what a job's group is called. Empty: there are no groups."""
+    status, meta = status_of(job), job["metadata"]
+    progress, cost, attention = status.progress, status.cost, _attention(status)
+    pace = progress if attention in (Attention.SLOW, Attention.TRAINING) else None  # who does not train has none
+    return Row(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        group=_group(meta, by),
+        attention=attention,
+        word=word(status),
+        world=status.world.size,
+        replicas=status.replicas,
+        step=progress.step if progress else None,
+        percent=progress.percent if progress else None,
+        eta_seconds=pace.eta_seconds if pace else None,
+        loss=progress.loss if progress else None,
+        tokens_per_second=pace.tokens_per_second if pace else None,
+        goodput=status.goodput.percent if status.goodput.at else None,
+        waiting_seconds=status.goodput.waiting_seconds + status.goodput.stalled_seconds,
+        cost=cost.total if cost else None,
+        currency=cost.currency if cost else "",
+        restarts=status.restarts.total,
+        created=unix_seconds(meta["creationTimestamp"]),
+    )
+
+
+def _group(meta: Raw, by: str) -> str:
+    if by == "namespace":
+        return str(meta["namespace"])
+    key = QUEUE_LABEL if by == "queue" else by
+    return str((meta.get("labels") or {}).get(key, "")) if key else ""
+
+
+def _attention(status: JobStatus) -> Attention:
+    if any(status.is_true(type) for type in ENDED):
+        return Attention.ENDED
+    if status.is_true(ConditionType.STALLED):
+        return Attention.STALLED
+    if status.is_true(ConditionType.SUSPENDED):
+        return Attention.SUSPENDED
+    if not status.is_true(ConditionType.RUNNING):
+        return Attention.WAITING
+    return Attention.SLOW if advice.is_slow(status) else Attention.TRAINING
+
+
+_KEYS: dict[Order, Callable[[Row], tuple[Any, ...]]] = {
+    Order.ATTENTION: lambda r: (r.attention, _least(r.goodput), -(r.cost or 0.0)),
+    Order.GOODPUT: lambda r: (_least(r.goodput),),
+    Order.COST: lambda r: (-(r.cost or 0.0),),
+    Order.NAME: lambda r: (),
+}
+
+
+def _least(goodput: float | None) -> float:
+    return 100.0 if goodput is None else goodput
+
+
+def ordered(rows: Iterable[Row], order: Order) -> list[Row]:
+    """Within their groups, by name."""
+    return sorted(rows, key=lambda row: (row.group, *_KEYS[order](row), row.namespace, row.name))
+
+
+def as_json(row: Row) -> dict[str, JsonValue]:
+    return {
+        "namespace": row.namespace, "name": row.name, "group": row.group, "attention": row.attention.name.capitalize(),
+        "status": row.word, "world": row.world, "replicas": row.replicas, "step": row.step, "percent": row.percent,
+        "etaSeconds": row.eta_seconds, "loss": row.loss, "tokensPerSecond": row.tokens_per_second,
+        "goodputPercent": row.goodput, "waitingSeconds": row.waiting_seconds, "cost": row.cost,
+        "currency": row.currency, "restarts": row.restarts,
+    }  # fmt: skip
+
+
+def screen(rows: Sequence[Row], now: float, with_namespace: bool, by: str, height: int | None = None) -> RenderableType:
+    """`rows` in their order. `now`: Unix seconds. `height`: lines that there are; what does not fit is counted."""
+    names = ["Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Restarts"]
+    table = Table(
+        *([by.capitalize()] if by else []), *(["Namespace"] if with_namespace else []), *names, "Age",
+        box=None, header_style="bold", padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    shown = rows if height is None else rows[: max(1, height - 3)]
+    group: str | None = None
+    for row in shown:
+        cells = [*([row.namespace] if with_namespace else []), *_cells(row), duration(now - row.created)]
+        first = [row.group or "(none)" if row.group != group else ""] if by else []
+        table.add_row(*first, *cells)
+        group = row.group
+    more = len(rows) - len(shown)
+    return Group(Text(_summary(rows), style="bold"), table, *([Text(f"and {more} more")] if more else []))
+
+
+def _cells(row: Row) -> list[str | Text]:
+    return [
+        row.name,
+        Text(row.word, style=COLOURS.get(row.word, "yellow")),
+        row.world,
+        f"{row.percent:.0f}%" if row.percent is not None else "" if row.step is None else f"step {row.step}",
+        duration(row.eta_seconds) if row.eta_seconds is not None else "",
+        f"{row.loss:.4g}" if row.loss is not None else "",
+        f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "",
+        Text(f"{row.goodput:.0f}%", style="yellow" if row.attention is Attention.SLOW else "")
+        if row.goodput is not None
+        else "",
+        duration(row.waiting_seconds) if row.waiting_seconds >= 1 else "",
+        f"{row.cost:,.2f} {row.currency}".strip() if row.cost is not None else "",
+        str(row.restarts),
+    ]
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    counts = {kind: sum(row.attention is kind for row in rows) for kind in Attention}
+    told = ", ".join(f"{count} {kind.name.lower()}" for kind, count in counts.items() if count)
+    costs: dict[str, float] = {}
+    for row in rows:
+        if row.cost is not None:
+            costs[row.currency] = costs.get(row.currency, 0.0) + row.cost
+    money = "".join(f", {total:,.2f} {currency}".rstrip() for currency, total in sorted(costs.items()))
+    return f"{len(rows)} jobs: {told}; {sum(row.replicas for row in rows)} replicas{money}"

@@ -1,0 +1,83 @@
+"""`concertina trace` of running jobs: the bundled trainer, and a script that reports its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.cluster.operator import Jobs, bundled
+
+pytestmark = pytest.mark.usefixtures("operator")
+SCRIPT = """
+import time, torch, trainingjob
+for step in range(1, 1_000_000):
+    torch.ones(8, 8) @ torch.ones(8, 8)
+    time.sleep(0.05)
+    trainingjob.report(step=step)
+"""
+
+
+def trace(jobs: Jobs, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "concertina"), "trace", "a", "-n", jobs.namespace, *options]
+    environment = os.environ | {"KUBECONFIG": str(jobs.cluster.kubeconfig)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def steps_of(file: Path) -> dict[str, list[str]]:
+    """Marks of steps by the name of the process they stand in."""
+    events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    found: dict[str, list[str]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["name"].startswith("step "):
+            found.setdefault(names[event["pid"]], []).append(event["name"])
+    return found
+
+
+def trained(jobs: Jobs, step: int) -> None:
+    jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= step)
+
+
+def test_all_ranks_trace_the_same_steps_and_training_goes_on(jobs: Jobs, data: Path, tmp_path: Path) -> None:
+    jobs.create("a", replicas=2, **bundled(data, tmp_path / "no-fault"))
+    trained(jobs, 2)
+    out = tmp_path / "trace.json"
+    done = trace(jobs, "--steps", "2", "--ranks", "0,1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    marks = steps_of(out)
+    assert list(marks) == ["rank 0 (a-0-0)", "rank 1 (a-1-0)"]
+    first, second = marks.values()
+    assert first == second
+    assert len(first) == 2
+    events = json.loads(out.read_text())["traceEvents"]
+    assert any(event.get("cat") == "cpu_op" for event in events)
+    assert any(event.get("cat") == "collective" for event in events), "what the flight recorder has"
+    trained(jobs, int(second[-1].split()[1]) + 1)
+    assert jobs.get("a")["status"]["rounds"] == 1
+    refused = trace(jobs, "--ranks", "7")
+    assert (refused.returncode, "ranks 0 to 1 now, and no rank 7" in refused.stderr) == (1, True)
+    assert "takes 1 to 100" in trace(jobs, "--steps", "0").stderr
+
+
+def test_a_script_that_reports_its_steps(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.create("a", script=SCRIPT)
+    trained(jobs, 2)
+    out = tmp_path / "trace.json"
+    done = trace(jobs, "--steps", "3", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert [len(marks) for marks in steps_of(out).values()] == [3]
+    assert any(event["name"] == "aten::mm" for event in json.loads(out.read_text())["traceEvents"])
+
+
+def test_a_script_that_tells_of_no_step_has_none(jobs: Jobs) -> None:
+    jobs.create("a", script="import time; time.sleep(1000)")
+    jobs.wait_true("a", "Running")
+    done = trace(jobs)
+    assert done.returncode == 1
+    assert "a script that has not called trainingjob.report or State.commit" in done.stderr

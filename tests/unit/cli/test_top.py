@@ -1,0 +1,81 @@
+"""`concertina top`: which job stands first, and what is said of each and of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from concertina.api.accounting import Cost, Goodput
+from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, rfc3339
+from concertina.kube.resources import Raw
+from concertina.terminal.top import QUEUE_LABEL, Order, as_json, ordered, row, screen
+
+NOW = 1_800_000_000
+
+
+def job(name: str, *true: ConditionType, labels: dict[str, str] | None = None, **status: Any) -> Raw:
+    conditions = [Condition(type=kind, status="True", reason="R", last_transition_time=rfc3339(NOW)) for kind in true]
+    meta = {"name": name, "namespace": "team", "creationTimestamp": rfc3339(NOW - 3600), "labels": labels or {}}
+    return {"metadata": meta, "status": JobStatus(conditions=tuple(conditions), **status).manifest()}
+
+
+def time_spent(percent: float, **seconds: float) -> Goodput:
+    return Goodput(percent=percent, at=rfc3339(NOW), **seconds)
+
+
+def jobs() -> list[Raw]:
+    running = ConditionType.RUNNING
+    return [
+        job("done", ConditionType.COMPLETE),
+        job("asleep", ConditionType.SUSPENDED),
+        job("well", running, goodput=time_spent(97, productive_seconds=2000), replicas=4),
+        job("slow", running, goodput=time_spent(40, productive_seconds=800, recovery_seconds=1200)),
+        job("young", running, goodput=time_spent(40, productive_seconds=8, startup_seconds=12)),
+        job("stuck", ConditionType.STALLED),
+        job("waits", goodput=time_spent(0, waiting_seconds=90)),
+        job("dear", running, goodput=time_spent(97, productive_seconds=2000), cost=Cost(currency="EUR", total=12.5)),
+    ]
+
+
+def names(order: Order) -> list[str]:
+    return [each.name for each in ordered(map(row, jobs()), order)]
+
+
+def test_those_first_that_somebody_should_look_at() -> None:
+    assert names(Order.ATTENTION) == ["stuck", "waits", "slow", "young", "dear", "well", "asleep", "done"]
+    assert names(Order.GOODPUT)[:3] == ["waits", "slow", "young"]
+    assert names(Order.COST)[0] == "dear"
+    assert names(Order.NAME) == sorted(names(Order.COST))
+
+
+def test_groups() -> None:
+    some = [job("a", labels={QUEUE_LABEL: "night"}), job("b", labels={"user": "ann"}), job("c")]
+    assert [each.group for each in map(row, some)] == ["", "", ""]
+    assert [row(each, "queue").group for each in some] == ["night", "", ""]
+    assert [row(each, "user").group for each in some] == ["", "ann", ""]
+    assert [row(each, "namespace").group for each in some] == ["team"] * 3
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    rows = ordered(map(row, jobs()), Order.ATTENTION)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(screen(rows, NOW, False, "", height=6))
+    text = captured.get()
+    assert text.splitlines()[0].startswith("8 jobs: 1 stalled, 1 waiting, 1 slow, 3 training, 1 suspended, 1 ended; 4 ")
+    assert "12.50 EUR" in text.splitlines()[0]
+    assert ("stuck" in text, "slow" in text, "asleep" in text) == (True, True, False)
+    assert "and 5 more" in text
+
+
+def test_who_does_not_train_has_no_pace() -> None:
+    told = JobProgress(step=5, steps=10, percent=50, eta_seconds=60, tokens_per_second=100, at=rfc3339(NOW))
+    for kind, pace in ((ConditionType.RUNNING, (50, 60, 100)), (ConditionType.SUSPENDED, (50, None, None))):
+        found = row(job("a", kind, progress=told))
+        assert (found.percent, found.eta_seconds, found.tokens_per_second) == pace
+
+
+def test_as_json() -> None:
+    told = as_json(row(jobs()[3]))
+    assert (told["name"], told["attention"], told["goodputPercent"]) == ("slow", "Slow", 40.0)

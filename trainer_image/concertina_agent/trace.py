@@ -1,0 +1,78 @@
+"""`concertina-agent trace`: from within a pod, a trace of some steps of one of its workers, on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+
+import concertina_protocol as p
+from concertina_agent import settings
+from concertina_protocol import addresses, step_traces
+
+ANSWER_SECONDS = 10.0
+LOOK_SECONDS = 0.2
+LINE_BYTES = 6144
+"""Of base64, which is read where lines are."""
+
+
+def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
+    """Base64 of a `step_traces.trace_file`; 1 where there is none, with a sentence."""
+    name = secrets.token_hex(8)
+    try:
+        known = settings.read(os.environ, ())
+        path = step_traces.trace_file(step_traces.folder(known.volume), name, rank)
+        path.parent.mkdir(exist_ok=True)
+    except (settings.SettingsError, OSError) as error:
+        return _fail(f"there is no place for a trace: {error}")
+    try:
+        step_traces.wanted_file(path).touch()
+        wish = p.Trace(known.uid, rank, first_step, steps, name)
+        return _ask(known, wish) or _print(path, seconds)
+    except OSError as error:
+        return _fail(f"no trace: {error}")
+    finally:
+        for each in (step_traces.wanted_file(path), path, step_traces.error_file(path)):
+            with contextlib.suppress(FileNotFoundError):
+                each.unlink()
+
+
+def _ask(known: settings.Settings, wish: p.Trace) -> int:
+    """0 where the agent has accepted it."""
+    from concertina_agent.net import tls
+    from concertina_agent.net.wire import Connector
+
+    try:
+        connector = Connector(tls.client_context(known.identity), known.uid)
+        address = addresses.join(known.pod_ip, known.port)
+        answer = asyncio.run(connector.ask(address, wish, ANSWER_SECONDS))
+    except (OSError, asyncio.TimeoutError, p.ProtocolError) as error:
+        return _fail(f"the agent does not answer: {type(error).__name__}: {error}")
+    if not isinstance(answer, p.Accepted):
+        return _fail(answer.reason if isinstance(answer, p.Refused) else "the agent does not know of traces")
+    return 0
+
+
+def _print(path: Path, seconds: float) -> int:
+    error, give_up = step_traces.error_file(path), time.monotonic() + seconds
+    while not path.exists() and not error.exists():
+        if time.monotonic() > give_up:
+            return _fail(f"no trace within {seconds:g} s: the steps did not end, or the round did")
+        time.sleep(LOOK_SECONDS)
+    if error.exists():
+        return _fail(error.read_text())
+    with path.open("rb") as file:
+        while piece := file.read(LINE_BYTES):
+            sys.stdout.buffer.write(base64.b64encode(piece) + b"\n")
+    sys.stdout.flush()
+    return 0
+
+
+def _fail(sentence: str) -> int:
+    print(sentence, file=sys.stderr)
+    return 1
