@@ -32,6 +32,10 @@ class Problem(enum.StrEnum):
     OWN_SIDE_SUSPECTED = "OwnSideSuspected"
     """The operator takes the silence of many agents for its own fault."""
     OPERATOR_DOWN = "OperatorDown"
+    JOB_FAILED = "JobFailed"
+    """For a reason that none of the others says."""
+    JOB_STALLED = "JobStalled"
+    """It waits for a person, for a reason that none of the others says."""
 
 
 LOW_MFU = 0.2
@@ -48,3 +52,9 @@ RESTARTS_LEFT = 1
 """Or fewer."""
 LOSS_SPIKE = 2.0
 """Times the loss's usual value."""
+MEMORY_HOURS = 6.0
+"""Or fewer until the workers' memory reaches the container's limit, or is twice what it is where there is none."""
+MEMORY_GREW = 0.01
+"""Part of it by which it must have grown while it was looked at: less is noise."""
+OPERATOR_SILENT_SECONDS = 300.0
+"""Since the operator last counted the time of a job that trains: with a thousand jobs it does so every 50 s."""

@@ -1,0 +1,199 @@
+"""What a diagnosis goes by, gathered from a cluster or read from a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from concertina.api import KIND, TRAINER
+from concertina.api.model import Observed
+from concertina.api.parse import SpecError, parse_stored
+from concertina.api.status import JobStatus, unix_seconds
+from concertina.diagnosis import agents
+from concertina.diagnosis.evidence import AgentFigures, Evidence, StepLine
+from concertina.kube.client import Client
+from concertina.kube.errors import ApiError
+from concertina.kube.execute import execute
+from concertina.kube.manifests.names import JOB
+from concertina.kube.parse.views import status_of
+from concertina.kube.resources import PODS, TRAINING_JOBS, Raw
+from concertina.terminal.connection import Complaint
+from concertina_protocol import log_lines
+from concertina_protocol.log_lines import StepDone
+
+LOOKS = 3
+"""At the agents: at the begin, in the middle and at the end."""
+MOST_PODS = 16
+"""That are asked, the lead first: a problem of one of a thousand is named in the status."""
+LATE_SECONDS = 60.0
+"""That the operator's next word is waited for: with a thousand jobs it comes every 50 s."""
+LOG_LINES, LOG_BYTES = 2000, 4 << 20
+LARGEST_FILE = 16 << 20
+
+# In the container, which knows the port and the token; no network policy need let the caller in (decision "Agents are
+# asked from within").
+_ASK = """
+import json, os, urllib.request
+said = json.loads(os.environ.get("CONCERTINA_METRICS") or "{}")
+host, token = os.environ["CONCERTINA_POD_IP"], os.environ.get("CONCERTINA_METRICS_TOKEN")
+if said.get("port"):
+    host = f"[{host}]" if ":" in host else host
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"http://{host}:{said['port']}/metrics", headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    print(opener.open(request, timeout=5).read(1 << 20).decode())
+"""
+
+
+class Record(Observed):
+    """All that was seen of a job, as `concertina diagnose --json` writes it and reads it again."""
+
+    job: dict[str, Any]
+    """The object, with its status."""
+    at: float
+    """Unix seconds: when it was read."""
+    live: bool = False
+    earlier: dict[str, Any] | None = None
+    """The object some seconds before."""
+    agents: tuple[AgentFigures, ...] = ()
+    steps: tuple[StepLine, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """Sentences: what could not be asked, and why."""
+
+    @property
+    def name(self) -> str:
+        meta = self.job.get("metadata") or {}
+        return f"{meta.get('namespace', 'default')}/{meta.get('name', '')}"
+
+    @property
+    def status(self) -> JobStatus:
+        return status_of(self.job)
+
+    def evidence(self) -> Evidence:
+        try:
+            spec = parse_stored(self.job)[0]
+        except SpecError:
+            spec = None
+        created = (self.job.get("metadata") or {}).get("creationTimestamp")
+        return Evidence(
+            spec=spec,
+            status=self.status,
+            at=self.at,
+            created=unix_seconds(created) if isinstance(created, str) else self.at,
+            live=self.live,
+            earlier=status_of(self.earlier) if self.earlier else None,
+            agents=self.agents,
+            steps=self.steps,
+        )
+
+
+# --- from a cluster ---------------------------------------------------------------------------------------------------
+
+
+async def look(client: Client, namespace: str, name: str, seconds: float) -> Record:
+    """Two readings of the status, so many seconds apart by the operator's own clock, where the job is not over."""
+    earlier = await client.get(TRAINING_JOBS, namespace, name)
+    if not earlier.get("status") or _over(earlier):
+        steps, why = await _steps(client, namespace, status_of(earlier))
+        return Record(job=earlier, at=time.time(), live=True, steps=steps, unseen=why)
+    pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
+    asked, unseen = _to_ask(pods, status_of(earlier).world.lead)
+    figures: list[AgentFigures] = []
+    for number in range(LOOKS):
+        if number:
+            await asyncio.sleep(seconds / (LOOKS - 1))
+        answers = await asyncio.gather(*(_ask(client, namespace, pod) for pod in asked))
+        figures += [answer for answer in answers if isinstance(answer, AgentFigures)]
+        unseen += [answer for answer in answers if isinstance(answer, str) and answer not in unseen]
+    job = await _later(client, namespace, name, earlier, seconds)
+    steps, why = await _steps(client, namespace, status_of(job))
+    return Record(
+        job=job, at=time.time(), live=True, earlier=earlier, agents=tuple(figures), steps=steps, unseen=(*unseen, *why)
+    )
+
+
+async def _later(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
+    """The job as soon as its time was counted so many seconds further, or as it is after LATE_SECONDS."""
+    give_up = time.monotonic() + LATE_SECONDS
+    while True:
+        job = await client.get(TRAINING_JOBS, namespace, name)
+        before, now = status_of(earlier).goodput.at, status_of(job).goodput.at
+        counted = unix_seconds(now) - unix_seconds(before) if before and now else 0.0
+        if counted >= seconds or _over(job) or time.monotonic() > give_up:
+            return job
+        await asyncio.sleep(1.0)
+
+
+def _over(job: Raw) -> bool:
+    return any(c.type in ("Complete", "Failed", "Suspended") and c.status == "True" for c in status_of(job).conditions)
+
+
+def _to_ask(pods: Sequence[Raw], lead: str | None) -> tuple[list[Raw], list[str]]:
+    running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+    running.sort(key=lambda pod: (pod["metadata"]["name"] != lead, pod["metadata"]["name"]))
+    left_out = len(running) - MOST_PODS
+    return running[:MOST_PODS], [f"{left_out} more pods were not asked"] if left_out > 0 else []
+
+
+async def _ask(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
+    """What its agent's metrics say, or a sentence why that is not known."""
+    name = pod["metadata"]["name"]
+    trainer: Raw = next((each for each in pod["spec"]["containers"] if each["name"] == TRAINER), {})
+    python = (trainer.get("command") or ["python3"])[0]
+    try:
+        text = await execute(client, namespace, name, TRAINER, [python, "-c", _ASK], seconds=15.0)
+        return agents.figures(name, time.time(), text) if text else f"{name} serves no metrics"
+    except (ApiError, ValueError) as error:
+        return f"{name} could not be asked for its metrics: {str(error)[-300:]}"
+
+
+async def _steps(client: Client, namespace: str, status: JobStatus) -> tuple[tuple[StepLine, ...], tuple[str, ...]]:
+    """The last steps in the lead's log, and what could not be read."""
+    if not status.world.lead:
+        return (), ()
+    found = []
+    try:
+        async for text in client.logs(namespace, status.world.lead, TRAINER, tail=LOG_LINES, limit_bytes=LOG_BYTES):
+            if isinstance(line := log_lines.parse(text), StepDone):
+                loss = line.loss if math.isfinite(line.loss) else None
+                found.append(StepLine(step=line.step, loss=loss, seconds=line.seconds))
+    except ApiError as error:
+        return (), (f"the log of {status.world.lead} could not be read: {error}",)
+    return tuple(found), ()
+
+
+# --- from a file ------------------------------------------------------------------------------------------------------
+
+
+def read(file: Path) -> Record:
+    """A TrainingJob with its status, as `kubectl get tj NAME -o yaml` has it, or what `--json` wrote. Raises
+    Complaint."""
+    source = "standard input" if str(file) == "-" else str(file)
+    try:
+        text = (sys.stdin if str(file) == "-" else file.open()).read(LARGEST_FILE)
+        found: Any = yaml.safe_load(text) if not text.lstrip().startswith("{") else json.loads(text)
+    except OSError as error:
+        raise Complaint(f"{source} can't be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Complaint(f"{source} is neither YAML nor JSON: {error}") from error
+    if isinstance(found, dict) and isinstance(found.get("record"), dict):
+        try:
+            return Record.model_validate(found["record"]).model_copy(update={"live": False})
+        except ValidationError as error:
+            raise Complaint(f"{source} is no output of `concertina diagnose --json`: {error}") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND or not isinstance(found.get("metadata"), dict):
+        raise Complaint(
+            f"{source} holds no {KIND}: save one by `kubectl get tj NAME -o yaml`, or by `concertina diagnose --json`"
+        )
+    status = status_of(found)
+    at = max((unix_seconds(mark) for mark in (status.goodput.at, status.completion_time) if mark), default=time.time())
+    return Record(job=found, at=at)
