@@ -100,6 +100,21 @@ def diagnose(
 
 
 @app.command(rich_help_panel=JOBS)
+def report(
+    job: Job,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: JOB.html here.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long to look.")] = 15,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Write a page of HTML about a run: time, world, loss, incidents, checkpoints, and what `diagnose` finds."""
+    from concertina.cli.report import run
+
+    call(run(Target(kubeconfig, context, namespace), job, out, seconds))
+
+
+@app.command(rich_help_panel=JOBS)
 def suspend(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
     """Stop a job after the current step, save its state and release its pods."""
     from concertina.cli import jobs

@@ -42,6 +42,15 @@ class StepLine(Observed):
     seconds: float
 
 
+class RoundMark(Observed):
+    """A round as it began."""
+
+    at: float
+    """Unix seconds."""
+    round: int
+    replicas: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Window:
     """Where the time of a while went."""

@@ -59,7 +59,7 @@ def stalled(seen: Evidence) -> Finding | None:
 
 def frequent(seen: Evidence) -> Finding | None:
     """Of the last hour, or since the oldest incident that the status has."""
-    incidents = seen.status.incidents
+    incidents = seen.status.incidents if not seen.ended else ()
     since = min(RECENT_SECONDS, seen.at - seen.created)
     if len(incidents) == MOST_INCIDENTS:
         since = min(since, seen.age(incidents[0].at))

@@ -39,12 +39,9 @@ def checkpoint_old(seen: Evidence) -> Finding | None:
 
 def _interval(seen: Evidence) -> float | None:
     """Seconds between two checkpoints, None without any."""
-    checkpoint, progress, every = (
-        seen.spec and seen.spec.checkpoint,
-        seen.status.progress,
-        seen.status.checkpoint_interval,
-    )
-    if checkpoint is None or seen.spec is None:
+    checkpoint = seen.spec.checkpoint if seen.spec else None
+    progress, every = seen.status.progress, seen.status.checkpoint_interval
+    if checkpoint is None:
         return None
     found = [every.seconds] if every and every.seconds else []
     if checkpoint.every_steps and progress and progress.step_seconds:
