@@ -11,7 +11,7 @@ from concertina.api.spec import JobSpec
 from concertina.api.status import ENDED, ConditionType, JobStatus, unix_seconds
 from concertina.durations import duration
 
-TRAINING = ("productive", "communication", "straggler", "input", "checkpoint", "evaluation", "compile", "replayed")
+TRAINING = ("productive", "communication", "straggler", "input", "checkpoint", "evaluation", "compile")
 """Classes of the goodput that are parts of the time of training."""
 LEAST_SECONDS = 5.0
 """Of training, below which shares say nothing."""
