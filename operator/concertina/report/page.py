@@ -129,9 +129,8 @@ def _world(section: xml.Element, seen: Evidence, rounds: Sequence[RoundMark]) ->
     points.append(((until - seen.created) / 60, points[-1][1]))
     section.append(plots.line(points, "minutes since the job was created", "replicas", steps=True))
     if rounds[0].round > 1:
-        xml.SubElement(
-            section, "p"
-        ).text = f"Rounds before {rounds[0].round} are not known any more: events are kept for an hour."
+        said = f"Of rounds before {rounds[0].round} no event tells: they are kept for an hour, and the first has none."
+        xml.SubElement(section, "p").text = said
 
 
 def _curves(body: xml.Element, seen: Evidence) -> None:

@@ -77,10 +77,8 @@ def page() -> dict[str, list[tuple[str, str]]]:
     text = (ROOT / "docs" / "diagnosis.md").read_text().partition("\n## ")[2]
     found = {}
     for section in text.split("\n## "):
-        lines = re.findall(r"^(?:concertina|kubectl) .*$", section, re.MULTILINE)
-        found[section.partition("\n")[0]] = [
-            (c.strip(), says.strip()) for c, _, says in (l.partition(" # ") for l in lines)
-        ]
+        lines = re.findall(r"^((?:concertina|kubectl) .*?) +# (.*)$", section, re.MULTILINE)
+        found[section.partition("\n")[0]] = lines
     return found
 
 
@@ -209,9 +207,7 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loads += [
-            each for each in attrs if each[0] in ("src", "href", "style", "xlink:href") or each[0][:2] == "on"
-        ]
+        self.loads += [each for each in attrs if re.match("src|.*href|style|on", each[0])]
 
     def handle_data(self, data: str) -> None:
         self.text += data + "\n"
