@@ -22,7 +22,7 @@ FOUND = 3
 
 
 async def run(target: Target, what: str, seconds: float, as_json: bool) -> int:
-    """`what`: a job's name, or a file; what has a dot's ending or a slash is a file, which no job's name has."""
+    """`what`: a job's name, or a file: what has a slash or a file's ending, or is -."""
     if _is_file(what):
         record = read(Path(what))
     else:

@@ -8,7 +8,6 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +109,18 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Rec
     if not earlier.get("status") or _over(earlier):
         steps, why = await _steps(client, namespace, status_of(earlier))
         return Record(job=earlier, at=time.time(), live=True, steps=steps, unseen=why)
-    pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
-    asked, unseen = _to_ask(pods, status_of(earlier).world.lead)
+    asked, unseen = await _to_ask(client, namespace, name, status_of(earlier).world.lead)
     figures: list[AgentFigures] = []
+    silent: dict[str, str] = {}
     for number in range(LOOKS):
         if number:
             await asyncio.sleep(seconds / (LOOKS - 1))
         answers = await asyncio.gather(*(_ask(client, namespace, pod) for pod in asked))
         figures += [answer for answer in answers if isinstance(answer, AgentFigures)]
-        unseen += [answer for answer in answers if isinstance(answer, str) and answer not in unseen]
+        silent |= {
+            why: pod["metadata"]["name"] for pod, why in zip(asked, answers, strict=True) if isinstance(why, str)
+        }
+    unseen += [f"{pod} (or more pods) told no metrics: {why}" for why, pod in silent.items()]
     job = await _later(client, namespace, name, earlier, seconds)
     steps, why = await _steps(client, namespace, status_of(job))
     return Record(
@@ -142,7 +144,12 @@ def _over(job: Raw) -> bool:
     return any(c.type in ("Complete", "Failed", "Suspended") and c.status == "True" for c in status_of(job).conditions)
 
 
-def _to_ask(pods: Sequence[Raw], lead: str | None) -> tuple[list[Raw], list[str]]:
+async def _to_ask(client: Client, namespace: str, name: str, lead: str | None) -> tuple[list[Raw], list[str]]:
+    """Pods, and what stands in the way of asking more of them."""
+    try:
+        pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
+    except ApiError as error:
+        return [], [f"the job's pods could not be listed: {error}"]
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
     running.sort(key=lambda pod: (pod["metadata"]["name"] != lead, pod["metadata"]["name"]))
     left_out = len(running) - MOST_PODS
@@ -150,15 +157,15 @@ def _to_ask(pods: Sequence[Raw], lead: str | None) -> tuple[list[Raw], list[str]
 
 
 async def _ask(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
-    """What its agent's metrics say, or a sentence why that is not known."""
+    """What its agent's metrics say, or why that is not known."""
     name = pod["metadata"]["name"]
     trainer: Raw = next((each for each in pod["spec"]["containers"] if each["name"] == TRAINER), {})
     python = (trainer.get("command") or ["python3"])[0]
     try:
         text = await execute(client, namespace, name, TRAINER, [python, "-c", _ASK], seconds=15.0)
-        return agents.figures(name, time.time(), text) if text else f"{name} serves no metrics"
+        return agents.figures(name, time.time(), text) if text else "the operator was installed without"
     except (ApiError, ValueError) as error:
-        return f"{name} could not be asked for its metrics: {str(error)[-300:]}"
+        return str(error)[-300:]
 
 
 Steps = tuple[tuple[StepLine, ...], tuple[str, ...]]

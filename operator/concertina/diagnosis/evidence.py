@@ -37,9 +37,9 @@ class StepLine(Observed):
     """A line of rank 0's log."""
 
     step: int
-    loss: float | None
-    """None where it is not finite."""
     seconds: float
+    loss: float | None = None
+    """None where it is not finite."""
 
 
 class RoundMark(Observed):

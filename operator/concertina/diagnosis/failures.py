@@ -59,9 +59,11 @@ def stalled(seen: Evidence) -> Finding | None:
 
 def frequent(seen: Evidence) -> Finding | None:
     """Of the last hour, or since the oldest incident that the status has."""
-    incidents = seen.status.incidents if not seen.ended else ()
+    if seen.ended:
+        return None
+    incidents = (*seen.status.incidents, *filter(None, (seen.status.internal.incident,)))
     since = min(RECENT_SECONDS, seen.at - seen.created)
-    if len(incidents) == MOST_INCIDENTS:
+    if len(incidents) >= MOST_INCIDENTS:
         since = min(since, seen.age(incidents[0].at))
     news = [one for one in incidents if seen.age(one.at) <= since]
     lost = sum(map(_seconds, news)) / max(1.0, since)

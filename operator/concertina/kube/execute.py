@@ -13,6 +13,8 @@ from concertina.kube.resources import PODS
 
 _PROTOCOL = "v4.channel.k8s.io"
 _OUTPUT, _STATUS = (1, 2), 3
+_MOST = 4 << 20
+"""Bytes that are taken from a command, which may be anybody's."""
 
 
 class CommandFailed(ApiError):
@@ -36,6 +38,8 @@ async def execute(
                     continue
                 channel, data = message.data[0], message.data[1:]
                 output += data if channel in _OUTPUT else b""
+                if len(output) > _MOST:
+                    raise CommandFailed(0, "TooMuch", f"a command in pod {pod} printed more than {_MOST >> 20} MiB")
                 status += data if channel == _STATUS else b""
     except TimeoutError:
         raise CommandFailed(0, "Timeout", f"a command in pod {pod} did not end within {seconds:g} s") from None

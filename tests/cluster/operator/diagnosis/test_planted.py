@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from builders.cluster.operator import Jobs, Operator, endless, paced
 from builders.stores.hostile import proxy
@@ -193,6 +194,31 @@ def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
     record.write_text(json.dumps(slow))
     assert problems(diagnosed(shell, str(saved))) == [Problem.INPUT_BOTTLENECK]
     assert diagnosed(shell, str(record))["findings"] == slow["findings"]
+
+
+def reads_jobs_alone(jobs: Jobs, shell: Mapping[str, str], file: Path) -> Mapping[str, str]:
+    """The environment of somebody who may read TrainingJobs, and nothing else."""
+    for command in (
+        "create serviceaccount reader",
+        "create role reader --verb=get --resource=trainingjobs.concertina.dev",
+        f"create rolebinding reader --role=reader --serviceaccount={jobs.namespace}:reader",
+    ):
+        assert run(shell, f"kubectl {command}").returncode == 0
+    kubeconfig = yaml.safe_load(Path(shell["KUBECONFIG"]).read_text())
+    (user,) = kubeconfig["users"]
+    user["user"] = {"token": run(shell, "kubectl create token reader").stdout.strip()}
+    file.write_text(yaml.safe_dump(kubeconfig))
+    return {**shell, "KUBECONFIG": str(file)}
+
+
+def test_who_may_read_the_job_alone_is_told_what_is_missing(
+    planted: Jobs, shell: Mapping[str, str], tmp_path: Path
+) -> None:
+    past(planted, "reads-slowly", 20)
+    found = diagnosed(reads_jobs_alone(planted, shell, tmp_path / "reader"), "reads-slowly")
+    assert problems(found) == [Problem.INPUT_BOTTLENECK]
+    assert any("the job's pods could not be listed" in sentence for sentence in found["saw"])
+    assert any("the log of reads-slowly-0-0 could not be read" in sentence for sentence in found["saw"])
 
 
 class Elements(HTMLParser):
