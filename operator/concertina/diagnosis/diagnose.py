@@ -70,7 +70,7 @@ def _saw(seen: Evidence) -> Iterator[str]:
     if status.progress is not None:
         progress = status.progress
         of = f" of {progress.steps}" if progress.steps else ""
-        loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
+        loss = f", loss {progress.loss:.4g}" if progress.loss is not None and progress.step else ""
         yield f"step {progress.step}{of}{loss}, told of {duration(seen.age(progress.at))} ago"
     restarts, incidents = status.restarts, len(status.incidents)
     yield f"failures: {restarts.total}, {restarts.in_window} of them in the window; incidents: {incidents}"

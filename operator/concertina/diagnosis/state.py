@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from concertina.api.status import ConditionType
 from concertina.diagnosis import problems, words
 from concertina.diagnosis.evidence import RECENT_SECONDS, Evidence
 from concertina.diagnosis.failures import ADVICE
@@ -16,9 +17,11 @@ FEWEST_STEPS = 32
 
 
 def checkpoint_old(seen: Evidence) -> Finding | None:
-    """Of a job that trains: since its newest checkpoint, or without one since it trains."""
-    interval = _interval(seen)
-    if interval is None or not seen.trains:
+    """Of a job that trains: since its newest checkpoint, or without one since it trains. Where the store refuses, that
+    is said instead."""
+    interval, stalled = _interval(seen), seen.status.condition(ConditionType.STALLED)
+    refused = stalled is not None and stalled.status == "True" and stalled.reason == "StorageUnavailable"
+    if interval is None or not seen.trains or refused:
         return None
     newest = seen.status.last_checkpoint
     since = newest.at if newest else seen.status.world.since

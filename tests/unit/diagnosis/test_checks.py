@@ -174,7 +174,10 @@ CASES: dict[str, tuple[Problem, Evidence, Evidence]] = {
     ),
     "a store that refuses": (
         Problem.STORAGE_REFUSES,
-        evidence(status("Training", condition("Stalled", "StorageUnavailable"))),
+        evidence(
+            status("Training", condition("Stalled", "StorageUnavailable"), **saved(180)),
+            spec=spec(checkpoint=CHECKPOINT),
+        ),
         evidence(status("Training", condition("Stalled", "StorageUnavailable", status="False"))),
     ),
     "a store that begins to refuse": (

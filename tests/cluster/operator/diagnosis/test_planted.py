@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -154,13 +154,7 @@ GATE = {
     "The loss is not finite": ("explodes", lambda jobs: jobs.wait_true("explodes", "Failed")),
 }
 """By heading: the job, and how it is waited for."""
-
-
-@pytest.mark.parametrize("section", GATE)
-def test_what_is_planted_is_found(planted: Jobs, shell: Mapping[str, str], section: str) -> None:
-    name, ready = GATE[section]
-    ready(planted)
-    follow(planted, shell, section, name)
+TELLS_NAN = ("tells-nan", lambda jobs: past(jobs, "tells-nan", 40))
 
 
 def diagnosed(shell: Mapping[str, str], what: str) -> Object:
@@ -173,27 +167,6 @@ def diagnosed(shell: Mapping[str, str], what: str) -> Object:
 
 def problems(found: Object) -> list[str]:
     return [finding["problem"] for finding in found["findings"]]
-
-
-def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
-    planted: Jobs, shell: Mapping[str, str], tmp_path: Path
-) -> None:
-    """Both what kubectl writes, and what the command itself wrote: with its two readings."""
-    for name, step in (("healthy", 20), ("reads-slowly", 20), ("tells-nan", 40)):
-        past(planted, name, step)
-    with ThreadPoolExecutor() as beside:
-        asked = {name: beside.submit(diagnosed, shell, name) for name in ("healthy", "reads-slowly", "tells-nan")}
-        healthy, slow, nan = (answer.result() for answer in asked.values())
-    assert [problems(each) for each in (healthy, slow, nan)] == [[], [Problem.INPUT_BOTTLENECK], [Problem.LOSS_NAN]]
-    assert any(sentence.startswith("time of the last ") for sentence in healthy["saw"])
-    assert "agents asked: 2" in healthy["saw"]
-    assert slow["findings"][0]["lost"] > 0.4
-
-    saved, record = tmp_path / "job.yaml", tmp_path / "record.json"
-    saved.write_text(planted.cluster.kubectl("get", "tj", "reads-slowly", "-n", planted.namespace, "-o", "yaml"))
-    record.write_text(json.dumps(slow))
-    assert problems(diagnosed(shell, str(saved))) == [Problem.INPUT_BOTTLENECK]
-    assert diagnosed(shell, str(record))["findings"] == slow["findings"]
 
 
 def reads_jobs_alone(jobs: Jobs, shell: Mapping[str, str], file: Path) -> Mapping[str, str]:
@@ -211,11 +184,63 @@ def reads_jobs_alone(jobs: Jobs, shell: Mapping[str, str], file: Path) -> Mappin
     return {**shell, "KUBECONFIG": str(file)}
 
 
-def test_who_may_read_the_job_alone_is_told_what_is_missing(
-    planted: Jobs, shell: Mapping[str, str], tmp_path: Path
+def written(shell: Mapping[str, str], file: Path) -> str:
+    """The page about the slow reader."""
+    done = run(shell, f"concertina report reads-slowly --out {file} --seconds {SECONDS}")
+    assert done.returncode == 0, done.stderr
+    return file.read_text()
+
+
+Asked = Mapping[str, Future[Any]]
+
+
+@pytest.fixture(scope="module")
+def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """What tests of the gate ask for, all at once: most of it is waiting."""
+    folder = tmp_path_factory.mktemp("asked")
+    reader = reads_jobs_alone(planted, shell, folder / "reader")
+
+    def after(_: str, ready: Callable[[Jobs], object], ask: Callable[..., Any], *arguments: Any) -> Any:
+        ready(planted)
+        return ask(*arguments)
+
+    slow, healthy = GATE["A slow reader"], GATE["Nothing is wrong"]
+    with ThreadPoolExecutor() as beside:
+        found = {
+            section: beside.submit(after, *row, follow, planted, shell, section, row[0])
+            for section, row in GATE.items()
+        }
+        for key, row in {"healthy": healthy, "slow": slow, "nan": TELLS_NAN}.items():
+            found[key] = beside.submit(after, *row, diagnosed, shell, row[0])
+        found["reader"] = beside.submit(after, *slow, diagnosed, reader, slow[0])
+        found["page"] = beside.submit(after, *slow, written, shell, folder / "page.html")
+        yield found
+
+
+@pytest.mark.parametrize("section", GATE)
+def test_what_is_planted_is_found(asked: Asked, section: str) -> None:
+    asked[section].result()
+
+
+def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
+    asked: Asked, jobs: Jobs, shell: Mapping[str, str], tmp_path: Path
 ) -> None:
-    past(planted, "reads-slowly", 20)
-    found = diagnosed(reads_jobs_alone(planted, shell, tmp_path / "reader"), "reads-slowly")
+    """Both what kubectl writes, and what the command itself wrote: with its two readings."""
+    healthy, slow, nan = (asked[key].result() for key in ("healthy", "slow", "nan"))
+    assert [problems(each) for each in (healthy, slow, nan)] == [[], [Problem.INPUT_BOTTLENECK], [Problem.LOSS_NAN]]
+    assert any(sentence.startswith("time of the last ") for sentence in healthy["saw"])
+    assert "agents asked: 2" in healthy["saw"]
+    assert slow["findings"][0]["lost"] > 0.4
+
+    saved, record = tmp_path / "job.yaml", tmp_path / "record.json"
+    saved.write_text(jobs.cluster.kubectl("get", "tj", "reads-slowly", "-n", jobs.namespace, "-o", "yaml"))
+    record.write_text(json.dumps(slow))
+    assert problems(diagnosed(shell, str(saved))) == [Problem.INPUT_BOTTLENECK]
+    assert diagnosed(shell, str(record))["findings"] == slow["findings"]
+
+
+def test_who_may_read_the_job_alone_is_told_what_is_missing(asked: Asked) -> None:
+    found = asked["reader"].result()
     assert problems(found) == [Problem.INPUT_BOTTLENECK]
     assert any("the job's pods could not be listed" in sentence for sentence in found["saw"])
     assert any("the log of reads-slowly-0-0 could not be read" in sentence for sentence in found["saw"])
@@ -239,16 +264,12 @@ class Elements(HTMLParser):
         self.text += data + "\n"
 
 
-def test_a_page_about_a_run(planted: Jobs, shell: Mapping[str, str], tmp_path: Path) -> None:
-    past(planted, "reads-slowly", 20)
-    file = tmp_path / "page.html"
-    done = run(shell, f"concertina report reads-slowly --out {file} --seconds {SECONDS}")
-    assert done.returncode == 0, done.stderr
-    found = Elements(file.read_text())
+def test_a_page_about_a_run(asked: Asked, jobs: Jobs) -> None:
+    found = Elements(asked["page"].result())
     assert not found.loads
     assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
     assert found.tags.count("polyline") == 3, "world, loss and seconds of steps"
-    for text in (f"Run {planted.namespace}/reads-slowly", "InputBottleneck", "Training was never interrupted", "input"):
+    for text in (f"Run {jobs.namespace}/reads-slowly", "InputBottleneck", "Training was never interrupted", "input"):
         assert text in found.text
 
 
