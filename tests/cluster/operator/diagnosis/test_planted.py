@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
@@ -92,9 +92,8 @@ def run(shell: Mapping[str, str], command: str) -> subprocess.CompletedProcess[s
     )
 
 
-def follow(jobs: Jobs, shell: Mapping[str, str], section: str, name: str, uri: str = "") -> None:
-    """Each command of a section says what the page says."""
-    lead = jobs.get(name)["status"]["world"].get("lead") or ""
+def follow(shell: Mapping[str, str], section: str, name: str, lead: str = "", uri: str = "") -> None:
+    """Each command of a section says what the page says. `lead`: the pod with rank 0, where the section asks for it."""
     assert PAGE[section]
     for command, says in PAGE[section]:
         for word, value in {"JOB": name, "POD": lead, "URI": uri}.items():
@@ -200,20 +199,18 @@ def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("asked")
     reader = reads_jobs_alone(planted, shell, folder / "reader")
 
-    def after(_: str, ready: Callable[[Jobs], object], ask: Callable[..., Any], *arguments: Any) -> Any:
+    for _, ready in (*GATE.values(), TELLS_NAN):
         ready(planted)
-        return ask(*arguments)
-
-    slow, healthy = GATE["A slow reader"], GATE["Nothing is wrong"]
-    with ThreadPoolExecutor() as beside:
-        found = {
-            section: beside.submit(after, *row, follow, planted, shell, section, row[0])
-            for section, row in GATE.items()
+    (slow, _), (healthy, _), (nan, _) = GATE["A slow reader"], GATE["Nothing is wrong"], TELLS_NAN
+    lead = planted.members(planted.get(slow))[0]
+    with ThreadPoolExecutor(len(GATE) + 5) as beside:
+        found: dict[str, Future[Any]] = {
+            section: beside.submit(follow, shell, section, name, lead) for section, (name, _) in GATE.items()
         }
-        for key, row in {"healthy": healthy, "slow": slow, "nan": TELLS_NAN}.items():
-            found[key] = beside.submit(after, *row, diagnosed, shell, row[0])
-        found["reader"] = beside.submit(after, *slow, diagnosed, reader, slow[0])
-        found["page"] = beside.submit(after, *slow, written, shell, folder / "page.html")
+        for key, name in {"healthy": healthy, "slow": slow, "nan": nan}.items():
+            found[key] = beside.submit(diagnosed, shell, name)
+        found["reader"] = beside.submit(diagnosed, reader, slow)
+        found["page"] = beside.submit(written, shell, folder / "page.html")
         yield found
 
 
@@ -296,7 +293,7 @@ def test_what_can_t_be_looked_at_is_said(shell: Mapping[str, str], arguments: st
 def test_batches_too_small(jobs: Jobs, shell: Mapping[str, str], data: Path) -> None:
     bundled(jobs, data, "tiny", pace="0", replicas=2, trainer={"globalBatchSize": 2})
     past(jobs, "tiny", 200)
-    follow(jobs, shell, "Batches too small", "tiny")
+    follow(shell, "Batches too small", "tiny")
     jobs.delete("tiny")
 
 
@@ -308,7 +305,7 @@ def test_workers_that_are_killed(jobs: Jobs, shell: Mapping[str, str], data: Pat
         past(jobs, "killed", (job["status"].get("progress") or {}).get("step", 0) + 3)
         jobs.kill_worker("killed", jobs.members(job)[0])
     jobs.wait_training("killed", 1, past=4)
-    follow(jobs, shell, "Workers that are killed again and again", "killed")
+    follow(shell, "Workers that are killed again and again", "killed")
     jobs.delete("killed")
 
 
@@ -325,7 +322,7 @@ def test_a_slow_store(jobs: Jobs, shell: Mapping[str, str], data: Path, tmp_path
         checkpoint = {"uri": "s3://there/slow-store", "everySeconds": 2, "secretName": "slow"}
         bundled(jobs, data, "slow-store", checkpoint=checkpoint)
         past(jobs, "slow-store", 60)
-        follow(jobs, shell, "A slow store for checkpoints", "slow-store")
+        follow(shell, "A slow store for checkpoints", "slow-store")
         jobs.delete("slow-store")
 
 
@@ -342,7 +339,7 @@ def test_a_flipped_bit(jobs: Jobs, shell: Mapping[str, str], data: Path, tmp_pat
     resumed = {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
     bundled(jobs, data, "flipped", checkpoint=resumed, failurePolicy={"maxRestarts": 1})
     jobs.wait_true("flipped", "Failed")
-    follow(jobs, shell, "A flipped bit in a checkpoint", "flipped", uri)
+    follow(shell, "A flipped bit in a checkpoint", "flipped", uri=uri)
 
 
 @pytest.mark.long(law=LAW)
@@ -352,7 +349,7 @@ def test_a_full_disk(jobs: Jobs, shell: Mapping[str, str], data: Path) -> None:
     checkpoint = {"uri": "file:///full/run", "everySteps": 5}
     bundled(jobs, data, "full-disk", checkpoint=checkpoint, container=mounted, volumes=[full])
     jobs.wait_true("full-disk", "Stalled")
-    follow(jobs, shell, "A full disk", "full-disk")
+    follow(shell, "A full disk", "full-disk")
     jobs.delete("full-disk")
 
 
@@ -360,5 +357,5 @@ def test_a_full_disk(jobs: Jobs, shell: Mapping[str, str], data: Path) -> None:
 def test_memory_that_grows(jobs: Jobs, shell: Mapping[str, str], data: Path, tmp_path: Path) -> None:
     bundled(jobs, data, "leaks", fault(tmp_path, "0 leak 1000000"))
     past(jobs, "leaks", 20)
-    follow(jobs, shell, "Memory that grows", "leaks")
+    follow(shell, "Memory that grows", "leaks")
     jobs.delete("leaks")
