@@ -30,8 +30,8 @@ from concertina.terminal.connection import Complaint
 from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDone
 
-LOOKS = 3
-"""At the agents: at the begin, in the middle and at the end."""
+LOOKS = 5
+"""At the agents: memory that rises from each to the next is hardly noise."""
 MOST_PODS = 16
 """That are asked, the lead first: a problem of one of a thousand is named in the status."""
 LATE_SECONDS = 60.0
