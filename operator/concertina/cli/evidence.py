@@ -27,6 +27,7 @@ from concertina.kube.manifests.names import JOB
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import EVENTS, PODS, TRAINING_JOBS, Raw
 from concertina.terminal.connection import Complaint
+from concertina.terminal.show import ended, word
 from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDone
 
@@ -141,7 +142,9 @@ async def _later(client: Client, namespace: str, name: str, earlier: Raw, second
 
 
 def _over(job: Raw) -> bool:
-    return any(c.type in ("Complete", "Failed", "Suspended") and c.status == "True" for c in status_of(job).conditions)
+    """Nothing more happens to it: one look is enough."""
+    status = status_of(job)
+    return ended(status) is not None or word(status) == "Suspended"
 
 
 async def _to_ask(client: Client, namespace: str, name: str, lead: str | None) -> tuple[list[Raw], list[str]]:

@@ -32,7 +32,13 @@ def line(points: Sequence[Point], x_name: str, y_name: str, steps: bool = False)
         xml.SubElement(found, "line", {"class": "grid", "x1": across, "x2": f"{WIDTH - RIGHT}", "y1": down, "y2": down})
         _text(found, f"{LEFT - 6}", f"{float(down) + 4:.1f}", "end", f"{value:.4g}")
     for at, anchor in ((left, "start"), (right, "end")):
-        _text(found, place(at, low).split(",")[0], f"{HEIGHT - BOTTOM + 16}", anchor, f"{at:.6g}")
+        _text(
+            found,
+            place(at, low).split(",")[0],
+            f"{HEIGHT - BOTTOM + 16}",
+            anchor,
+            f"{at:,.0f}" if at >= 100 else f"{at:.3g}",
+        )
     _text(found, f"{(LEFT + WIDTH) / 2}", f"{HEIGHT - 4}", "middle", x_name)
     places = []
     for number, (x, y) in enumerate(points):
