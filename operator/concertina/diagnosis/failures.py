@@ -25,7 +25,11 @@ ADVICE = {
     Problem.JOB_STALLED: "do what the sentence says; it goes on by itself once that is done",
     Problem.CORRUPT_STATE: "`concertina checkpoint verify URI` names every bad file: delete that checkpoint's folder, "
     "or name an older one in checkpoint.resumeFrom, and create the job again; then distrust that disk or store",
-    Problem.DATA_DIGEST_MISMATCH: "copy the named file again from where it was built, or build the data again",
+    Problem.DATA_DIGEST_MISMATCH: "copy the named file again from where it was built, build the data again, or name in "
+    "data.uri what the run began with",
+    Problem.MEMORY_GROWS: "see what the script keeps from step to step (losses with their graphs, lists of batches, "
+    "caches without a bound), by tracemalloc or torch.cuda.memory_summary(); until it is mended a larger "
+    "resources.limits.memory buys time",
     Problem.LOSS_NAN: "lower optimizer.learningRate or set optimizer.gradientClip, look at the named samples, or let "
     "trainer.anomalies.nonFinite: Skip leave them out",
     Problem.LOSS_SPIKE: "look at the samples of that step; trainer.anomalies.spike: Skip or RollBack leaves them out, "

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 
 from concertina.api.quantities import bytes_of
 from concertina.diagnosis.evidence import RECENT_SECONDS, AgentFigures, Evidence
+from concertina.diagnosis.failures import ADVICE
 from concertina.diagnosis.finding import Finding, critical, warning
 from concertina.diagnosis.problems import MEMORY_GREW, MEMORY_HOURS, Problem
 
 FEWEST_LOOKS = 3
 MIB = 1 << 20
-ADVICE = (
-    "see what the script keeps from step to step (losses with their graphs, lists of batches, caches without a bound), "
-    "by tracemalloc or torch.cuda.memory_summary(); until it is mended a larger resources.limits.memory buys time"
-)
 
 
 def memory_grows(seen: Evidence) -> Finding | None:
@@ -36,7 +33,7 @@ def memory_grows(seen: Evidence) -> Finding | None:
         f"the workers' memory in {replica} grew from {first / MIB:.0f} to {last / MIB:.0f} MiB in "
         f"{looks[-1].at - looks[0].at:.0f} s, and in each look between; at this rate {end} in {hours * 60:.0f} min"
         + (f" ({len(growing)} replicas grow)" if len(growing) > 1 else ""),
-        ADVICE,
+        ADVICE[Problem.MEMORY_GROWS],
     )
 
 
@@ -73,6 +70,6 @@ def _out_of_memory(seen: Evidence) -> Finding | None:
     return critical(
         Problem.MEMORY_GROWS,
         f"{len(news)} times in the last hour a replica ran out of memory, last {where} at step {news[-1].step}",
-        ADVICE,
+        ADVICE[Problem.MEMORY_GROWS],
         lost=0.0,
     )

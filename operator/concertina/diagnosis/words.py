@@ -11,7 +11,7 @@ from concertina.diagnosis.problems import Problem
 _SIGNS = (
     (Problem.LOSS_NAN, re.compile(r"LossNotFinite|the loss is (nan|-?inf)|gradient's norm (nan|-?inf)")),
     (Problem.LOSS_SPIKE, re.compile(r"LossSpike|the loss is [\d.]+, and was [\d.]+ before")),
-    (Problem.DATA_DIGEST_MISMATCH, re.compile(r"build the data again|data's digest|other data")),
+    (Problem.DATA_DIGEST_MISMATCH, re.compile(r"[Bb]uild the data again|data with digest|digest of data")),
     (Problem.CORRUPT_STATE, re.compile(r"SilentCorruption|is damaged|missing or damaged|RestoreFailed|crc32")),
     (Problem.STORAGE_REFUSES, re.compile(r"[Nn]o space left|There is no room left|Disk quota exceeded|StorageError")),
     (Problem.MEMORY_GROWS, re.compile(r"OutOfMemory|ran out of memory|CUDA out of memory")),
