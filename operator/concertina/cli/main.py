@@ -124,6 +124,38 @@ def trace(
 
 
 @app.command(rich_help_panel=JOBS)
+def diagnose(
+    what: Annotated[
+        str, typer.Argument(help="Name of a TrainingJob; or a file with one and its status (.yaml, .json, or -).")
+    ],
+    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long to look.")] = 15,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that was seen.")] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Name what is wrong with a job and what to try next. Exit status 0: nothing; 3: something was found."""
+    from concertina.cli.diagnose import run
+
+    call(run(Target(kubeconfig, context, namespace), what, seconds, as_json))
+
+
+@app.command(rich_help_panel=JOBS)
+def report(
+    job: Job,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: JOB.html here.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long to look.")] = 15,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Write a page of HTML about a run: time, world, loss, incidents, checkpoints, and what `diagnose` finds."""
+    from concertina.cli.report import run
+
+    call(run(Target(kubeconfig, context, namespace), job, out, seconds))
+
+
+@app.command(rich_help_panel=JOBS)
 def suspend(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
     """Stop a job after the current step, save its state and release its pods."""
     from concertina.cli import jobs

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from rich.console import Console
 from rich.live import Live
 
+from concertina.durations import duration
 from concertina.terminal import show
 from concertina.terminal.watch import LOOK_EVERY, Watch
 
@@ -41,7 +42,7 @@ async def _lines(watch: Watch, console: Console) -> None:
         parts = [f"{time.strftime('%H:%M:%S')}  {show.word(status)}", f"world {status.world.size or '-'}"]
         if progress and progress.percent is not None:
             parts.append(f"step {progress.step} ({progress.percent:.0f}%)")
-            parts.append(f"ETA {show.duration(progress.eta_seconds)}" if progress.eta_seconds is not None else "")
+            parts.append(f"ETA {duration(progress.eta_seconds)}" if progress.eta_seconds is not None else "")
             parts.append(f"loss {progress.loss:.3f}" if progress.loss else "")
             parts.append(f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else "")
         parts.append(f"checkpoint {checkpoint.step}" if checkpoint else "")

@@ -54,7 +54,7 @@ LOSS_SPIKE = 2.0
 """Times the loss's usual value."""
 MEMORY_HOURS = 6.0
 """Or fewer until the workers' memory reaches the container's limit, or is twice what it is where there is none."""
-MEMORY_GREW = 0.01
+MEMORY_GREW = 0.02
 """Part of it by which it must have grown while it was looked at: less is noise."""
 OPERATOR_SILENT_SECONDS = 300.0
 """Since the operator last counted the time of a job that trains: with a thousand jobs it does so every 50 s."""

@@ -13,6 +13,7 @@ from rich.text import Text
 from concertina.api import history
 from concertina.api.accounting import Cost, Goodput, Incident
 from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, World, unix_seconds
+from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
 from concertina.terminal import advice, curves
@@ -42,16 +43,6 @@ def said(status: JobStatus) -> str:
 def ended(status: JobStatus) -> Condition | None:
     """The condition that says that the job is over."""
     return next((c for c in status.conditions if c.type in ENDED and c.status == "True"), None)
-
-
-def duration(seconds: float) -> str:
-    """Two units at most, as 45s, 3m20s, 5h12m, 4d3h."""
-    whole = max(0, round(seconds))
-    for size, unit, next_size, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            rest = whole % size // next_size
-            return f"{whole // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
-    return f"{whole}s"
 
 
 def age(timestamp: str | None) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ class Proxy(ThreadingHTTPServer):
         self.faults: list[tuple[str, str, str]] = []
         """Method, part of the path, and what to do, each once: cut, truncate, flip, flip-request, or a status."""
         self.done: list[str] = []
+        self.delay = 0.0
+        """Seconds before each body that comes in is passed on."""
         self._lock = threading.Lock()
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
@@ -45,6 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         fault = self.server.fault(self.command, self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        time.sleep(self.server.delay if body else 0.0)
         if fault == "cut":
             self.close_connection = True
             return

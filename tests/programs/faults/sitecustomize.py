@@ -1,6 +1,8 @@
 """Faults in the bundled trainer, for tests: the file named by FAULT says which rank does what, from when it is there.
 
 1 read_forever        rank 1's reader waits as long as the file is there
+0 read_slowly 0.3     rank 0's reader takes so many seconds more for each step's sequences
+0 leak 4000000        rank 0 keeps so many bytes more of each forward pass
 0 compute_forever     so does rank 0, in the forward pass
 2 slow 0.2            rank 2 takes so many seconds more for each step's forward pass
 1 heavy 0.02          rank 1 takes so many seconds more for each sequence
@@ -26,7 +28,12 @@ def _fault(*names):
     return arguments if rank == os.environ.get("RANK") and name in names else None
 
 
+LEAKED = []
+
+
 def read_forever(*_):
+    if arguments := _fault("read_slowly"):
+        time.sleep(float(arguments[0]))
     while _fault("read_forever") is not None:
         time.sleep(0.05)
 
@@ -38,6 +45,8 @@ def compute_forever(_, tokens, *others):
         time.sleep(0.05)
     if arguments := _fault("slow"):
         time.sleep(float(arguments[0]))
+    if arguments := _fault("leak"):
+        LEAKED.append(b"x" * int(arguments[0]))
     if arguments := _fault("heavy"):
         time.sleep(float(arguments[0]) * len(tokens))
 

@@ -1,0 +1,30 @@
+"""What an agent's metrics say that a status does not."""
+
+from __future__ import annotations
+
+import math
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from concertina.diagnosis.evidence import AgentFigures
+
+MEMORY = "concertina_worker_resident_memory_bytes"
+LOSS = "concertina_training_loss"
+FAILURES = "concertina_checkpoint_storage_failures_total"
+
+
+def figures(replica: str, at: float, text: str) -> AgentFigures:
+    """`text`: as GET /metrics has it; `at`: Unix seconds. Raises ValueError where it is no such text."""
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in (MEMORY, LOSS, FAILURES):
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    loss = sums.get(LOSS)
+    return AgentFigures(
+        replica=replica,
+        at=at,
+        worker_bytes=sums.get(MEMORY),
+        finite_loss=None if loss is None else math.isfinite(loss),
+        storage_failures=sums.get(FAILURES),
+    )

@@ -1,0 +1,154 @@
+"""Checks of what ended, stands, or fails too often."""
+
+from __future__ import annotations
+
+from concertina.api.accounting import MOST_INCIDENTS, Incident
+from concertina.api.status import Condition, ConditionType
+from concertina.diagnosis import problems, words
+from concertina.diagnosis.evidence import RECENT_SECONDS, Evidence
+from concertina.diagnosis.finding import Finding, critical, warning
+from concertina.diagnosis.problems import Problem
+from concertina.durations import duration
+
+STALLS = {
+    "StorageUnavailable": Problem.STORAGE_REFUSES,
+    "DataUnavailable": Problem.INPUT_BOTTLENECK,
+    "AgentsUnreachable": Problem.OWN_SIDE_SUSPECTED,
+}
+"""By the reason of the condition Stalled."""
+ADVICE = {
+    Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the sentence says; "
+    "it goes on by itself",
+    Problem.INPUT_BOTTLENECK: "see that the store of trainer.data.uri is there and may be read from the pods; it goes "
+    "on by itself",
+    Problem.OWN_SIDE_SUSPECTED: "see that no NetworkPolicy or firewall keeps the operator from port 29400 of the pods",
+    Problem.JOB_STALLED: "do what the sentence says; it goes on by itself once that is done",
+    Problem.CORRUPT_STATE: "`concertina checkpoint verify URI` names every bad file: delete that checkpoint's folder, "
+    "or name an older one in checkpoint.resumeFrom, and create the job again; then distrust that disk or store",
+    Problem.DATA_DIGEST_MISMATCH: "copy the named file again from where it was built, build the data again, or name in "
+    "data.uri what the run began with",
+    Problem.MEMORY_GROWS: "see what the script keeps from step to step (losses with their graphs, lists of batches, "
+    "caches without a bound), by tracemalloc or torch.cuda.memory_summary(); until it is mended a larger "
+    "resources.limits.memory buys time",
+    Problem.LOSS_NAN: "lower optimizer.learningRate or set optimizer.gradientClip, look at the named samples, or let "
+    "trainer.anomalies.nonFinite: Skip leave them out",
+    Problem.LOSS_SPIKE: "look at the samples of that step; trainer.anomalies.spike: Skip or RollBack leaves them out, "
+    "a lower rate or gradientClip keeps the next one small",
+}
+"""Where it is the same, however the problem was found."""
+FEWEST_INCIDENTS = 2
+"""One is no habit."""
+
+
+def failed(seen: Evidence) -> Finding | None:
+    """The job is over, and not complete: for what its last words say, where they are known."""
+    condition = seen.status.condition(ConditionType.FAILED)
+    if condition is None or condition.status != "True":
+        return None
+    problem = words.problem_in(words.last(seen)) or Problem.JOB_FAILED
+    advice = ADVICE.get(problem, "look at the last lines of `concertina status JOB` and at the logs; mend the cause, "
+                                 "delete the job and create it again: it goes on from its checkpoint")  # fmt: skip
+    return critical(problem, f"the job has failed ({condition.reason}): {condition.message}", advice)
+
+
+def stalled(seen: Evidence) -> Finding | None:
+    """A person has to act. A job that trains on meanwhile loses no time by it."""
+    condition = seen.status.condition(ConditionType.STALLED)
+    if condition is None or condition.status != "True" or seen.ended:
+        return None
+    problem = STALLS.get(condition.reason, Problem.JOB_STALLED)
+    lost = 0.0 if seen.trains and problem is not Problem.INPUT_BOTTLENECK else 1.0
+    return critical(problem, f"the job is stalled ({condition.reason}): {_message(condition)}", ADVICE[problem], lost)
+
+
+def frequent(seen: Evidence) -> Finding | None:
+    """Of the last hour, or since the oldest incident that the status has."""
+    if seen.ended:
+        return None
+    incidents = (*seen.status.incidents, *filter(None, (seen.status.internal.incident,)))
+    since = min(RECENT_SECONDS, seen.at - seen.created)
+    if len(incidents) >= MOST_INCIDENTS:
+        since = min(since, seen.age(incidents[0].at))
+    news = [one for one in incidents if seen.age(one.at) <= since]
+    lost = sum(map(_seconds, news)) / max(1.0, since)
+    if len(news) < FEWEST_INCIDENTS or lost < problems.FREQUENT_FAILURES:
+        return None
+    worst = max(news, key=_seconds)
+    replicas = {one.replica for one in news if one.replica}
+    nodes = sorted({one.node for one in news if one.node})
+    where = f", all of them on node {nodes[0]}" if len(nodes) == 1 and len(replicas) > 1 else ""
+    return warning(
+        Problem.FREQUENT_FAILURES,
+        f"{len(news)} interruptions took {lost:.0%} of the last {duration(since)}{where}; the longest, "
+        f"{worst.cause}{_who(worst)}, took {_seconds(worst):.1f} s",
+        "`concertina status JOB` has the causes by their cost, status.restarts.recent each failure with its node; "
+        "spares (elastic.spares) and snapshots at each step make each one cheaper",
+        lost,
+    )
+
+
+def restarts_nearly_used(seen: Evidence) -> Finding | None:
+    restarts = seen.status.restarts
+    most = seen.spec.failure_policy.max_restarts if seen.spec else None
+    if seen.ended or most is None or most <= problems.RESTARTS_LEFT or not restarts.in_window:
+        return None
+    if restarts.budget > problems.RESTARTS_LEFT:
+        return None
+    return critical(
+        Problem.RESTARTS_NEARLY_USED,
+        f"{restarts.in_window} failures in the window of {duration(_window(seen))} count, {restarts.budget} more are "
+        "borne, then the job fails",
+        "mend what status.restarts.recent names, or raise failurePolicy.maxRestarts if so many are normal for you",
+        lost=0.0,
+    )
+
+
+def world_below_minimum(seen: Evidence) -> Finding | None:
+    """It has pods to wait for, and has waited for most of the time that was looked at."""
+    window = seen.recent or seen.lifetime
+    waiting = window.seconds.get("waiting", 0.0)
+    if seen.phase != "Waiting" or waiting < window.total / 2 or seen.true(ConditionType.STALLED):
+        return None
+    least = seen.spec.min_replicas if seen.spec else 1
+    ready = seen.status.condition(ConditionType.READY)
+    return critical(
+        Problem.WORLD_BELOW_MINIMUM,
+        f"the job needs {least} replicas and waits for them ({waiting:.0f} s of {window.of}): "
+        f"{ready.message if ready else ''}",
+        "see `kubectl describe pod` of those that are Pending: nodes, quota and taints; a smaller "
+        "elastic.minReplicas lets it go on with fewer",
+    )
+
+
+def operator_down(seen: Evidence) -> Finding | None:
+    counted = seen.status.goodput.at
+    if not seen.live or seen.ended:
+        return None
+    silent = seen.age(counted) if counted else seen.at - seen.created
+    if silent < problems.OPERATOR_SILENT_SECONDS or not (seen.trains or counted is None):
+        return None
+    return critical(
+        Problem.OPERATOR_DOWN,
+        f"no operator has written the job's status for {duration(silent)}",
+        "see that a pod of the operator runs and holds the Lease (`kubectl -n NAMESPACE get pods,leases`); training "
+        "goes on without it, failures are not answered",
+        lost=0.0,
+    )
+
+
+def _seconds(incident: Incident) -> float:
+    return incident.seconds + incident.replayed_seconds
+
+
+def _who(incident: Incident) -> str:
+    if not incident.replica:
+        return ""
+    return f" of {incident.replica}" + (f" on {incident.node}" if incident.node else "")
+
+
+def _window(seen: Evidence) -> float:
+    return seen.spec.failure_policy.window_seconds if seen.spec else 0.0
+
+
+def _message(condition: Condition) -> str:
+    return condition.message or "no more is said"

@@ -1,0 +1,27 @@
+"""Figures from the text that agents serve."""
+
+from __future__ import annotations
+
+import pytest
+
+from concertina.diagnosis.agents import figures
+from concertina_agent.metrics import families as f
+from concertina_agent.metrics.text import Sample, render
+
+
+def test_what_an_agent_serves_is_read() -> None:
+    """Of two workers with metrics of their own: the sum."""
+    samples = [Sample(f.WORKER_MEMORY, 5, more=(("local_rank", str(rank)),)) for rank in (0, 1)]
+    text = render([*samples, Sample(f.LOSS, float("nan")), Sample(f.STORAGE_FAILURES, 2)], (("replica", "a"),)).decode()
+    found = figures("a", 1.0, text)
+    assert (found.worker_bytes, found.finite_loss, found.storage_failures) == (10, False, 2)
+
+
+def test_what_is_not_served_is_not_known() -> None:
+    found = figures("a", 1.0, "# nothing\n")
+    assert (found.worker_bytes, found.finite_loss, found.storage_failures) == (None, None, None)
+
+
+def test_what_is_no_such_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="could not convert"):
+        figures("a", 1.0, "concertina_training_loss{ 3")

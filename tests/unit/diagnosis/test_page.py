@@ -1,0 +1,64 @@
+"""The page about a run: nothing in it comes alive, whatever a job is called or says."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree as xml
+
+from builders.jobs import T0, spec
+from concertina.api.accounting import CLASSES, SUFFIX, Goodput, Incident
+from concertina.api.status import Condition, JobProgress, JobStatus, rfc3339
+from concertina.diagnosis.diagnose import diagnose
+from concertina.diagnosis.evidence import Evidence, RoundMark, StepLine
+from concertina.report.page import COLOURS, page
+from concertina.report.plots import MOST_POINTS, bar, line
+
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+def made(status: JobStatus, **fields: object) -> str:
+    seen = Evidence(spec=spec(), status=status, at=T0 + 600, created=T0, **fields)  # type: ignore[arg-type]
+    rounds = (RoundMark(at=T0 + 5, round=2, replicas=3), RoundMark(at=T0 + 60, round=3, replicas=2))
+    return page(f"team/{EVIL}", seen, diagnose(seen), rounds, (EVIL,))
+
+
+def test_what_a_job_says_is_text() -> None:
+    failed = Condition(type="Failed", status="True", reason="SameFailure", message=EVIL, last_transition_time="")
+    ready = Condition(type="Ready", status="False", reason="Failed", message=EVIL, last_transition_time="")
+    incident = Incident(at=rfc3339(T0), cause=EVIL[:20], replica=EVIL, seconds=3)
+    text = made(JobStatus(conditions=(ready, failed), incidents=(incident,)))
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5
+    assert "JobFailed" in text
+
+
+def test_a_run_without_anything_has_a_page() -> None:
+    text = made(JobStatus())
+    assert "Nothing was found that is wrong" in text
+    assert "Lines of steps were found in no log" in text
+    assert "Of rounds before 2 no event tells" in text
+
+
+def test_curves_leave_out_what_is_not_finite() -> None:
+    steps = tuple(StepLine(step=n, loss=None if n == 2 else 1.0 / n, seconds=0.5) for n in (1, 2, 3))
+    progress = JobProgress(step=3, steps=10, percent=30, loss=0.3, at=rfc3339(T0 + 500))
+    text = made(JobStatus(progress=progress, goodput=Goodput(productive_seconds=30, at=rfc3339(T0 + 600))), steps=steps)
+    polylines = re.findall(r'<polyline class="line" points="([^"]*)"', text)
+    assert [len(points.split()) for points in polylines] == [5, 2, 3], "world in steps, loss, seconds"
+    assert "nan" not in text.lower()
+
+
+def test_a_long_run_has_no_more_points_than_can_be_seen() -> None:
+    (polyline,) = line([(float(n), float(n)) for n in range(100_000)], "x", "y").iter("polyline")
+    points = polyline.get("points", "").split()
+    assert len(points) <= MOST_POINTS + 1
+    assert points[-1].startswith("708.0,10.0")
+
+
+def test_one_point_and_no_time_are_drawn_too() -> None:
+    assert xml.tostring(line([(1.0, 2.0)], "x", "y"))
+    assert xml.tostring(bar([("productive", 0.0)]))
+
+
+def test_each_class_of_time_has_a_colour() -> None:
+    assert set(COLOURS) == {name.removesuffix(SUFFIX) for name in CLASSES}
