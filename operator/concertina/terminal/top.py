@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.api.status import ENDED, ConditionType, JobStatus, unix_seconds
+from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
 from concertina.terminal import advice
-from concertina.terminal.show import COLOURS, duration, word
+from concertina.terminal.show import COLOURS, word
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """By which Kueue knows the queue of any object."""
