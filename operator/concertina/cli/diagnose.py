@@ -13,7 +13,7 @@ from concertina.api.status import rfc3339
 from concertina.cli.evidence import Record, look, read
 from concertina.diagnosis.diagnose import Diagnosis, cost, diagnose
 from concertina.diagnosis.evidence import Evidence
-from concertina.terminal.connection import Target
+from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.console import plain
 from concertina.terminal.show import said
 
@@ -28,13 +28,21 @@ async def run(target: Target, what: str, seconds: float, as_json: bool) -> int:
     else:
         async with target.connect() as (client, namespace):
             record = await look(client, namespace, what, seconds)
-    seen = record.evidence()
-    found = diagnose(seen)
+    seen, found = judge(record)
     if as_json:
         print(json.dumps(as_object(record, found), indent=1))
     else:
         _print(plain(), record, seen, found)
     return FOUND if found.findings else 0
+
+
+def judge(record: Record) -> tuple[Evidence, Diagnosis]:
+    """Raises Complaint: whoever may write a status, or a file, may write anything for a time."""
+    try:
+        seen = record.evidence()
+        return seen, diagnose(seen)
+    except ValueError as error:
+        raise Complaint(f"{record.name} has a time that can't be read: {error}") from error
 
 
 def _is_file(what: str) -> bool:

@@ -200,14 +200,18 @@ async def read_history(client: Client, namespace: str, record: Record) -> Record
     """With all steps that logs of pods still have, each as it was trained last, and with the rounds that events tell
     of."""
     name = record.job["metadata"]["name"]
-    pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
+    try:
+        pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
+        rounds = await _rounds(client, namespace, name, record.status)
+    except ApiError as error:
+        return record.model_copy(update={"unseen": (*record.unseen, f"earlier steps and rounds are missing: {error}")})
     pods.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
     steps = {line.step: line for line in record.steps}
     for pod in pods[-MOST_PODS:]:
         lines, _ = await _read_log(client, namespace, pod["metadata"]["name"], HISTORY_LINES)
         steps = {line.step: line for line in lines} | steps
     ordered = tuple(steps[step] for step in sorted(steps))
-    return record.model_copy(update={"steps": ordered, "rounds": await _rounds(client, namespace, name, record.status)})
+    return record.model_copy(update={"steps": ordered, "rounds": rounds})
 
 
 async def _rounds(client: Client, namespace: str, name: str, status: JobStatus) -> tuple[RoundMark, ...]:
@@ -247,5 +251,8 @@ def read(file: Path) -> Record:
             f"{source} holds no {KIND}: save one by `kubectl get tj NAME -o yaml`, or by `concertina diagnose --json`"
         )
     status = status_of(found)
-    at = max((unix_seconds(mark) for mark in (status.goodput.at, status.completion_time) if mark), default=time.time())
-    return Record(job=found, at=at)
+    try:
+        marks = [unix_seconds(mark) for mark in (status.goodput.at, status.completion_time) if mark]
+    except ValueError as error:
+        raise Complaint(f"{source} has a time that can't be read: {error}") from error
+    return Record(job=found, at=max(marks, default=time.time()))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from concertina.cli.diagnose import judge
 from concertina.cli.evidence import look, read_history
-from concertina.diagnosis.diagnose import diagnose
 from concertina.report.page import page
 from concertina.terminal.connection import Complaint, Target
 from concertina.terminal.console import plain
@@ -14,10 +14,10 @@ from concertina.terminal.console import plain
 async def run(target: Target, name: str, out: Path | None, seconds: float) -> int:
     async with target.connect() as (client, namespace):
         record = await read_history(client, namespace, await look(client, namespace, name, seconds))
-    seen = record.evidence()
+    seen, found = judge(record)
     file = out or Path(f"{name}.html")
     try:
-        file.write_text(page(record.name, seen, diagnose(seen), record.rounds, record.unseen), encoding="utf-8")
+        file.write_text(page(record.name, seen, found, record.rounds, record.unseen), encoding="utf-8")
     except OSError as error:
         raise Complaint(f"{file} can't be written: {error.strerror}") from error
     plain().print(f"{file} tells of {record.name}, as it was at {record.status.goodput.at or 'its creation'}.")

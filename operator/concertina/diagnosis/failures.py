@@ -22,6 +22,8 @@ ADVICE = {
     Problem.INPUT_BOTTLENECK: "see that the store of trainer.data.uri is there and may be read from the pods; it goes "
     "on by itself",
     Problem.OWN_SIDE_SUSPECTED: "see that no NetworkPolicy or firewall keeps the operator from port 29400 of the pods",
+    Problem.JOB_FAILED: "look at the last lines of `concertina status JOB` and at the logs; mend the cause, delete the "
+    "job and create it again: it goes on from its checkpoint",
     Problem.JOB_STALLED: "do what the sentence says; it goes on by itself once that is done",
     Problem.CORRUPT_STATE: "`concertina checkpoint verify URI` names every bad file: delete that checkpoint's folder, "
     "or name an older one in checkpoint.resumeFrom, and create the job again; then distrust that disk or store",
@@ -46,9 +48,8 @@ def failed(seen: Evidence) -> Finding | None:
     if condition is None or condition.status != "True":
         return None
     problem = words.problem_in(words.last(seen)) or Problem.JOB_FAILED
-    advice = ADVICE.get(problem, "look at the last lines of `concertina status JOB` and at the logs; mend the cause, "
-                                 "delete the job and create it again: it goes on from its checkpoint")  # fmt: skip
-    return critical(problem, f"the job has failed ({condition.reason}): {condition.message}", advice)
+    sentence = f"the job has failed ({condition.reason}): {_message(condition)}"
+    return critical(problem, sentence, ADVICE.get(problem, ADVICE[Problem.JOB_FAILED]))
 
 
 def stalled(seen: Evidence) -> Finding | None:

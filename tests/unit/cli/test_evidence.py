@@ -9,7 +9,7 @@ import pytest
 
 from concertina.api.status import JobStatus, rfc3339
 from concertina.cli import evidence
-from concertina.cli.diagnose import as_object
+from concertina.cli.diagnose import as_object, judge
 from concertina.cli.evidence import Record, read
 from concertina.diagnosis.diagnose import diagnose
 from concertina.diagnosis.evidence import AgentFigures, RoundMark, StepLine
@@ -54,6 +54,18 @@ def test_what_is_no_job_is_refused_in_a_sentence(text: str, tmp_path: Path) -> N
     file.write_text(text)
     with pytest.raises(Complaint, match=r"a\.yaml (is neither|is no output of|holds no TrainingJob)"):
         read(file)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"metadata": {"name": "a", "creationTimestamp": "soon"}}, {"status": {"goodput": {"at": "soon"}}}],
+    ids=["created", "counted"],
+)
+def test_a_time_that_is_none_is_said(wrong: dict[str, object], tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({**JOB, **wrong}))
+    with pytest.raises(Complaint, match="has a time that can't be read"):
+        judge(read(file))
 
 
 def test_no_more_is_read_than_a_status_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
