@@ -25,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     state.data_mismatch,
     state.storage_refuses,
     state.checkpoint_old,
+    state.tracker_unreachable,
     pace.slow_checkpoint,
     pace.input_bottleneck,
     pace.straggler,

@@ -82,8 +82,8 @@ def low_mfu(seen: Evidence) -> Finding | None:
         Problem.LOW_MFU,
         f"{progress.mfu:.0%} of the devices' peak arithmetic is used in the last steps; {problems.LOW_MFU:.0%} or more "
         "is usual",
-        "mend what else is found first; then larger microbatches, bf16 and compiled attention; take a trace of a few "
-        "steps",
+        "mend what else is found first; then larger microbatches, bf16 and compiled attention; `concertina "
+        "trace` shows what the devices do in a step",
         1 - progress.mfu / problems.LOW_MFU,
     )
 

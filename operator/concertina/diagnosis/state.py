@@ -52,6 +52,16 @@ def _interval(seen: Evidence) -> float | None:
     return min(found, default=None)
 
 
+def tracker_unreachable(seen: Evidence) -> Finding | None:
+    if not seen.status.tracking or seen.ended:
+        return None
+    return warning(
+        Problem.TRACKER_UNREACHABLE,
+        f"the tracker takes nothing, and what it is to be told waits on the node: {seen.status.tracking}",
+        "training does not notice; bring the tracker back, or correct spec.tracking while the job is suspended",
+    )
+
+
 def storage_refuses(seen: Evidence) -> Finding | None:
     """Asked now it fails, though no condition says so yet; or the last failure was for want of room."""
     first: dict[str, float] = {}
