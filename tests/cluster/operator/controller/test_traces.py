@@ -56,11 +56,11 @@ def asked(url: str, accept: str = "text/plain") -> str:
         return str(answer.read().decode())
 
 
-def exemplars(url: str) -> set[str]:
-    """Trace ids beside the durations of rounds."""
+def exemplars(url: str) -> set[tuple[str, str]]:
+    """Phases of rounds, and trace ids beside their durations: the last one of each bucket."""
     families = list(text_string_to_metric_families(asked(url, "application/openmetrics-text; version=1.0.0")))
     samples = (sample for family in families for sample in family.samples)
-    return {sample.exemplar.labels["trace_id"] for sample in samples if sample.exemplar}
+    return {(sample.labels["phase"], sample.exemplar.labels["trace_id"]) for sample in samples if sample.exemplar}
 
 
 def total(url: str, result: str) -> float:
@@ -113,7 +113,7 @@ def test_a_round_is_one_trace_whose_id_all_say(
     assert first in {line["trace"] for line in operator.lines("condition") if "trace" in line}
     said = jobs.logs(world["lead"])
     assert f'"trace":"{trace}"' in next(line for line in said.splitlines()[::-1] if '"event":"worker_started"' in line)
-    assert {first, trace} <= exemplars(url)
+    assert {("prepare", trace), ("start", trace)} <= exemplars(url)
 
 
 def test_a_collector_that_hangs_takes_traces_and_nothing_else(
