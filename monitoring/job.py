@@ -84,8 +84,8 @@ TRAINING = Section(
         ),
         Panel(
             "Tokens per second",
-            "Of all workers together.",
-            (Query(_told("tokens_per_second"), "tokens/s"),),
+            "Of all workers together; useful: each token counted once, by all the time without suspensions.",
+            (Query(_told("tokens_per_second"), "tokens/s"), Query(_job("useful_tokens_per_second"), "useful")),
         ),
         Panel(
             "MFU over time", "Part of the devices' peak arithmetic.", (Query(_told("mfu_ratio"), "MFU"),), Unit.RATIO

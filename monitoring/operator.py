@@ -167,6 +167,12 @@ OPERATOR = Board(
                     Unit.SECONDS,
                 ),
                 Panel(
+                    "Spans of traces",
+                    "By result; all 0 where no collector is named.",
+                    (Query(_rate("concertina_trace_spans_total", "result"), "{{result}}"),),
+                    Unit.PER_SECOND,
+                ),
+                Panel(
                     "Own side suspected",
                     "1: the silence of agents is taken for the operator's own fault.",
                     (Query(_max("concertina_own_side_suspected"), "suspected"),),
