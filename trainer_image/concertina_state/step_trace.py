@@ -91,7 +91,9 @@ class StepTrace:
         raw = self._path.with_suffix(".raw")
         try:
             self._profiler.export_chrome_trace(str(raw))
-            found = {"rank": self._rank, "trace": json.loads(raw.read_bytes()), "flightRecorder": flight_record()}
+            trace = json.loads(raw.read_bytes())
+            raw.unlink()
+            found = {"rank": self._rank, "trace": trace, "flightRecorder": flight_record()}
             packed = gzip.compress(json.dumps(found).encode(), 6)
             if len(packed) > step_traces.MOST_BYTES:
                 raise ValueError(f"it has {len(packed)} bytes, more than {step_traces.MOST_BYTES}: ask for fewer steps")

@@ -360,7 +360,7 @@ class AnomalyConfig(_Section):
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))
 
 
-Edge = Annotated[int, Field(ge=0, le=2**62)]
+Edge = Annotated[int, Field(ge=0, le=2**53)]  # larger numbers are not the same in all that reads JSON
 
 
 class ReproductionConfig(_Section):

@@ -89,7 +89,7 @@ PYTHON = [sys.executable, str(PROGRAMS / "stuck.py")]
             Path(sys.executable).parent,
             "wait_for_what_never_comes (stuck.py:",
         ),
-        (PYTHON, "/usr/bin", "state S (sleeping)"),
+        (PYTHON, "/usr/bin", "): state "),
     ],
     ids=["py-spy", "py-spy, of what a shell runs", "without py-spy"],
 )

@@ -64,6 +64,12 @@ def test_every_list_and_string_of_the_spec_is_bounded() -> None:
     assert loose == []
 
 
+def test_each_number_is_the_same_in_all_that_reads_json() -> None:
+    """Helm and kubectl would have a conflict over the CRD otherwise: one of them writes large integers as floats."""
+    keywords = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
+    assert [path for path, node in ALL.items() if any(abs(node.get(each, 0)) > 2**53 for each in keywords)] == []
+
+
 def test_no_keyword_that_a_structural_schema_forbids() -> None:
     for path, node in ALL.items():
         assert not node.keys() & {"$ref", "oneOf", "allOf", "title", "const", "prefixItems", "examples"}, path
