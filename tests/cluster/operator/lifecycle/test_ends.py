@@ -68,9 +68,7 @@ def test_a_job_that_fails_for_good_leaves_its_pods_with_the_scripts_last_words(j
     assert text.count("Traceback (most recent call last):") == 1
     before, _, events = text.partition("\nEvent ")
     besides = before + events[events.index("The last lines of") :]
-    assert besides.count("RuntimeError: the second rank breaks") == 2, (
-        "in the sentence at the top, and at its place"
-    )
+    assert besides.count("RuntimeError: the second rank breaks") == 2, "in the sentence at the top, and at its place"
     assert all(len(event["message"]) < 300 for event in jobs.events("a", "WorkerFailed"))
     rounds = [event["message"] for event in jobs.events("a", "RoundCommitted")]
     assert not any("beginning" in message for message in rounds)
