@@ -59,7 +59,8 @@ def places(value: Any, into: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def altered(document: Any, draw: random.Random) -> Any:
-    """The same document with a few parts replaced, left out, doubled, renamed or put where others belong."""
+    """The same document with a few parts replaced, left out, doubled, renamed or put where others belong. No part stands
+    in two places: what is put into it would stand in both, and so grow beyond any memory in five turns."""
     document = copy.deepcopy(document)
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
         found = places(document, [])
@@ -75,9 +76,10 @@ def altered(document: Any, draw: random.Random) -> Any:
         elif what < 0.9:
             inside[key] = copy.deepcopy(draw.choice(found)[0])
         elif isinstance(inside, dict):
-            inside[draw.choice(("int", "auto", "", "v", "__class__", "\ud800", "x" * 300))] = inside[key]
+            another = draw.choice(("int", "auto", "", "v", "__class__", "\ud800", "x" * 300))
+            inside[another] = copy.deepcopy(inside[key])
         else:
-            inside.extend(inside[:50])
+            inside.extend(map(copy.deepcopy, inside[:50]))
     return document
 
 
