@@ -59,8 +59,8 @@ def places(value: Any, into: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def altered(document: Any, draw: random.Random) -> Any:
-    """The same document with a few parts replaced, left out, doubled, renamed or put where others belong. No part stands
-    in two places: what is put into it would stand in both, and so grow beyond any memory in five turns."""
+    """The same document with a few parts replaced, left out, doubled, renamed or put where others belong. No part
+    stands in two places: what is put into it would stand in both, and so grow beyond any memory in five turns."""
     document = copy.deepcopy(document)
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
         found = places(document, [])

@@ -1,16 +1,21 @@
 """A real cluster for the tests of this folder: one for the session, a namespace for each test."""
 
+import json
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from builders.cluster.pods import Pods
+from builders.until import until
 from concertina.local import cluster as local
 from concertina.local.cluster import LocalCluster
 from concertina.local.state import lifetime
 from concertina.local.state.record import Options
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +28,19 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
         print(f"logs of the local cluster: {running.record.logs}")
     else:
         lifetime.forget(name)
+
+
+@pytest.fixture(scope="module")
+def crd(cluster: LocalCluster) -> None:
+    """As this checkout has it. (`kubectl wait` and its jsonpath fail at a CRD that has no conditions yet.)"""
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+
+    def established() -> bool:
+        found = json.loads(cluster.kubectl("get", "crd", "trainingjobs.concertina.dev", "-o", "json"))
+        conditions = found.get("status", {}).get("conditions") or ()
+        return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
+
+    until(established, "the CRD to be served")
 
 
 @pytest.fixture

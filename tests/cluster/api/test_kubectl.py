@@ -66,12 +66,7 @@ STATUS = JobStatus(
     steps_replayed=7,
     goodput=Goodput(percent=97.5, productive_seconds=39.0, startup_seconds=1.0, at=NOW),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def crd(cluster: LocalCluster) -> None:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 @pytest.fixture

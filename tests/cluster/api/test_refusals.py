@@ -18,14 +18,9 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 JOB = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
 OWN = yaml.safe_load((ROOT / "examples" / "own-command.yaml").read_text())
+pytestmark = pytest.mark.usefixtures("crd")
 CONTAINER = "spec.template.spec.containers.0"
 LONG = "a" * 51
-
-
-@pytest.fixture(scope="module", autouse=True)
-def crd(cluster: LocalCluster) -> None:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
 
 
 def changed(job: dict[str, Any], *changes: tuple[str, Any]) -> dict[str, Any]:

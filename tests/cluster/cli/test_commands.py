@@ -54,9 +54,7 @@ class Cli:
 
 
 @pytest.fixture
-def cli(cluster: LocalCluster, namespace: str) -> Cli:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/trainingjobs.concertina.dev", "--timeout=60s")
+def cli(cluster: LocalCluster, namespace: str, crd: None) -> Cli:
     return Cli(cluster, namespace)
 
 
