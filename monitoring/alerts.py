@@ -10,8 +10,6 @@ from concertina.diagnosis import problems
 from concertina.diagnosis.problems import Problem
 from monitoring.promql import LOST, TIME, TRAINING, by, grown, of_jobs
 
-RUNBOOKS = "docs/runbooks"
-"""The chart puts its value monitoring.runbookUrl in this place."""
 WINDOW = "30m"
 """Over which parts of the time are measured: some failures and evaluations long."""
 SPENT = f"namespace_trainingjob_class:concertina_trainingjob_time_seconds:grown{WINDOW}"
@@ -63,7 +61,7 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "description": self.description,
-                "runbook_url": f"{RUNBOOKS}/{self.problem}.md",
+                "runbook_url": self.problem.runbook,  # of which the chart replaces RUNBOOKS by its value
             },
         }
 

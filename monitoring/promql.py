@@ -6,9 +6,11 @@ under another pod's name, so they are taken without it: as the most of what is t
 
 from __future__ import annotations
 
+from concertina.diagnosis import problems
+
 JOB = ("namespace", "trainingjob")
 TIME = "concertina_trainingjob_time_seconds_total"
-TRAINING = "productive|communication|straggler|input|checkpoint|evaluation|compile"
+TRAINING = "|".join(problems.TRAINING)
 """Classes of the time in which ranks train: what a part of the time of training is a part of."""
 LOST = "recovery|replayed"
 RECENT = "$__rate_interval"

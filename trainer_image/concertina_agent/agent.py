@@ -30,10 +30,8 @@ from concertina_agent.transfers.uploads import UploadDriver
 from concertina_agent.workers.driver import WorkersDriver
 from concertina_protocol import addresses, log
 from concertina_protocol.log import log_event
-from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
+from concertina_protocol.tracking import spool
 
-SPOOL = "tracking"
-"""Folder of the volume."""
 FAREWELL_SECONDS = 0.2
 """For the last lines to the lead and the operator to arrive before the streams break."""
 QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.LeadMessage, e.PeerCopied, e.CopyHeld)
@@ -72,13 +70,10 @@ class Agent:
         learning = Learning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
         self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)
-        self._track: Optional[Tracking] = None
         self._tracking: Optional[TrackingDriver] = None
         if settings.track_every:
-            spool = settings.volume / SPOOL
-            writer, reader = SpoolWriter(spool), SpoolReader(spool)
-            self._track = Tracking(settings.track_every)
-            self._tracking = TrackingDriver(writer, reader, workers.start_tracking, emit)
+            folder = spool.folder(settings.volume)
+            self._tracking = TrackingDriver(folder, Tracking(settings.track_every), workers.start_tracking, emit)
         parts = (workers.local, copies, uploads, files.snapshots, self._tracking)
         self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest)
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {
@@ -156,8 +151,8 @@ class Agent:
         if not isinstance(event, QUIET):
             what = event.message if isinstance(event, e.RequestReceived) else event
             log_event(type(what).__name__, round=getattr(what, "round", self._core.seen[0]))
-        if self._track is not None and self._tracking is not None:
-            self._tracking.record(self._track.records(self._core, event, effects, at))
+        if self._tracking is not None:
+            self._tracking.record(self._core, event, effects, at)
         for effect in effects:
             for carry_out in self._carry_out[type(effect)]:
                 carry_out(effect)

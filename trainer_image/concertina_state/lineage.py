@@ -40,7 +40,7 @@ class TrainedRound:
     """Samples consumed by then."""
     world: int
     """Ranks."""
-    setting: str
+    setting: str = ""
     """Digest of images, configuration, libraries and script: where two differ, one of these was changed."""
 
 
@@ -110,6 +110,26 @@ class Lineage:
     """As in Origin."""
 
 
+def of_round(
+    before: Origin,
+    trained: TrainedRound,
+    config: str,
+    data_sets: Sequence[str],
+    images: Iterable[str],
+    script: str = "",
+) -> Origin:
+    """Of what a round trains in this process, which goes on from a state with the origin `before`. `trained`: its
+    setting follows. `config`: see `setting`."""
+    now = dataclasses.replace(
+        before,
+        data_sets=tuple(data_sets)[:MOST_DATA_SETS],
+        images=bounded_images(images),
+        device=device_model(),
+        script=script,
+    )
+    return now.with_round(dataclasses.replace(trained, setting=setting(now, config)))
+
+
 def setting(origin: Origin, config: str) -> str:
     """Digest for `TrainedRound`. `config`: the digest of the configuration."""
     torch = getattr(sys.modules.get("torch"), "__version__", "")
@@ -169,14 +189,17 @@ def script_digest() -> str:
 def went_through(rounds: Sequence[TrainedRound], round: int, step: int) -> bool:
     """Whether the state after `step` steps in that round is one of those that these rounds went through, the state
     that the last of them ends with aside."""
-    ends = [*(each.step for each in rounds[1:]), sys.maxsize]
-    return any(each.round == round and each.step <= step <= end for each, end in zip(rounds, ends, strict=False))
+    return any(each.round == round and each.step <= step <= end for each, end in _with_ends(rounds))
 
 
 def since(rounds: Sequence[TrainedRound], step: int) -> tuple[TrainedRound, ...]:
     """Those that have trained steps after `step`."""
-    ends = [*(each.step for each in rounds[1:]), sys.maxsize]
-    return tuple(each for each, end in zip(rounds, ends, strict=False) if end > max(step, each.step))
+    return tuple(each for each, end in _with_ends(rounds) if end > max(step, each.step))
+
+
+def _with_ends(rounds: Sequence[TrainedRound]) -> Iterable[tuple[TrainedRound, int]]:
+    """And the step that the next one begins with; of the last one that is not known."""
+    return zip(rounds, [*(each.step for each in rounds[1:]), sys.maxsize], strict=False)
 
 
 ROOMIEST = Origin(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from concertina_state.checkpoints import manifest
 
 MOST_VALUE = 500
 """Characters; MLflow takes no more in every version."""
@@ -32,12 +32,8 @@ def about(environment: Mapping[str, str]) -> About:
         parameters = {"command": command[:MOST_VALUE], "environment": " ".join(names)[:MOST_VALUE]}
     else:
         parameters = dict(list(_flat(trainer))[:MOST_PARAMETERS])
-    code = {
-        "commit": environment.get("CONCERTINA_COMMIT", ""),
-        "image": environment.get("CONCERTINA_IMAGE", ""),
-        "python": platform.python_version(),
-        **{name: _version(name) for name in LIBRARIES},
-    }
+    known = manifest.code(environment, LIBRARIES)
+    code = {"commit": known.commit, "image": known.image, "python": known.python, **known.libraries}
     return About(parameters, {name: value[:MOST_VALUE] for name, value in code.items() if value})
 
 
@@ -54,10 +50,3 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
 def _is_users(name: str) -> bool:
     """Not what Kubernetes says of Services, nor what the operator sets."""
     return not name.startswith(OF_KUBERNETES) and "_SERVICE_" not in name and "_PORT" not in name
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

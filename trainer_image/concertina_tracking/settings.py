@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Optional
 
 from concertina_protocol.codec.typed_json import parse_json
+from concertina_protocol.tracking import spool
 
 
 class Backend(str, enum.Enum):
@@ -43,7 +44,7 @@ class Settings:
 
     @property
     def spool(self) -> Path:
-        return self.volume / "tracking"
+        return spool.folder(self.volume)
 
     @property
     def run_id(self) -> str:

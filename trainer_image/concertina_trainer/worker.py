@@ -22,7 +22,7 @@ from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Do
 from concertina_state.errors import BadInput, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
-from concertina_state.lineage import TrainedRound, bounded_images, device_model, setting
+from concertina_state.lineage import TrainedRound, of_round
 from concertina_state.objects.prefix import StorageError
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
@@ -200,20 +200,14 @@ def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: W
     """Snapshots of this round, and checkpoints after the one that is durable and not undone."""
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()
-    origin = dataclasses.replace(
-        restored.origin,
-        data_sets=built.reader.digests,
-        images=bounded_images(start.images),
-        device=device_model(),
-    )
-    trained = TrainedRound(round, restored.id.step, restored.position, world.size, setting(origin, digest))
+    trained = TrainedRound(round, restored.id.step, restored.position, world.size)
     now = dataclasses.replace(
         restored,
         id=SnapshotId(round, restored.id.step, state.digest, world.size),
         shard=world.rank,
         config=digest,
         data=built.reader.digest,
-        origin=origin.with_round(trained),
+        origin=of_round(restored.origin, trained, digest, built.reader.digests, start.images),
     )
     durable = start.durable or start.restore.durable
     if durable and start.restore.voids(durable):

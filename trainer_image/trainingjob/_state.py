@@ -20,15 +20,7 @@ from concertina_protocol.worker_channel import Done, KeepsState, Outcome, Start
 from concertina_state.errors import BadInput
 from concertina_state.format.shardfile import Continued, ShardMetadata
 from concertina_state.interval import Interval
-from concertina_state.lineage import (
-    MOST_DATA_SETS,
-    Origin,
-    TrainedRound,
-    bounded_images,
-    device_model,
-    script_digest,
-    setting,
-)
+from concertina_state.lineage import Origin, TrainedRound, of_round, script_digest
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_state.saving import SavePolicy, Saving, StepFlags
 from concertina_state.snapshots import Snapshots
@@ -281,12 +273,9 @@ class State:
         end, checkpoint = self._end, self._checkpoint
         id = SnapshotId(end.round, self._restored, "", self._world.size)
         data = self._data[0].digest if len(self._data) == 1 else ""
-        images, sets = bounded_images(end.images), tuple(each.digest for each in self._data)[:MOST_DATA_SETS]
-        origin = dataclasses.replace(
-            self._origin, data_sets=sets, images=images, device=device_model(), script=script_digest()
-        )
-        trained = TrainedRound(end.round, self._restored, self._position, self._world.size, setting(origin, ""))
-        origin = origin.with_round(trained)
+        trained = TrainedRound(end.round, self._restored, self._position, self._world.size)
+        sets = [each.digest for each in self._data]
+        origin = of_round(self._origin, trained, "", sets, end.images, script_digest())
         metadata = ShardMetadata(id, self._world.rank, self._restored, "", data, self._continued, origin=origin)
         policy = SavePolicy(ENDLESS, 1, bool(checkpoint), checkpoint.get("everySteps"))
         interval = Interval(checkpoint.get("everySeconds", 600) if checkpoint else None, end.history)

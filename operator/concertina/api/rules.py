@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from concertina.api import TRAINER
-from concertina.api.spec import Container, JobSpec, Launcher, TrackingBackend
+from concertina.api.spec import Container, JobSpec, Launcher, Tracking, TrackingBackend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +76,12 @@ def _no_dots(*uris: str) -> bool:
 FILES = "^file:///.+$"
 
 
-def _tracks(spec: JobSpec) -> bool:
-    return spec.tracking is not None and spec.tracking.is_on
+def _has_place(tracking: Tracking) -> bool:
+    return tracking.backend is TrackingBackend.WANDB or tracking.uri is not None
 
 
-def _has_place(spec: JobSpec) -> bool:
-    return spec.tracking is None or spec.tracking.backend is TrackingBackend.WANDB or spec.tracking.uri is not None
-
-
-def _is_folder(spec: JobSpec) -> bool:
-    tracking = spec.tracking
-    if tracking is None or tracking.backend is not TrackingBackend.TENSORBOARD or tracking.uri is None:
+def _is_folder(tracking: Tracking) -> bool:
+    if tracking.backend is not TrackingBackend.TENSORBOARD or tracking.uri is None:
         return True
     return re.search(FILES, tracking.uri) is not None
 
@@ -314,21 +309,21 @@ RULES: tuple[Rule, ...] = (
         cel="!has(self.tracking) || self.tracking.backend == 'None' || self.launcher != 'torchrun'",
         message="the agent tells a tracker of the run, and with launcher torchrun there is none: remove tracking or "
         "launcher",
-        holds=lambda spec: not _tracks(spec) or spec.launcher is not Launcher.TORCHRUN,
+        holds=lambda spec: spec.tracked is None or spec.launcher is not Launcher.TORCHRUN,
     ),
     Rule(
         at=".spec.tracking",
         field=".uri",
         cel="!(self.backend in ['MLflow', 'TensorBoard']) || has(self.uri)",
         message="MLflow and TensorBoard need a uri: http://server:port, or file:///folder",
-        holds=lambda spec: not _tracks(spec) or _has_place(spec),
+        holds=lambda spec: spec.tracked is None or _has_place(spec.tracked),
     ),
     Rule(
         at=".spec.tracking",
         field=".uri",
         cel=f"self.backend != 'TensorBoard' || !has(self.uri) || self.uri.matches('{FILES}')",
         message="TensorBoard writes files: uri must be file:///folder, on a volume that all replicas mount",
-        holds=lambda spec: not _tracks(spec) or _is_folder(spec),
+        holds=lambda spec: spec.tracked is None or _is_folder(spec.tracked),
     ),
     _while_suspended("template", optional=False),
     _while_suspended("trainer", optional=True),

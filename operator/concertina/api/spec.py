@@ -243,10 +243,6 @@ class Tracking(Model):
         default={}, description="Tags of the run."
     )
 
-    @property
-    def is_on(self) -> bool:
-        return self.backend is not TrackingBackend.NONE
-
 
 class FailurePolicy(Model):
     """When to give up."""
@@ -462,6 +458,11 @@ class JobSpec(Model):
     def bundled(self) -> bool:
         """Whether the bundled trainer runs, not a command of the user's own."""
         return self.trainer is not None
+
+    @property
+    def tracked(self) -> Tracking | None:
+        """Where the run is told of; None where it is nowhere."""
+        return self.tracking if self.tracking and self.tracking.backend is not TrackingBackend.NONE else None
 
     @property
     def workers(self) -> int:

@@ -630,7 +630,17 @@ class JobStatus(Observed):
                 return condition
         return None
 
+    def true_condition(self, type: ConditionType) -> Condition | None:
+        """That condition where it holds."""
+        condition = self.condition(type)
+        return condition if condition is not None and condition.status == "True" else None
+
     def is_true(self, type: ConditionType) -> bool:
         """Whether there is such a condition, and it holds."""
-        condition = self.condition(type)
-        return condition is not None and condition.status == "True"
+        return self.true_condition(type) is not None
+
+    @property
+    def phase(self) -> str:
+        """The word in the column Status; empty where no operator has seen the job."""
+        ready = self.condition(ConditionType.READY)
+        return ready.reason if ready else ""

@@ -182,9 +182,7 @@ async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
     return await _read_log(client, namespace, status.world.lead, LOG_LINES)
 
 
-async def _read_log(
-    client: Client, namespace: str, pod: str, tail: int
-) -> tuple[tuple[StepLine, ...], tuple[str, ...]]:
+async def _read_log(client: Client, namespace: str, pod: str, tail: int) -> Steps:
     found = []
     try:
         async for text in client.logs(namespace, pod, TRAINER, tail=tail, limit_bytes=LOG_BYTES):

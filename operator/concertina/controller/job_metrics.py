@@ -64,8 +64,7 @@ def _phase(job: JobView, _: float) -> Values:
 
 def phase_of(status: JobStatus) -> str:
     """The word in the column Status."""
-    ready = status.condition(ConditionType.READY)
-    return ready.reason if ready else Phase.WAITING.value
+    return status.phase or Phase.WAITING.value
 
 
 def _conditions(job: JobView, _: float) -> Values:
@@ -89,8 +88,7 @@ def _time(job: JobView, _: float) -> Values:
 
 
 def _stalled(job: JobView, _: float) -> Values:
-    stalled = job.status.condition(ConditionType.STALLED)
-    if stalled is not None and stalled.status == "True":
+    if stalled := job.status.true_condition(ConditionType.STALLED):
         yield (stalled.reason,), 1.0
 
 
@@ -119,8 +117,7 @@ def _checkpoint_interval(job: JobView, _: float) -> float | None:
 
 
 def _tracker(job: JobView, _: float) -> float | None:
-    tracked = job.spec is not None and job.spec.tracking is not None and job.spec.tracking.is_on
-    return float(job.status.tracking is not None) if tracked else None
+    return float(job.status.tracking is not None) if job.spec and job.spec.tracked else None
 
 
 def _avoided(job: JobView, now: float) -> Values:

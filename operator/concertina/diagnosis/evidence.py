@@ -8,11 +8,10 @@ from collections.abc import Mapping
 
 from concertina.api.model import Observed
 from concertina.api.spec import JobSpec
-from concertina.api.status import ENDED, ConditionType, JobStatus, unix_seconds
+from concertina.api.status import ENDED, JobStatus, unix_seconds
+from concertina.diagnosis.problems import TRAINING
 from concertina.durations import duration
 
-TRAINING = ("productive", "communication", "straggler", "input", "checkpoint", "evaluation", "compile")
-"""Classes of the goodput that are parts of the time of training."""
 LEAST_SECONDS = 5.0
 """Of training, below which shares say nothing."""
 RECENT_SECONDS = 3600.0
@@ -93,22 +92,12 @@ class Evidence:
     """The newest last."""
 
     @property
-    def phase(self) -> str:
-        """The word in the column Status; empty where no operator has seen the job."""
-        ready = self.status.condition(ConditionType.READY)
-        return ready.reason if ready else ""
-
-    @property
     def ended(self) -> bool:
-        return any(self.true(kind) for kind in ENDED)
+        return any(map(self.status.is_true, ENDED))
 
     @property
     def trains(self) -> bool:
-        return self.phase == "Training"
-
-    def true(self, kind: ConditionType) -> bool:
-        found = self.status.condition(kind)
-        return found is not None and found.status == "True"
+        return self.status.phase == "Training"
 
     def age(self, timestamp: str) -> float:
         """Seconds."""

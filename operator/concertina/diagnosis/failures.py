@@ -44,8 +44,8 @@ FEWEST_INCIDENTS = 2
 
 def failed(seen: Evidence) -> Finding | None:
     """The job is over, and not complete: for what its last words say, where they are known."""
-    condition = seen.status.condition(ConditionType.FAILED)
-    if condition is None or condition.status != "True":
+    condition = seen.status.true_condition(ConditionType.FAILED)
+    if condition is None:
         return None
     problem = words.problem_in(words.last(seen)) or Problem.JOB_FAILED
     sentence = f"the job has failed ({condition.reason}): {_message(condition)}"
@@ -54,8 +54,8 @@ def failed(seen: Evidence) -> Finding | None:
 
 def stalled(seen: Evidence) -> Finding | None:
     """A person has to act. A job that trains on meanwhile loses no time by it."""
-    condition = seen.status.condition(ConditionType.STALLED)
-    if condition is None or condition.status != "True" or seen.ended:
+    condition = seen.status.true_condition(ConditionType.STALLED)
+    if condition is None or seen.ended:
         return None
     problem = STALLS.get(condition.reason, Problem.JOB_STALLED)
     lost = 0.0 if seen.trains and problem is not Problem.INPUT_BOTTLENECK else 1.0
@@ -108,7 +108,7 @@ def world_below_minimum(seen: Evidence) -> Finding | None:
     """It has pods to wait for, and has waited for most of the time that was looked at."""
     window = seen.recent or seen.lifetime
     waiting = window.seconds.get("waiting", 0.0)
-    if seen.phase != "Waiting" or waiting < window.total / 2 or seen.true(ConditionType.STALLED):
+    if seen.status.phase != "Waiting" or waiting < window.total / 2 or seen.status.is_true(ConditionType.STALLED):
         return None
     least = seen.spec.min_replicas if seen.spec else 1
     ready = seen.status.condition(ConditionType.READY)

@@ -27,7 +27,7 @@ class Finding:
 
     @property
     def runbook(self) -> str:
-        return f"docs/runbooks/{self.problem}.md"
+        return self.problem.runbook
 
 
 def warning(problem: Problem, sentence: str, advice: str, lost: float = 0.0) -> Finding:

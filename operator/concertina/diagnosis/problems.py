@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import enum
 
+RUNBOOKS = "docs/runbooks"
+
 
 class Problem(enum.StrEnum):
     """Each has an alert `ConcertinaNAME` and a page `docs/runbooks/NAME.md`."""
@@ -37,7 +39,14 @@ class Problem(enum.StrEnum):
     JOB_STALLED = "JobStalled"
     """It waits for a person, for a reason that none of the others says."""
 
+    @property
+    def runbook(self) -> str:
+        """In the project."""
+        return f"{RUNBOOKS}/{self}.md"
 
+
+TRAINING = ("productive", "communication", "straggler", "input", "checkpoint", "evaluation", "compile")
+"""Classes of the goodput that are parts of the time of training."""
 LOW_MFU = 0.2
 """Of the devices' peak arithmetic; dense transformers on recent GPUs reach 0.35 to 0.5."""
 EXPOSED_COMMUNICATION = 0.25

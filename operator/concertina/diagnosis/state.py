@@ -19,8 +19,8 @@ FEWEST_STEPS = 32
 def checkpoint_old(seen: Evidence) -> Finding | None:
     """Of a job that trains: since its newest checkpoint, or without one since it trains. Where the store refuses, that
     is said instead."""
-    interval, stalled = _interval(seen), seen.status.condition(ConditionType.STALLED)
-    refused = stalled is not None and stalled.status == "True" and stalled.reason == "StorageUnavailable"
+    interval, stalled = _interval(seen), seen.status.true_condition(ConditionType.STALLED)
+    refused = stalled is not None and stalled.reason == "StorageUnavailable"
     if interval is None or not seen.trains or refused:
         return None
     newest = seen.status.last_checkpoint
@@ -97,10 +97,6 @@ def loss_nan(seen: Evidence) -> Finding | None:
 
 
 def loss_spike(seen: Evidence) -> Finding | None:
-    advice = (
-        "look at the samples of that step; trainer.anomalies.spike: Skip or RollBack leaves them out, a lower rate "
-    )
-    advice += "or gradientClip keeps the next one small"
     before = [line.loss for line in seen.steps[:-1] if line.loss is not None]
     if len(before) >= FEWEST_STEPS and (loss := seen.steps[-1].loss) is not None:
         usual = statistics.median(before)

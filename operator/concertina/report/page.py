@@ -61,7 +61,7 @@ def _section(body: xml.Element, title: str) -> xml.Element:
 def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
     status = seen.status
     ready = status.condition("Ready")
-    yield "State", f"{seen.phase}: {ready.message}" if ready else "no operator has seen the job"
+    yield "State", f"{status.phase}: {ready.message}" if ready else "no operator has seen the job"
     yield "Seen at", rfc3339(round(seen.at))
     end = f" to {status.completion_time}" if status.completion_time else ""
     yield "Time", f"from {rfc3339(round(seen.created))}{end}"

@@ -30,8 +30,7 @@ _BAR = 30
 
 def word(status: JobStatus) -> str:
     """What the job is doing, in one word, as in the column Status of `kubectl get`."""
-    ready = status.condition(ConditionType.READY)
-    return ready.reason if ready else "Unseen"
+    return status.phase or "Unseen"
 
 
 def said(status: JobStatus) -> str:

@@ -106,7 +106,7 @@ def _group(meta: Raw, by: str) -> str:
 
 
 def _attention(status: JobStatus) -> Attention:
-    if any(status.is_true(type) for type in ENDED):
+    if any(map(status.is_true, ENDED)):
         return Attention.ENDED
     if status.is_true(ConditionType.STALLED):
         return Attention.STALLED

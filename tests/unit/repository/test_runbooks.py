@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from monitoring.alerts import ALERTS, RUNBOOKS
+from monitoring.alerts import ALERTS
 from monitoring.dashboards import DASHBOARDS
 
-from concertina.diagnosis.problems import Problem
+from concertina.diagnosis.problems import RUNBOOKS, Problem
 
 ROOT = Path(__file__).parents[3]
 PANEL = re.compile(r"[Pp]anel\s+\*\*([^*]+)\*\*")

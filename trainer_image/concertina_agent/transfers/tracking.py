@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Optional
 
 from concertina_agent.core import events as e
+from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.tracking import Tracking
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import worker_channel as w
 from concertina_protocol.log import log_event
-from concertina_protocol.tracking.records import Record, RoundBegan
+from concertina_protocol.tracking.records import RoundBegan
 from concertina_protocol.tracking.spool import SpoolReader, SpoolWriter
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_protocol.worker_channel.agent_end import AgentEnd
@@ -28,11 +31,11 @@ SILENCE_SECONDS = 30.0
 
 class TrackingDriver:
     def __init__(
-        self, spool: SpoolWriter, reader: SpoolReader, start: Callable[[], Process], emit: Callable[[e.Event], None]
+        self, folder: Path, tracking: Tracking, start: Callable[[], Process], emit: Callable[[e.Event], None]
     ) -> None:
-        """`start` raises StartError."""
-        self._spool, self._start, self._emit = spool, start, emit
-        self._shipped = min(reader.next, spool.next)
+        """`folder`: of the spool. `start` raises StartError."""
+        self._spool, self._tracking, self._start, self._emit = SpoolWriter(folder), tracking, start, emit
+        self._shipped = min(SpoolReader(folder).next, self._spool.next)
         """Number of the first record that is not with the tracker, as far as is known."""
         self._dropped, self._error, self._told = 0, "", ""
         self._heard_at = time.monotonic()
@@ -45,8 +48,9 @@ class TrackingDriver:
         """Records that are not shipped."""
         return self._spool.next - self._shipped
 
-    def record(self, records: Iterable[Record]) -> None:
-        for record in records:
+    def record(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> None:
+        """What there is to tell after an event; see Tracking."""
+        for record in self._tracking.records(agent, event, effects, at):
             if isinstance(record, RoundBegan) and not record.leads and self._spool.next == self._shipped:
                 continue  # it only matters to what is not shipped
             if not self.behind:

@@ -23,6 +23,10 @@ ENDING = ".jsonl"
 CURSOR = "shipped"
 
 
+def folder(volume: Path) -> Path:
+    return volume / "tracking"
+
+
 class SpoolWriter:
     """Appends. What it can't write is lost, and counted: training goes on without."""
 

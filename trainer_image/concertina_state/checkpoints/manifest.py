@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import zlib
-from collections.abc import Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, Optional
 
 from concertina_protocol import SnapshotId, Undone
@@ -129,9 +129,9 @@ class Manifest:
         return sum(part.size for part in self.parts)
 
 
-def code(environment: Mapping[str, str]) -> Code:
+def code(environment: Mapping[str, str], libraries: Sequence[str] = LIBRARIES) -> Code:
     """Of this process."""
-    found = {name: _version(name) for name in LIBRARIES}
+    found = {name: _version(name) for name in libraries}
     return Code(
         environment.get("CONCERTINA_COMMIT", ""),
         environment.get("CONCERTINA_IMAGE", ""),

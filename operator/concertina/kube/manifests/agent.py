@@ -172,8 +172,7 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
     # Without what is not said: the trainer's image may be older than the operator, and refuses fields it does not know.
     config = spec.trainer.model_dump_json(by_alias=True, exclude_none=True) if spec.trainer else "{}"
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
-    tracks = spec.tracking is not None and spec.tracking.is_on
-    tracking = spec.tracking.model_dump_json(by_alias=True, exclude_none=True) if spec.tracking and tracks else ""
+    tracking = spec.tracked.model_dump_json(by_alias=True, exclude_none=True) if spec.tracked else ""
     told = {"CONCERTINA_TRACKING": tracking.replace("$", "$$")} if tracking else {}
     return {
         **told,

@@ -21,11 +21,10 @@ from concertina.api.accounting import (
     RecoveryTime,
     RoundWaits,
 )
-from concertina.api.status import ConditionType, rfc3339, unix_seconds
+from concertina.api.status import JobProgress, rfc3339, unix_seconds
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
-from concertina.plan.status.progress import progress
 from concertina_protocol import StepPart
 
 OTHER = "Other"
@@ -84,6 +83,8 @@ class Account:
 
     ctx: JobContext
     decision: Decision
+    progress: JobProgress | None
+    """As the status has it after this pass."""
     replayed: int
     """Steps that this pass learns to be trained again."""
 
@@ -100,8 +101,8 @@ class Account:
     @cached
     def phase(self) -> Phase:
         """In which they were spent."""
-        ready = self.ctx.status.condition(ConditionType.READY)
-        return Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.WAITING
+        word = self.ctx.status.phase
+        return Phase(word) if word in Phase._value2member_map_ else Phase.WAITING
 
     @cached
     def late(self) -> float:
@@ -163,8 +164,8 @@ class Account:
     @cached
     def _tokens(self) -> int | None:
         """That this job has trained on."""
-        known = progress(self.ctx)
-        return max(0, known.tokens - (self.tokens_before or 0)) if known and known.tokens is not None else None
+        known = self.progress.tokens if self.progress else None
+        return None if known is None else max(0, known - (self.tokens_before or 0))
 
     def _move_waits(self, spent: dict[str, float], source: str) -> None:
         """What is new of them, out of the class that the time was counted in."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from concertina.api.status import CheckpointMark, Condition, Internal, JobStatus, Restarts, Spares, rfc3339
+from concertina.api.status import (
+    CheckpointMark,
+    Condition,
+    Internal,
+    JobProgress,
+    JobStatus,
+    Restarts,
+    Spares,
+    rfc3339,
+)
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
@@ -50,8 +59,12 @@ class Pass:
         return self.decision.replayed + progress.replayed(self.ctx)
 
     @cached
+    def progress(self) -> JobProgress | None:
+        return progress.progress(self.ctx)
+
+    @cached
     def account(self) -> Account:
-        return Account(self.ctx, self.decision, self.replayed)
+        return Account(self.ctx, self.decision, self.progress, self.replayed)
 
     @cached
     def last_checkpoint(self) -> CheckpointMark | None:
@@ -110,8 +123,8 @@ COUNTS: Mapping[str, Row] = {
     "replicas": lambda p: replicas(p.ctx),
 }
 PROGRESS: Mapping[str, Row] = {
-    "progress": lambda p: progress.progress(p.ctx),
-    "history": lambda p: progress.history(p.ctx),
+    "progress": lambda p: p.progress,
+    "history": lambda p: progress.history(p.ctx, p.progress),
     "last_snapshot": lambda p: progress.last_snapshot(p.ctx),
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
     "shares": lambda p: progress.shares(p.ctx),

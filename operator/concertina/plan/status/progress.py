@@ -53,9 +53,9 @@ def _evaluation(ctx: JobContext, told: protocol.Progress) -> EvaluationMark | No
     return old if old is not None and old.step <= told.step else None
 
 
-def history(ctx: JobContext) -> str | None:
+def history(ctx: JobContext, now: JobProgress | None) -> str | None:
     """With a point of this progress, where it is news and one is due."""
-    known, now = ctx.status.history, progress(ctx)
+    known = ctx.status.history
     if now is None or now == ctx.status.progress:
         return known
     before = unpacked(known) if known else History()

@@ -53,8 +53,7 @@ def round_trace(ctx: JobContext, status: JobStatus) -> RoundTrace | None:
 
 
 def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
-    ready = status.condition(ConditionType.READY)
-    return ready is not None and ready.reason in {phase.value for phase in phases}
+    return status.phase in {phase.value for phase in phases}
 
 
 @dataclass(frozen=True)
