@@ -6,6 +6,9 @@ import math
 
 SMOOTH = 0.5
 """Weight of what was measured last."""
+LEAP = 2.0
+"""Times its usual length that a snapshot counts as at most: one alone may meet a collection of Python's garbage (95 ms
+with torch), and would keep those after it away for as long as a hundred usual ones take."""
 
 
 class Pace:
@@ -18,7 +21,8 @@ class Pace:
 
     def took(self, stall: float, step: float) -> None:
         """Seconds that a snapshot has kept the loop, and that a step has taken without it."""
-        self._stall = stall if not self._stall else self._stall + SMOOTH * (stall - self._stall)
+        known = self._stall
+        self._stall = known + SMOOTH * (min(stall, LEAP * known) - known) if known else stall
         self._step = step if not self._step else self._step + SMOOTH * (step - self._step)
 
     @property

@@ -25,3 +25,15 @@ def test_each_step_is_saved_until_something_is_known_and_a_single_slow_one_fades
     for _ in range(12):
         pace.took(0.005, 1.0)
     assert pace.every == 1
+
+
+def test_a_single_slow_one_later_on_hardly_counts_and_those_that_stay_slow_do():
+    pace = Pace(0.1)
+    for _ in range(5):
+        pace.took(0.0009, 0.006)
+    assert pace.every == 2
+    pace.took(0.095, 0.006)
+    assert pace.every == 3
+    for _ in range(20):
+        pace.took(0.095, 0.006)
+    assert pace.every == 159
