@@ -21,6 +21,7 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import TrainerConfig, of_any_version
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import hf_names
+from concertina_trainer.format.earlier_names import of_today
 
 FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most (but for a tensor that is larger)."""
@@ -34,7 +35,6 @@ class Tensor:
 
     name: str
     ours: Chunk
-    """Rows of one of ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def export(
         )
     with lease(checkpoint.folder):
         tensors = _tensors(checkpoint)
-        held = {number: part.header for number, part in enumerate(checkpoint.shards)}
+        held = {number: of_today(part.header) for number, part in enumerate(checkpoint.shards)}
         plan = reads(held, [tensor.ours for tensor in tensors])
         plan.require(checkpoint.uri)
         files = _files(tensors, file_bytes)
@@ -100,19 +100,16 @@ def _tensors(checkpoint: StoredCheckpoint) -> list[Tensor]:
     wholes = {
         name: stored.chunk
         for part in checkpoint.shards
-        for name, stored in part.header.chunks.items()
+        for name, stored in of_today(part.header).chunks.items()
         if name.startswith(hf_names.MODEL)
     }
     found = []
     for name, chunk in sorted(wholes.items()):
         theirs = hf_names.theirs(name.removeprefix(hf_names.MODEL))
-        if not theirs:
+        if theirs is None:
             raise BadInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
-        (rows, *columns), zeros = chunk.global_shape, [0] * (len(chunk.global_shape) - 1)
-        count = rows // len(theirs)
-        for index, their_name in enumerate(theirs):
-            box = Chunk(name, chunk.dtype, (count * index, *zeros), (count, *columns), chunk.global_shape)
-            found.append(Tensor(their_name, box))
+        whole = Chunk(name, chunk.dtype, (0,) * len(chunk.global_shape), chunk.global_shape, chunk.global_shape)
+        found.append(Tensor(theirs, whole))
     return found
 
 

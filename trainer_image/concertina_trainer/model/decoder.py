@@ -46,28 +46,30 @@ class Attention(nn.Module):
         self.head_dim = config.dim // config.heads
         self.theta = config.rope_theta
         self.query = nn.Linear(config.dim, config.dim, bias=False)
-        self.key_value = nn.Linear(config.dim, 2 * self.kv_heads * self.head_dim, bias=False)
+        self.key = nn.Linear(config.dim, self.kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(config.dim, self.kv_heads * self.head_dim, bias=False)
         self.output = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        batch, length, dim = x.shape
-        query = self.query(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
-        key, value = self.key_value(x).view(batch, length, 2, self.kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        gqa = self.kv_heads != self.heads
-        attended = attend(rotate(query, self.theta), rotate(key, self.theta), value, mask, gqa)
-        result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, dim))
+        batch, length, _ = x.shape
+        query, key, value = (
+            projection(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        attended = attend(rotate(query, self.theta), rotate(key, self.theta), value, mask, self.heads != self.kv_heads)
+        result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, -1))
         return result
 
 
 class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(config.dim, 2 * config.resolved_hidden_dim, bias=False)
+        self.gate = nn.Linear(config.dim, config.resolved_hidden_dim, bias=False)
+        self.up = nn.Linear(config.dim, config.resolved_hidden_dim, bias=False)
         self.down = nn.Linear(config.resolved_hidden_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        result: Tensor = self.down(F.silu(gate) * up)
+        result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return result
 
 

@@ -14,6 +14,7 @@ from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import Header
 from concertina_trainer.config import TrainerConfig
+from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.model.optimizer import ShardedAdamW, local
@@ -56,6 +57,7 @@ class TrainState:
         """What to read of a saved state of which these are the shards' headers, whatever world they were written by.
         Raises BadInput where it is not a whole state of this model."""
         known = {each.name for each in self._catalogue.held}
+        held = {number: of_today(header) for number, header in held.items()}
         for header in held.values():
             foreign = next((name for name in header.chunks if name not in known), None)
             if foreign is not None:
@@ -72,7 +74,7 @@ class TrainState:
         not those of this model."""
         known = {each.name for each in self._catalogue.held}
         weights = [chunk for chunk in self.saved.layout.chunks if chunk.name.startswith(MODEL)]
-        held = {number: shard.header for number, shard in enumerate(shards)}
+        held = {number: of_today(shard.header) for number, shard in enumerate(shards)}
         for header in held.values():
             for name, stored in header.chunks.items():
                 if name.startswith(MODEL) and name not in known:
