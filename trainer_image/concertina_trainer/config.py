@@ -521,6 +521,37 @@ def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
     return TrainerConfig.model_validate(config)
 
 
+class ParallelismConfig(BaseModel):
+    """`spec.parallelism`: how many ranks each dimension takes. What is left of the world is data parallelism."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
+    pipeline: int = Field(
+        default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
+    )
+    context: int = Field(
+        default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."
+    )
+    shard: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Groups of workers that hold one copy of weights and optimizer state between them; there are as "
+        "many copies as fit (HSDP; 1 is plain data parallelism). Absent: one copy over all (FSDP).",
+    )
+
+    @property
+    def group(self) -> int:
+        """Ranks that compute the same sequences."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def block(self) -> int:
+        """Ranks that only work together: a world is a whole number of blocks."""
+        return self.group * (self.shard or 1)
+
+
 class CheckpointConfig(BaseModel):
     """`spec.checkpoint`, as the trainer reads it: what a newer operator adds is none of its business. (What a person
     writes is read strictly, as concertina.api.spec.Checkpoint.)"""

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from concertina.api import TRAINER
 from concertina.api.model import Model, Verbatim
-from concertina_trainer.config import CheckpointConfig, TrainerConfig
+from concertina_trainer.config import CheckpointConfig, ParallelismConfig, TrainerConfig
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources of which `workersPerReplica: auto` starts one worker each."""
@@ -141,21 +141,10 @@ class Elastic(Model):
     )
 
 
-class Parallelism(Model):
+class Parallelism(ParallelismConfig):
     """Ranks that only work together: the job's size is a whole number of such blocks."""
 
-    tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
-    pipeline: int = Field(
-        default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
-    )
-    context: int = Field(
-        default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."
-    )
-
-    @property
-    def block(self) -> int:
-        """Ranks in a block."""
-        return self.tensor * self.pipeline * self.context
+    model_config = ConfigDict(extra="forbid")
 
 
 class Checkpoint(CheckpointConfig):

@@ -1,7 +1,7 @@
 """Weights as earlier versions stored them, seen as today's. No torch.
 
-They held key and value in one tensor, and gate and up in another, each half of its rows; tensor parallelism cuts each of
-the four by itself. A stored tensor is a stretch of rows, so each half is one too."""
+They held key and value in one tensor, and gate and up in another, each half of its rows; tensor parallelism cuts each
+of the four by itself. A stored tensor is a stretch of rows, so each half is one too."""
 
 from __future__ import annotations
 

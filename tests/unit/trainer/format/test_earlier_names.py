@@ -1,5 +1,7 @@
 """Key and value, and gate and up, were one tensor each: their bytes are found under today's names."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ def test_each_half_of_a_cut_tensor_is_found_where_it_lies(half, edges, kind):
     values = np.arange(whole * columns, dtype=np.float32).reshape(whole, columns)
     cuts = sorted({0, whole, *(edge for edge in edges if edge < whole)})
     held, files = {}, {}
-    for shard, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for shard, (begin, end) in enumerate(itertools.pairwise(cuts)):
         name = f"{kind}.blocks.0.attention.key_value.weight"
         chunk = Chunk(name, "F32", (begin, 0), (end - begin, columns), (whole, columns))
         held[shard] = of_today(Header(NOBODY, {name: StoredChunk(chunk, BEGIN)}))
