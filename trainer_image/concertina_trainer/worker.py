@@ -26,20 +26,23 @@ from concertina_state.lineage import TrainedRound, of_round
 from concertina_state.objects.prefix import StorageError
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
-from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
+from concertina_trainer.config import Balancing, CheckpointConfig, ParallelismConfig, TrainerConfig, of_any_version
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import RollBack
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.parallel import group, summing, tensor
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.restore import restore
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
+from concertina_trainer.training.engine import WholeModel
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
 from concertina_trainer.training.loop import Run, train
 from concertina_trainer.training.report import Reporter, RoundInfo
@@ -96,6 +99,11 @@ def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
     return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None
 
 
+def parallelism() -> ParallelismConfig:
+    """Of the environment."""
+    return ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Built:
     """What a round trains with, before there is a state in it."""
@@ -115,12 +123,12 @@ def run(channel: WorkerEnd) -> Done:
     """The whole round: join, build, restore, train."""
     config, checkpoint = configuration()
     if config.bitwise:
-        parallel.make_deterministic()
+        group.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
     with reporter.timed("group"):
-        world = parallel.join(os.environ)
+        world = group.join(os.environ, parallelism())
     with reporter.timed("build"):
         built = build(config, checkpoint, world, start.restore.step, reporter)
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
@@ -132,7 +140,8 @@ def run(channel: WorkerEnd) -> Done:
     for doubt in config.optimizer.doubts(config.steps):
         reporter.note(doubt)
     reporter.begin(round_info(built, start.restore, restored))
-    return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
+    with tensor.loss_context(world.meshes.tensor):
+        return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
 
 
 def build(
@@ -148,7 +157,7 @@ def build(
         )
     _check_data(config, reader.digest)
     aside = validation_reader(config, begun) if config.evaluation else None
-    model = parallel.sharded_model(config.model, config.precision, world)
+    model = parallelized(config.model, config.precision, world)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
     return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
 
@@ -164,13 +173,14 @@ def _check_data(config: TrainerConfig, digest: str) -> None:
 
 
 def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundInfo:
+    peak = peak_flops(built.world.device)
     resumed = asked.source == RestoreSource.FRESH and restored.id.step > 0  # checkpoint.resumeFrom
     return RoundInfo(
         restored.id.step,
         "Storage" if resumed else asked.source,
         built.world.times,
-        parallel.token_flops(built.config.model, built.model),
-        parallel.peak_flops(built.world),
+        token_flops(built.config.model),
+        peak and built.world.size * peak,
     )
 
 
@@ -180,18 +190,21 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     again = config.reproduction.skipped if config.reproduction else ()
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, again), restored.trend)
     built.reader.leave_out(anomalies.skipped)
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=config.bitwise)
-    sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.times)
+    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.data_size, fixed=config.bitwise)
+    sums = summing.sums(config.bitwise, built.model, plan, world)
+    engine = WholeModel(built.model, built.optimizer, sums, world)
     saving = begin_saving(built, start, restored, channel)
-    batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
-    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
+    batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device)
+    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.data_rank)
     every = config.anomalies.corruption_check_steps
-    digests = Digests(every, built.model, built.state.saved.tensors, world.rank, world.size, restored.id.step)
+    digests = Digests(every, built.model, built.state.saved.tensors, world, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
-        evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter, saving)
+        evaluation = Evaluation(
+            config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
+        )  # fmt: skip
     return Run(
-        config, world, built.model, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
+        config, world, engine, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
         evaluation,
     )  # fmt: skip
 

@@ -20,13 +20,14 @@ from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder, initial_weight
 
 
-def whole_gradient(parent, trainer, world, tmp_path, shares=()):
+def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None):
     listener = socket.create_server(("127.0.0.1", 0))
     result = tmp_path / f"gradient-{world}"
     with tempfile.TemporaryFile("w+b") as log:
         store = parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
         environment = {
             "CONCERTINA_TRAINER": TrainerConfig.model_validate(trainer).model_dump_json(by_alias=True),
+            "CONCERTINA_PARALLELISM": json.dumps(parallelism or {}),
             "CONCERTINA_ROUND": "1",
             "CONCERTINA_POD_IP": "127.0.0.1",
             "MASTER_ADDR": "127.0.0.1",
@@ -56,15 +57,19 @@ def initialised(config):
     return model
 
 
-@pytest.fixture(scope="module")
-def reference(trainer):
-    """One plain model, no sharding, no microbatches: the mean over all tokens of the batch."""
-    config = TrainerConfig.model_validate(trainer)
+def mean_gradient(config):
+    """Of one plain model, no sharding, no microbatches: the mean over all tokens of the batch; and the loss."""
     model = initialised(config)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
-    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    return {name: p.grad for name, p in model.named_parameters()}
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}, loss.item()
+
+
+@pytest.fixture(scope="module")
+def reference(trainer):
+    return mean_gradient(TrainerConfig.model_validate(trainer))[0]
 
 
 @pytest.mark.parametrize(("world", "shares"), [(1, ()), (2, ()), (3, ()), (3, (5, 0, 2))])
@@ -76,6 +81,33 @@ def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference
     norm = torch.cat([gradient.flatten() for gradient in reference.values()]).norm().item()
     assert not found["late"], "imported after the fork: add it to preload"
     assert found["norm"] == pytest.approx(norm, rel=1e-5)
+
+
+LAYOUTS = {
+    "hsdp": (4, {"shard": 2}),
+    "copies": (2, {"shard": 1}),
+    "tensor": (2, {"tensor": 2}),
+    "fsdp x tensor": (4, {"tensor": 2}),
+    "context": (2, {"context": 2}),
+    "fsdp x context": (4, {"context": 2}),
+    "context x tensor": (4, {"context": 2, "tensor": 2}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, tied):
+    world, parallelism = LAYOUTS[layout]
+    model = {**trainer["model"], "heads": 4, "kvHeads": 2, "tieEmbeddings": tied}
+    config = TrainerConfig.model_validate({**trainer, "model": model})
+    expected, loss = mean_gradient(config)
+    found = whole_gradient(parent, {**trainer, "model": model}, world, tmp_path, parallelism=parallelism)
+    assert found["gradients"].keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-7)
+    assert found["norm"] == pytest.approx(torch.cat([g.flatten() for g in expected.values()]).norm().item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
+    assert not found["late"], "imported after the fork: add it to preload"
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from concertina_trainer.config import ModelConfig
-from concertina_trainer.model.attention import Mask, attend, document_mask
+from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
 
 
 class RMSNorm(nn.Module):
@@ -32,16 +33,22 @@ def rotary_table(length: int, head_dim: int, theta: float, device: torch.device)
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, theta: float) -> Tensor:
-    """Rotary positions on x [batch, heads, length, head_dim]."""
-    cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
+def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
+    """Rotary positions on x [batch, heads, length, head_dim], or this rank's part of the length."""
+    if context is None:
+        cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
+    else:
+        length = x.size(-2) * context.size
+        rows = context.queries(length, x.device)
+        cos, sin = (table[rows] for table in rotary_table(length, x.size(-1), theta, x.device))
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(x)
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, context: Context | None) -> None:
         super().__init__()
+        self.context = context
         self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
         self.head_dim = config.dim // config.heads
         self.theta = config.rope_theta
@@ -56,7 +63,10 @@ class Attention(nn.Module):
             projection(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
         )
-        attended = attend(rotate(query, self.theta), rotate(key, self.theta), value, mask, self.heads != self.kv_heads)
+        query, key = rotate(query, self.theta, self.context), rotate(key, self.theta, self.context)
+        if self.context is not None:
+            key, value = self.context.gather(key, value)
+        attended = attend(query, key, value, mask, gqa=self.heads != self.kv_heads)
         result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, -1))
         return result
 
@@ -74,10 +84,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, context: Context | None) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
-        self.attention = Attention(config)
+        self.attention = Attention(config, context)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.feed_forward = FeedForward(config)
 
@@ -88,23 +98,26 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, context: Context | None = None) -> None:
         super().__init__()
+        self.context = context
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, context) for _ in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_epsilon)
         # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `document_ids` of the same shape, a token
-        attends to its own document only (positions are relative, so they need not begin anew)."""
-        mask = None if document_ids is None else document_mask(document_ids)
+        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `document_ids` [batch, length], a token
+        attends to its own document only (positions are relative, so they need not begin anew). Where ranks share
+        sequences, `tokens` and the result are this rank's part of them, and `document_ids` are of whole ones."""
+        length = tokens.size(1) * (1 if self.context is None else self.context.size)
+        mask = causal_mask(document_ids, length, self.context, tokens.device)
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, mask)
         x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)
 
 
 def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
@@ -120,4 +133,5 @@ def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int)
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of each token, float32 [batch, length]."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return (losses.to_local() if isinstance(losses, DTensor) else losses).view_as(targets)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.errors import BadInput
 from concertina_trainer.config import OptimizerConfig
@@ -26,6 +26,17 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 def local(tensor: Tensor) -> Tensor:
     """A rank's own part of a sharded tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def first_holder(tensor: Tensor) -> bool:
+    """Whether this rank is the first of those that hold the same part."""
+    if not isinstance(tensor, DTensor):
+        return True
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(
+        at == 0 or not isinstance(each, Replicate) for at, each in zip(coordinate, tensor.placements, strict=True)
+    )
 
 
 class ShardedAdamW:
@@ -100,6 +111,10 @@ class ShardedAdamW:
     def gradients(self) -> list[Tensor]:
         """This rank's parts."""
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
+
+    def counted_gradients(self) -> list[Tensor]:
+        """Those of them that this rank is the first to hold, so that a sum over all ranks has each once."""
+        return [local(p.grad) for p in self._sharded.values() if p.grad is not None and first_holder(p)]
 
     def drop_gradients(self) -> None:
         for parameter in self._sharded.values():

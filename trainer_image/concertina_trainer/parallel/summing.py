@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import StepPart
 from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
@@ -55,6 +56,11 @@ class Sums(Protocol):
 
 
 class PlainSums:
+    """A rank may have nothing to add."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         """Only the last microbatch of a step reduces gradients (the others add up unreduced)."""
         assert isinstance(model, FSDPModule)
@@ -64,9 +70,13 @@ class PlainSums:
     def finish(self, gradients: Sequence[Tensor]) -> None: ...
 
     def losses(self, microbatches: Sequence[Tensor]) -> Tensor:
+        if not microbatches:
+            return torch.zeros(1, dtype=torch.float64, device=self._device)
         return torch.stack(list(microbatches)).double().sum().view(1)
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
+        if not gradients:
+            return torch.zeros(1, dtype=torch.float64, device=self._device)
         return torch.stack(torch._foreach_norm(list(gradients))).double().square().sum().view(1)
 
     def loss(self, payload: Sequence[float]) -> float:
@@ -185,5 +195,5 @@ class OrderedReduceScatter(Allocating):
         self._sum = output_tensor
 
 
-def sums(ordered: bool, model: nn.Module, plan: BatchPlan, rank: int, times: StepTimes) -> Sums:
-    return OrderedSums(model, plan, rank, times) if ordered else PlainSums()
+def sums(ordered: bool, model: nn.Module, plan: BatchPlan, world: DistContext) -> Sums:
+    return OrderedSums(model, plan, world.rank, world.times) if ordered else PlainSums(world.device)

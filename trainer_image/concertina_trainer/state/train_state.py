@@ -18,7 +18,7 @@ from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder, initial_weight
 from concertina_trainer.model.optimizer import ShardedAdamW, local
-from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.parallel.group import DistContext
 
 _INSTEAD = "restore the model's configuration, or start a new run under another checkpoint.uri"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from concertina_protocol import StepPart
 from concertina_state.saving import StepFlags
-from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 
 

@@ -1,0 +1,24 @@
+"""The model in the layout of the round: tensor parallelism first, which FSDP cuts what is left of."""
+
+from __future__ import annotations
+
+import torch
+
+from concertina_trainer.config import ModelConfig, Precision
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.parallel import tensor
+from concertina_trainer.parallel.context import ContextParallel
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.shard import shard
+
+
+def parallelized(config: ModelConfig, precision: Precision, world: DistContext) -> Decoder:
+    """What this rank has of it, its memory allocated and not yet filled."""
+    meshes = world.meshes
+    with torch.device("meta"):
+        model = Decoder(config, ContextParallel(meshes.context) if meshes.context else None)
+    if meshes.tensor:
+        tensor.cut(model, meshes.tensor)
+    shard(model, precision, config.weights, world)
+    model.to_empty(device=world.device)
+    return model

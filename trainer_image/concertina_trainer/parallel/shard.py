@@ -1,0 +1,41 @@
+"""Data parallelism: weights, gradients and optimizer state cut over ranks (FSDP2), or over each of several groups of
+ranks that hold a copy (HSDP)."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from concertina_trainer.config import Precision
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.step_times import measure
+
+RESHARD_ABOVE = 100_000_000
+"""Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
+gathering them again is."""
+
+
+def shard(model: Decoder, precision: Precision, weights: int, world: DistContext) -> None:
+    """Cut it over the mesh. `weights`: of the whole model.
+
+    Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
+    divided by the global token count, and gloo has no pre-multiplied sum."""
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32)
+    mesh, reshard = world.meshes.fsdp, weights > RESHARD_ABOVE
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            measure(module, world.times)
+
+
+def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """What matrix products run in; weights and optimizer state are float32."""
+    if precision is Precision.auto:
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if half else torch.float32
+    return torch.bfloat16 if precision is Precision.bfloat16 else torch.float32
