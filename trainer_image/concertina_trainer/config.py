@@ -117,11 +117,15 @@ class ModelConfig(_Section):
     @property
     def weights(self) -> int:
         """How many parameters the model has."""
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
+        return embeddings + self.layers * self.block_weights + self.dim
+
+    @property
+    def block_weights(self) -> int:
+        """Parameters of one decoder block."""
         head = self.dim // self.heads
         attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
-        block = attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
-        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
-        return embeddings + self.layers * block + self.dim
+        return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
 
     RULES = (
         Rule(
@@ -521,6 +525,18 @@ def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
     return TrainerConfig.model_validate(config)
 
 
+class PipelineSchedule(enum.StrEnum):
+    one_f_one_b = "1F1B"
+    gpipe = "GPipe"
+    interleaved = "Interleaved1F1B"
+    zero_bubble = "InterleavedZeroBubble"
+
+    @property
+    def stages(self) -> int:
+        """Of each rank."""
+        return 2 if self in (PipelineSchedule.interleaved, PipelineSchedule.zero_bubble) else 1
+
+
 class ParallelismConfig(BaseModel):
     """`spec.parallelism`: how many ranks each dimension takes. What is left of the world is data parallelism."""
 
@@ -529,6 +545,11 @@ class ParallelismConfig(BaseModel):
     tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
     pipeline: int = Field(
         default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
+    )
+    schedule: PipelineSchedule = Field(
+        default=PipelineSchedule.one_f_one_b,
+        description="Order in which the bundled trainer's stages compute. The interleaved ones have two stages a "
+        "worker: less waiting, and more communication.",
     )
     context: int = Field(
         default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."

@@ -91,6 +91,12 @@ LAYOUTS = {
     "context": (2, {"context": 2}),
     "fsdp x context": (4, {"context": 2}),
     "context x tensor": (4, {"context": 2, "tensor": 2}),
+    "pipeline": (2, {"pipeline": 2}),
+    "GPipe x fsdp": (4, {"pipeline": 2, "schedule": "GPipe"}),
+    "pipeline x tensor": (4, {"pipeline": 2, "tensor": 2}),
+    "pipeline x context": (4, {"pipeline": 2, "context": 2}),
+    "interleaved pipeline x copies": (4, {"pipeline": 2, "schedule": "Interleaved1F1B", "shard": 1}),
+    "zero-bubble pipeline": (2, {"pipeline": 2, "schedule": "InterleavedZeroBubble"}),
 }
 
 
@@ -98,7 +104,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, tied):
     world, parallelism = LAYOUTS[layout]
-    model = {**trainer["model"], "heads": 4, "kvHeads": 2, "tieEmbeddings": tied}
+    model = {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2, "tieEmbeddings": tied}
     config = TrainerConfig.model_validate({**trainer, "model": model})
     expected, loss = mean_gradient(config)
     found = whole_gradient(parent, {**trainer, "model": model}, world, tmp_path, parallelism=parallelism)

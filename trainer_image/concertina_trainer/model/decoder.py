@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -97,27 +98,61 @@ class Block(nn.Module):
         return after
 
 
-class Decoder(nn.Module):
-    def __init__(self, config: ModelConfig, context: Context | None = None) -> None:
-        super().__init__()
-        self.context = context
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks = nn.ModuleList(Block(config, context) for _ in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_epsilon)
-        # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
-        self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Of the layers, those of one pipeline stage."""
 
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `document_ids` [batch, length], a token
-        attends to its own document only (positions are relative, so they need not begin anew). Where ranks share
-        sequences, `tokens` and the result are this rank's part of them, and `document_ids` are of whole ones."""
-        length = tokens.size(1) * (1 if self.context is None else self.context.size)
-        mask = causal_mask(document_ids, length, self.context, tokens.device)
-        x = self.embedding(tokens)
-        for block in self.blocks:
+    blocks: range
+    first: bool = True
+    """Takes tokens."""
+    last: bool = True
+    """Gives logits."""
+
+
+class Decoder(nn.Module):
+    """All of it, or some layers: names of weights are those of the whole."""
+
+    def __init__(self, config: ModelConfig, context: Context | None = None, part: Part | None = None) -> None:
+        super().__init__()
+        part = part or Part(range(config.layers))
+        self.part, self.context, self.tensor_degree = part, context, 1
+        # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
+        tied = config.tie_embeddings
+        has_embedding = part.first or (part.last and tied)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
+        self.blocks = nn.ModuleDict({str(i): Block(config, context) for i in part.blocks})
+        self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
+
+    def forward(
+        self,
+        x: Tensor,
+        document_ids: Tensor | None = None,
+        targets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `targets` and `weights` of that shape
+        the weighted sum of the tokens' losses instead. With `document_ids` [batch, length], a token attends to its own
+        document only (positions are relative, so they need not begin anew). Where ranks share sequences, all but
+        `document_ids`, which are of whole sequences, is this rank's part of them. A stage that is not the first takes
+        what the one before gives, [batch, length, dim], and gives the like where it is not the last."""
+        if self.part.first:
+            assert self.embedding is not None
+            length, x = x.size(1), self.embedding(x)
+        else:
+            length = x.size(1) * self.tensor_degree  # between layers each of a tensor group has some of the tokens
+        whole = length * (1 if self.context is None else self.context.size)
+        mask = causal_mask(document_ids, whole, self.context, x.device)
+        for block in self.blocks.values():
             x = block(x, mask)
-        x = self.norm(x)
-        return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)
+        if self.norm is None:
+            return x
+        output = self.embedding if self.head is None else self.head
+        assert output is not None
+        logits = F.linear(self.norm(x), output.weight)
+        if targets is None or weights is None:
+            return logits
+        return (token_losses(logits, targets) * weights).sum()
 
 
 def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:

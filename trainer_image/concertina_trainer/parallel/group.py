@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from concertina_trainer.config import ParallelismConfig
+from concertina_trainer.config import ParallelismConfig, PipelineSchedule
 from concertina_trainer.parallel.mesh import Degrees, Meshes
 from concertina_trainer.parallel.step_times import StepTimes
 
@@ -32,6 +32,7 @@ class DistContext:
     degrees: Degrees
     meshes: Meshes
     times: StepTimes
+    schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
 
     @property
     def data_rank(self) -> int:
@@ -100,7 +101,9 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> Dist
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    return DistContext(rank, size, device, degrees, Meshes.of(degrees, device.type), StepTimes(device))
+    return DistContext(
+        rank, size, device, degrees, Meshes.of(degrees, device.type), StepTimes(device), parallelism.schedule
+    )
 
 
 def make_deterministic() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from concertina_trainer.config import Precision
+from concertina_trainer.config import PipelineSchedule, Precision
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
@@ -21,9 +21,14 @@ def shard(model: Decoder, precision: Precision, weights: int, world: DistContext
 
     Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
     divided by the global token count, and gloo has no pre-multiplied sum."""
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32)
-    mesh, reshard = world.meshes.fsdp, weights > RESHARD_ABOVE
-    for block in model.blocks:
+    # Inputs stay as they are: a batch's weights would lose bits.
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    # With a backward in two halves (zero bubble) torch's FSDP loses gradients where weights are freed between them.
+    halves = world.degrees.pipeline > 1 and world.schedule is PipelineSchedule.zero_bubble
+    mesh, reshard = world.meshes.fsdp, weights > RESHARD_ABOVE and not halves
+    for block in model.blocks.values():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
