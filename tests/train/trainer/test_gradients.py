@@ -12,12 +12,14 @@ import torch.nn.functional as F
 
 from concertina.demo import text
 from concertina_data.manifest import parse
+from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 
 
 def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None):
@@ -53,7 +55,7 @@ def initialised(config):
     model = Decoder(config.model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(initial_weight(name, p.shape, config.model, config.seed))
+            p.copy_(initial_value(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.model, config.seed))
     return model
 
 

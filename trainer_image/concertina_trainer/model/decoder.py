@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import math
 
 import torch
 import torch.nn.functional as F
@@ -153,17 +151,6 @@ class Decoder(nn.Module):
         if targets is None or weights is None:
             return logits
         return (token_losses(logits, targets) * weights).sum()
-
-
-def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The whole initial value of one parameter, float32 on CPU: a function of seed and name, so that it is the same
-    however the model is cut. Norms are 1; matrices normal, those that write into the residual stream scaled down."""
-    if len(shape) == 1:
-        return torch.ones(shape)
-    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]))
-    return torch.empty(shape).normal_(0.0, deviation, generator=generator)
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:

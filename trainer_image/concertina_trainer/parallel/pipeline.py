@@ -21,6 +21,7 @@ from torch.distributed.pipelining.schedules import (
 
 from concertina_trainer.config import PipelineSchedule, TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.model.optimizer import local
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.shard import compute_dtype
@@ -80,7 +81,7 @@ def sum_tied(model: Stages, world: DistContext) -> None:
     assert parameter.grad is not None
     ranks = dist.get_process_group_ranks(mesh.get_group())
     other = ranks[-1] if world.rank == ranks[0] else ranks[0]
-    gradient = parameter.grad.to_local()
+    gradient = local(parameter.grad)
     received = torch.empty_like(gradient)
     operations = [dist.P2POp(dist.isend, gradient.contiguous(), other), dist.P2POp(dist.irecv, received, other)]
     for work in dist.batch_isend_irecv(operations):

@@ -99,7 +99,9 @@ class Pipelined:
 def own_part(microbatch: Microbatch, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, targets and weights that this rank computes."""
     tokens, targets, weights = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
-    return (tokens, targets, weights) if context is None else tuple(map(context.take, (tokens, targets, weights)))
+    if context is None:
+        return tokens, targets, weights
+    return context.take(tokens), context.take(targets), context.take(weights)
 
 
 def engine_of(
