@@ -71,7 +71,7 @@ class Subject:
     def __init__(self, mebibytes: float, world: DistContext, memory: Path) -> None:
         self.world = world
         self.config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": _model(mebibytes)})
-        self.model = parallelized(self.config.model, Precision.float32, world)
+        self.model = parallelized(self.config.model, Precision.float32, self.config.memory, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
         self.state = TrainState(self.model, self.config.model, self.optimizer, world)
         self.state.initialise(self.config)

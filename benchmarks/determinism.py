@@ -36,7 +36,7 @@ class Kind:
 
     def __init__(self, bitwise: bool, world: DistContext) -> None:
         self.world = world
-        self.model = parallelized(CONFIG.model, Precision.float32, world)
+        self.model = parallelized(CONFIG.model, Precision.float32, CONFIG.memory, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
         TrainState(self.model, CONFIG.model, self.optimizer, world).initialise(CONFIG)
         self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)

@@ -118,6 +118,20 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     assert not found["late"], "imported after the fork: add it to preload"
 
 
+@pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
+@pytest.mark.parametrize("layout", ["fsdp x tensor", "pipeline", "context"])
+def test_what_is_computed_again_is_the_same(parent, trainer, tmp_path, layout, activations):
+    world, parallelism = LAYOUTS[layout]
+    model = {**trainer["model"], "heads": 4, "kvHeads": 2}
+    found = [
+        whole_gradient(parent, {**trainer, "model": model, "memory": memory}, world, tmp_path, parallelism=parallelism)
+        for memory in ({}, {"activations": activations, "reshardAfterForward": "Always"})
+    ]
+    for name, gradient in found[0]["gradients"].items():
+        assert torch.equal(found[1]["gradients"][name], gradient)
+    assert not found[1]["late"], "imported after the fork: add it to preload"
+
+
 @pytest.fixture(scope="module")
 def packed_data(tmp_path_factory):
     """Many short documents, and one that is longer than a sequence."""
