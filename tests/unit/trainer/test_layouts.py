@@ -106,7 +106,7 @@ def test_every_layout_is_read_by_every_other():
     check_what_each_reads(saved)
 
 
-@pytest.mark.long("test_every_layout_is_read_by_every_other")
+@pytest.mark.long(law="tests/unit/trainer/test_layouts.py::test_every_layout_is_read_by_every_other")
 @pytest.mark.parametrize("tied", [True, False])
 def test_so_are_larger_and_stranger_ones(tied):
     saved = {name: list(saved_by(*layout, tied)) for name, layout in (LAYOUTS | MORE).items()}
