@@ -150,7 +150,8 @@ ALERTS = (
         Problem.CHECKPOINT_OLD,
         Severity.CRITICAL,
         "5m",
-        f"(({_AGE} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS}",
+        f"(({_AGE} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS} "
+        f"unless on (namespace, trainingjob) {_stalled('StorageUnavailable')}",
         f"{JOB}: no checkpoint for {DURATION} of training",
         f"There should have been {problems.CHECKPOINT_INTERVALS} in that time. If all replicas are lost at once, so is "
         "what was trained since.",

@@ -21,6 +21,10 @@ from concertina.diagnosis.problems import Problem
 Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = "8"
+TIMES_SOONER = 120
+"""Alerts fire: half an hour is fifteen seconds, some steps and some writes of a status."""
+LOOK_BACK = 3600 / TIMES_SOONER
+"""Seconds: the longest that a rule looks back."""
 
 
 def page() -> dict[str, list[tuple[str, str]]]:
@@ -72,16 +76,15 @@ class Alarms:
         return {_problem(each["labels"]) for each in alerts if job <= each["labels"].items()}
 
     def wait(self, name: str, problem: Problem) -> None:
-        """Until its alert fires for this job."""
+        """Until its alert fires for this job, and no other does: what comes of a start is over by then."""
         until(
-            lambda: problem in self.firing(name),
-            f"the alert of {problem} for {name}",
+            lambda: self.firing(name) == {problem},
+            f"the alert of {problem} for {name}, and no other",
             lambda: [self.prometheus.alerts(), self.jobs.describe(name)],
         )
 
     def raised(self, name: str, since: float) -> set[Problem]:
-        """The alerts that have fired for it, of what began after that time (Unix seconds). A start is no shorter where
-        the rules' time is."""
+        """The alerts that have fired for it, of what began after that time (Unix seconds)."""
         job = f'namespace="{self.jobs.namespace}", trainingjob="{name}"'
         fired, began = f'ALERTS{{alertstate="firing", {job}}}', f"ALERTS_FOR_STATE{{{job}}} >= {since}"
         series = self.prometheus.ask(f"count_over_time(({fired} and ignoring (alertstate) {began})[1h:1s])")

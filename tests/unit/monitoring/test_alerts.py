@@ -85,6 +85,7 @@ CASES = {
         (
             TRAINS | AGES | {"checkpoint_age_seconds": "1800x300"},
             TRAINS | {"checkpoint_age_seconds": "0+60x300"},
+            TRAINS | AGES | {'stalled{reason="StorageUnavailable"}': "1x300"},
             AGES | {'phase{phase="Complete"}': "1x300"},
         ),
         fires_too=(TRAINS | NO_AGE | spent(productive=60),),

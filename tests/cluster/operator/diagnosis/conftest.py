@@ -15,13 +15,10 @@ import pytest
 from monitoring.__main__ import RULES
 
 from builders.cluster.operator import Jobs, Operator
-from builders.cluster.planted import Alarms
+from builders.cluster.planted import TIMES_SOONER, Alarms
 from builders.prometheus import serve, sooner
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
-
-TIMES_SOONER = 120
-"""Half an hour is fifteen seconds: some steps and some writes of a status."""
 
 
 @pytest.fixture(scope="module")
