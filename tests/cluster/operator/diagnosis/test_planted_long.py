@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
@@ -21,39 +23,16 @@ from concertina.local import s3
 
 LAW = "tests/cluster/operator/diagnosis/test_planted.py::test_its_alert_fires_and_no_other[reads-slowly]"
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long(law=LAW), needed]
-Found = Callable[..., None]
+
+# --- those that keep a processor busy, one after the other ------------------------------------------------------------
 
 
-@pytest.fixture
-def found(jobs: Jobs, shell: Mapping[str, str], alarms: Alarms) -> Found:
-    """By the problem's alert and no other, and by the section of the page."""
-
-    def look(name: str, section: str, problem: Problem, **more: Any) -> None:
-        follow(shell, section, name, **more)
-        alarms.wait(name, problem)
-        jobs.delete(name)
-
-    return look
-
-
-def test_batches_too_small(jobs: Jobs, data: Path, found: Found) -> None:
+def test_batches_too_small(jobs: Jobs, data: Path, shell: Mapping[str, str], alarms: Alarms) -> None:
     bundled(jobs, data, "tiny", pace="0", replicas=2, trainer={"globalBatchSize": 2})
     past(jobs, "tiny", 200)
-    found("tiny", "Batches too small", Problem.EXPOSED_COMMUNICATION)
-
-
-def test_a_slow_line_between_two_ranks(jobs: Jobs, data: Path, found: Found) -> None:
-    bundled(jobs, data, "far-apart", replicas=2, environment={"LINE_DELAY": "0.05"})
-    past(jobs, "far-apart", 20)
-    found("far-apart", "A slow line between two replicas", Problem.EXPOSED_COMMUNICATION)
-
-
-def test_a_rank_that_is_throttled(jobs: Jobs, data: Path, found: Found) -> None:
-    bundled(jobs, data, "throttled", replicas=2)
-    job = past(jobs, "throttled", 3)
-    with throttled(jobs.worker("throttled", jobs.members(job)[1]), 0.03):
-        jobs.wait("throttled", lambda job: job.get("status", {}).get("stragglers"))
-        found("throttled", "A slow rank", Problem.STRAGGLER)
+    follow(shell, "Batches too small", "tiny")
+    alarms.wait("tiny", Problem.EXPOSED_COMMUNICATION)
+    jobs.delete("tiny")
 
 
 def test_workers_that_are_killed(jobs: Jobs, data: Path, shell: Mapping[str, str], alarms: Alarms) -> None:
@@ -73,9 +52,74 @@ def test_workers_that_are_killed(jobs: Jobs, data: Path, shell: Mapping[str, str
     jobs.delete("killed")
 
 
-def test_a_slow_store(jobs: Jobs, data: Path, found: Found, tmp_path: Path) -> None:
+# --- those that pause most of the time, side by side ------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    name: str
+    problem: Problem
+
+
+RUNS = {
+    "A slow line between two replicas": Run("far-apart", Problem.EXPOSED_COMMUNICATION),
+    "A slow rank": Run("throttled", Problem.STRAGGLER),
+    "A slow store for checkpoints": Run("slow-store", Problem.CHECKPOINT_OLD),
+    "A flipped bit in a checkpoint": Run("flipped", Problem.CORRUPT_STATE),
+    "A full disk": Run("full-disk", Problem.STORAGE_REFUSES),
+    "A tracker that hangs": Run("untracked", Problem.TRACKER_UNREACHABLE),
+    "Memory that grows": Run("leaks", Problem.MEMORY_GROWS),
+}
+"""By heading."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("planted")
+
+
+@pytest.fixture(scope="module")
+def planted(jobs: Jobs, data: Path, alarms: Alarms, folder: Path) -> Iterator[Jobs]:
+    """All of RUNS, begun at once; they train, or have failed."""
+    with contextlib.ExitStack() as healed:
+        bundled(jobs, data, "saved", checkpoint={"uri": saved(folder), "everySteps": 5}, trainer={"steps": 10})
+        bundled(jobs, data, "throttled", replicas=2)
+        bundled(jobs, data, "far-apart", replicas=2, environment={"LINE_DELAY": "0.05"})
+        bundled(jobs, data, "leaks", fault(folder, "0 leak 1000000"))
+        full_disk(jobs, data)
+        healed.enter_context(slow_store(jobs, data, folder))
+        healed.enter_context(tracker_that_hangs(jobs, data))
+        jobs.wait_true("saved", "Complete")
+        flipped_bit(jobs, data, folder)
+        other = jobs.members(past(jobs, "throttled", 3))[1]
+        healed.enter_context(throttled(jobs.worker("throttled", other), 0.02))
+        yield jobs
+
+
+def saved(folder: Path) -> str:
+    return f"file://{folder}/run"
+
+
+def flipped_bit(jobs: Jobs, data: Path, folder: Path) -> None:
+    checkpoint = jobs.get("saved")["status"]["lastCheckpoint"]["uri"]
+    (shard,) = Path(checkpoint.removeprefix("file://")).glob("*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)
+    resumed = {"uri": f"file://{folder}/next", "resumeFrom": saved(folder)}
+    bundled(jobs, data, "flipped", checkpoint=resumed, failurePolicy={"maxRestarts": 1})
+
+
+def full_disk(jobs: Jobs, data: Path) -> None:
+    full = {"name": "full", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}
+    mounted = {"volumeMounts": [{"name": "full", "mountPath": "/full"}]}
+    checkpoint = {"uri": "file:///full/run", "everySteps": 5}
+    bundled(jobs, data, "full-disk", checkpoint=checkpoint, container=mounted, volumes=[full])
+
+
+@contextlib.contextmanager
+def slow_store(jobs: Jobs, data: Path, folder: Path) -> Iterator[None]:
     with (
-        s3.running(tmp_path / "s3", buckets=("there",)) as storage,
+        s3.running(folder / "s3", buckets=("there",)) as storage,
         proxy(storage.environment()["AWS_ENDPOINT_URL"]) as way,
     ):
         way.delay = 4.0
@@ -84,44 +128,33 @@ def test_a_slow_store(jobs: Jobs, data: Path, found: Found, tmp_path: Path) -> N
         jobs.cluster.api.call("POST", f"/api/v1/namespaces/{jobs.namespace}/secrets", body)
         checkpoint = {"uri": "s3://there/slow-store", "everySeconds": 2, "secretName": "slow"}
         bundled(jobs, data, "slow-store", checkpoint=checkpoint)
-        past(jobs, "slow-store", 60)
-        found("slow-store", "A slow store for checkpoints", Problem.CHECKPOINT_OLD)
+        yield
 
 
-def test_a_flipped_bit(jobs: Jobs, data: Path, found: Found, tmp_path: Path) -> None:
-    uri = f"file://{tmp_path}/run"
-    bundled(jobs, data, "saved", checkpoint={"uri": uri, "everySteps": 5}, trainer={"steps": 10})
-    jobs.wait_true("saved", "Complete")
-    checkpoint = jobs.get("saved")["status"]["lastCheckpoint"]["uri"]
-    (shard,) = Path(checkpoint.removeprefix("file://")).glob("*.safetensors")
-    content = bytearray(shard.read_bytes())
-    content[-100] ^= 1
-    shard.write_bytes(content)
-    resumed = {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
-    bundled(jobs, data, "flipped", checkpoint=resumed, failurePolicy={"maxRestarts": 1})
-    jobs.wait_true("flipped", "Failed")
-    found("flipped", "A flipped bit in a checkpoint", Problem.CORRUPT_STATE, uri=uri)
-
-
-def test_a_full_disk(jobs: Jobs, data: Path, found: Found) -> None:
-    full = {"name": "full", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}
-    mounted = {"volumeMounts": [{"name": "full", "mountPath": "/full"}]}
-    checkpoint = {"uri": "file:///full/run", "everySteps": 5}
-    bundled(jobs, data, "full-disk", checkpoint=checkpoint, container=mounted, volumes=[full])
-    jobs.wait_true("full-disk", "Stalled")
-    found("full-disk", "A full disk", Problem.STORAGE_REFUSES)
-
-
-def test_memory_that_grows(jobs: Jobs, data: Path, found: Found, tmp_path: Path) -> None:
-    bundled(jobs, data, "leaks", fault(tmp_path, "0 leak 1000000"))
-    past(jobs, "leaks", 20)
-    found("leaks", "Memory that grows", Problem.MEMORY_GROWS)
-
-
-def test_a_tracker_that_hangs(jobs: Jobs, data: Path, found: Found) -> None:
+@contextlib.contextmanager
+def tracker_that_hangs(jobs: Jobs, data: Path) -> Iterator[None]:
     """Connections are taken, by the kernel, and nobody ever answers."""
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         tracking = {"backend": "MLflow", "uri": f"http://127.0.0.1:{hanging.getsockname()[1]}"}
         bundled(jobs, data, "untracked", tracking=tracking, environment={"MLFLOW_HTTP_REQUEST_TIMEOUT": "2"})
-        jobs.wait("untracked", lambda job: job.get("status", {}).get("tracking"))
-        found("untracked", "A tracker that hangs", Problem.TRACKER_UNREACHABLE)
+        yield
+
+
+Looked = Mapping[str, Future[None]]
+
+
+@pytest.fixture(scope="module")
+def looked(planted: Jobs, shell: Mapping[str, str], alarms: Alarms, folder: Path) -> Iterator[Looked]:
+    """For all of them at once, first for the alert and then by the commands: most of it is waiting."""
+
+    def look(section: str, run: Run) -> None:
+        alarms.wait(run.name, run.problem)
+        follow(shell, section, run.name, uri=saved(folder))
+
+    with ThreadPoolExecutor(len(RUNS)) as beside:
+        yield {section: beside.submit(look, section, run) for section, run in RUNS.items()}
+
+
+@pytest.mark.parametrize("section", RUNS)
+def test_what_is_planted_is_found_and_its_alert_fires_alone(looked: Looked, section: str) -> None:
+    looked[section].result()
