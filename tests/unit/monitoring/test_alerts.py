@@ -67,7 +67,7 @@ CASES = {
     Problem.INPUT_BOTTLENECK: Case(
         spent(input=12),
         "n/j: 20% of the time of training waits for data",
-        (spent(input=5), spent(input=2, waiting=35)),
+        (spent(input=5), spent(input=2, waiting=35), spent(input=20, waiting=35), spent(input=20, recovery=35)),
     ),
     Problem.STRAGGLER: Case(
         spent(straggler=15),
