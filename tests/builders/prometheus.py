@@ -57,7 +57,7 @@ class Prometheus:
         return found
 
 
-def sooner(rules: Path, times: int, written: Path) -> Path:
+def shortened(rules: Path, times: int, written: Path) -> Path:
     """The same rules with all time cut: each window, offset and `for` is so many times shorter, and nothing is changed
     besides."""
 

@@ -21,9 +21,9 @@ from concertina.diagnosis.problems import Problem
 Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = "8"
-TIMES_SOONER = 120
+DIVISOR = 120
 """Alerts fire: half an hour is fifteen seconds, some steps and some writes of a status."""
-LOOK_BACK = 3600 / TIMES_SOONER
+LOOK_BACK = 3600 / DIVISOR
 """Seconds: the longest that a rule looks back."""
 
 
@@ -63,7 +63,7 @@ def follow(shell: Mapping[str, str], section: str, name: str, lead: str = "", ur
 
 
 @dataclass(frozen=True)
-class Alarms:
+class Alerts:
     """What Prometheus has to say of the jobs of a namespace, by problem."""
 
     prometheus: Prometheus

@@ -15,8 +15,8 @@ import pytest
 from monitoring.__main__ import RULES
 
 from builders.cluster.operator import Jobs, Operator
-from builders.cluster.planted import TIMES_SOONER, Alarms
-from builders.prometheus import serve, sooner
+from builders.cluster.planted import DIVISOR, Alerts
+from builders.prometheus import serve, shortened
 from concertina.local.cluster import LocalCluster
 from concertina.local.host import processes
 
@@ -75,8 +75,8 @@ def scrapes(operator: str, jobs: Jobs) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def alarms(jobs: Jobs, metrics: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alarms]:
+def alerts(jobs: Jobs, metrics: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alerts]:
     """Of a Prometheus with the rules of the chart, whose time is cut."""
     folder = tmp_path_factory.mktemp("prometheus")
-    with serve(folder, scrapes(metrics, jobs), sooner(RULES, TIMES_SOONER, folder / "rules.yaml")) as prometheus:
-        yield Alarms(prometheus, jobs)
+    with serve(folder, scrapes(metrics, jobs), shortened(RULES, DIVISOR, folder / "rules.yaml")) as prometheus:
+        yield Alerts(prometheus, jobs)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from builders.cluster.operator import Jobs
-from builders.cluster.planted import LOOK_BACK, SECONDS, Alarms, bundled, fault, follow, past, run
+from builders.cluster.planted import LOOK_BACK, SECONDS, Alerts, bundled, fault, follow, past, run
 from builders.prometheus import FOUND as PROMETHEUS
 from builders.prometheus import needed
 from builders.until import until
@@ -38,7 +38,7 @@ for step in range(1, 10**6):
 def planted(jobs: Jobs, data: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Jobs:
     """Those of the gate, all begun at once, under the eyes of Prometheus where there is one."""
     if PROMETHEUS:
-        request.getfixturevalue("alarms")
+        request.getfixturevalue("alerts")
     faults = tmp_path_factory.mktemp("faults")
     bundled(jobs, data, "healthy", replicas=2, pace="0.4")
     bundled(jobs, data, "reads-slowly", fault(faults, "0 read_slowly 0.3"))
@@ -59,7 +59,7 @@ GATE = {
     "The loss is not finite": ("explodes", lambda jobs: jobs.wait_true("explodes", "Failed")),
 }
 """By heading: the job, and how it is waited for."""
-ALERTS = {
+ALERT_OF = {
     "reads-slowly": Problem.INPUT_BOTTLENECK,
     "one-is-slow": Problem.STRAGGLER,
     "explodes": Problem.LOSS_NAN,
@@ -138,19 +138,19 @@ def test_what_is_planted_is_found(asked: Asked, section: str) -> None:
 
 
 @needed
-@pytest.mark.parametrize("name", ALERTS)
-def test_its_alert_fires_and_no_other(asked: Asked, alarms: Alarms, name: str) -> None:
-    alarms.wait(name, ALERTS[name])
+@pytest.mark.parametrize("name", ALERT_OF)
+def test_its_alert_fires_and_no_other(asked: Asked, alerts: Alerts, name: str) -> None:
+    alerts.wait(name, ALERT_OF[name])
 
 
 @needed
-def test_a_healthy_run_of_the_same_length_raises_none(asked: Asked, alarms: Alarms) -> None:
+def test_a_healthy_run_of_the_same_length_raises_none(asked: Asked, alerts: Alerts) -> None:
     """From when on no rule looks back at its start, which is no shorter for rules whose time is cut."""
     since = asked.ready + LOOK_BACK
-    for name, problem in ALERTS.items():
-        alarms.wait(name, problem)
-    until(lambda: alarms.judged("healthy", since) > 10, "something to judge it by")
-    assert not alarms.raised("healthy", since) | alarms.firing("healthy")
+    for name, problem in ALERT_OF.items():
+        alerts.wait(name, problem)
+    until(lambda: alerts.judged("healthy", since) > 10, "something to judge it by")
+    assert not alerts.raised("healthy", since) | alerts.firing("healthy")
 
 
 def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from builders.cluster.operator import Jobs
-from builders.cluster.planted import Alarms, bundled, fault, follow, past
+from builders.cluster.planted import Alerts, bundled, fault, follow, past
 from builders.prometheus import needed
 from builders.stores.hostile import proxy
 from builders.throttled import throttled
@@ -27,15 +27,15 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.long(law=LAW), needed]
 # --- those that keep a processor busy, one after the other ------------------------------------------------------------
 
 
-def test_batches_too_small(jobs: Jobs, data: Path, shell: Mapping[str, str], alarms: Alarms) -> None:
+def test_batches_too_small(jobs: Jobs, data: Path, shell: Mapping[str, str], alerts: Alerts) -> None:
     bundled(jobs, data, "tiny", pace="0", replicas=2, trainer={"globalBatchSize": 2})
     past(jobs, "tiny", 200)
     follow(shell, "Batches too small", "tiny")
-    alarms.wait("tiny", Problem.EXPOSED_COMMUNICATION)
+    alerts.wait("tiny", Problem.EXPOSED_COMMUNICATION)
     jobs.delete("tiny")
 
 
-def test_workers_that_are_killed(jobs: Jobs, data: Path, shell: Mapping[str, str], alarms: Alarms) -> None:
+def test_workers_that_are_killed(jobs: Jobs, data: Path, shell: Mapping[str, str], alerts: Alerts) -> None:
     """Again and again until the alert fires: what it looks at is soon over."""
     bundled(jobs, data, "killed", failurePolicy={"maxRestarts": 100})
 
@@ -43,10 +43,10 @@ def test_workers_that_are_killed(jobs: Jobs, data: Path, shell: Mapping[str, str
         job = jobs.wait_training("killed", 1, past=round)
         past(jobs, "killed", (job["status"].get("progress") or {}).get("step", 0) + 3)
         jobs.kill_worker("killed", jobs.members(job)[0])
-        return alarms.firing("killed") == {Problem.FREQUENT_FAILURES}
+        return alerts.firing("killed") == {Problem.FREQUENT_FAILURES}
 
     rounds = itertools.count()
-    until(lambda: told(next(rounds)), "the alert", lambda: [alarms.firing("killed"), jobs.describe("killed")])
+    until(lambda: told(next(rounds)), "the alert", lambda: [alerts.firing("killed"), jobs.describe("killed")])
     jobs.wait_training("killed", 1, past=next(rounds))
     follow(shell, "Workers that are killed again and again", "killed")
     jobs.delete("killed")
@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def planted(jobs: Jobs, data: Path, alarms: Alarms, folder: Path) -> Iterator[Jobs]:
+def planted(jobs: Jobs, data: Path, alerts: Alerts, folder: Path) -> Iterator[Jobs]:
     """All of RUNS, begun at once; they train, or have failed."""
     with contextlib.ExitStack() as healed:
         bundled(jobs, data, "saved", checkpoint={"uri": saved(folder), "everySteps": 5}, trainer={"steps": 10})
@@ -144,11 +144,11 @@ Looked = Mapping[str, Future[None]]
 
 
 @pytest.fixture(scope="module")
-def looked(planted: Jobs, shell: Mapping[str, str], alarms: Alarms, folder: Path) -> Iterator[Looked]:
+def looked(planted: Jobs, shell: Mapping[str, str], alerts: Alerts, folder: Path) -> Iterator[Looked]:
     """For all of them at once, first for the alert and then by the commands: most of it is waiting."""
 
     def look(section: str, run: Run) -> None:
-        alarms.wait(run.name, run.problem)
+        alerts.wait(run.name, run.problem)
         follow(shell, section, run.name, uri=saved(folder))
 
     with ThreadPoolExecutor(len(RUNS)) as beside:
