@@ -68,6 +68,8 @@ def main() -> NoReturn:
         if error.reason == FailureReason.ROLLED_BACK:
             time.sleep(AFTER_THE_CULPRIT)
         code = _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
+    except FloatingPointError as error:
+        code = _fault(channel, FailureReason.LOSS_NOT_FINITE, error, 1)
     except StorageError as error:
         print(error, file=sys.stderr)
     except Exception:
