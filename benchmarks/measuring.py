@@ -139,7 +139,7 @@ class Agent:
         raise TimeoutError(f"the agent does not answer:\n{self.log()}")
 
     async def watch(self) -> None:
-        async with connection(self._identity, self._address, p.Watch(UID)) as reader:
+        async with connection(self._identity, self._address, p.Watch(UID, changes=True, pace=1.5)) as reader:
             while True:
                 await receive(reader, self._address)
 
@@ -150,12 +150,12 @@ class Agent:
 
     def seconds_of_processor(self) -> dict[str, float]:
         """Of the agent, and of the process that ships; not of ranks."""
-        found = {"agent": _processor(self.process.pid)}
+        found = {"agent": processor_seconds(self.process.pid)}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
             with contextlib.suppress(OSError):
                 if b"concertina_tracking" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found["shipper"] = _processor(int(child))
+                    found["shipper"] = processor_seconds(int(child))
         return found
 
     def log(self) -> str:
@@ -168,7 +168,7 @@ class Agent:
         self.process.wait()
 
 
-def _processor(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 

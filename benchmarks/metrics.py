@@ -177,14 +177,18 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
     return rows
 
 
-def _agent() -> dict[str, list[float]]:
-    training = Training()
-    progress = p.Progress(
+def progress(metrics: int = p.MOST_METRICS) -> p.Progress:
+    """Of rank 0, with so many numbers by names of its own."""
+    return p.Progress(
         0, 9000, 2.5, 1e5, 0.3, 0, "training", BEGUN, BEGUN, tokens=0, mfu=0.4,
         seconds={part.value: 0.0 for part in p.StepPart},
-        metrics={f"m{number}": 1.0 for number in range(p.MOST_METRICS)},
+        metrics={f"m{number}": 1.0 for number in range(metrics)},
     )  # fmt: skip
-    told = [p.Progress(**{**vars(progress), "step": step, "tokens": step}) for step in range(STEPS)]
+
+
+def _agent() -> dict[str, list[float]]:
+    training = Training()
+    told = [p.Progress(**{**vars(progress()), "step": step, "tokens": step}) for step in range(STEPS)]
     used = time.process_time()
     for each in told:
         training.on_progress(1, each, 0.0)

@@ -27,24 +27,24 @@ from typing import Any
 
 import report
 import yaml
+from measuring import processor_seconds
 from metrics import BEGUN, job, progress
+from prometheus_client.exposition import generate_latest
 from until import until
 
 from concertina.controller.cache.cluster import ClusterCache
 from concertina.controller.job_metrics import JobCollector
 from concertina.local.binaries import programs
-from concertina.local.host import processes
+from concertina.local.host.processes import free_ports
 from concertina_agent.metrics import families as f
 from concertina_agent.metrics.text import Sample, render
 from concertina_agent.metrics.training import Training
-from prometheus_client.exposition import generate_latest
 
 RULES = Path(__file__).parents[1] / "charts" / "concertina" / "rules" / "concertina.yaml"
 INTERVAL_SECONDS = 15
-PAST_SECONDS = 4500
-"""More than the hour that rules look back, and the twenty minutes that some look back from there."""
-EVALUATIONS = 12
-VALUE = re.compile(r"^(\S+) (\S+)$")
+PAST_SECONDS = 3900
+"""More than the hour that rules look back."""
+EVALUATIONS = 8
 
 
 def asked_for(rules: dict[str, Any]) -> frozenset[str]:
@@ -54,24 +54,29 @@ def asked_for(rules: dict[str, Any]) -> frozenset[str]:
 
 
 def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float]]:
-    """Of one scrape of everything, those that rules ask for: with labels, and a value."""
+    """Of one scrape of everything, those that rules ask for: name with labels, and value."""
     cache = ClusterCache(lambda uid: None, lambda uid: {})
     for number in range(jobs):
         cache.on_job(job(number, pods))
-    lines = generate_latest(JobCollector([each.view for each in cache.jobs()], BEGUN)).decode().splitlines()
+    # prometheus_client types no argument as what it takes: anything with `collect`.
+    text = generate_latest(JobCollector([each.view for each in cache.jobs()], BEGUN))  # type: ignore[arg-type]
     for number in range(jobs):
         for index in range(pods):
-            told = Training()
-            told.on_progress(1, progress(), 0.0)
-            samples = [*(told.samples(progress(), None, 0.0) if index == 0 else ()), Sample(f.WORKER_MEMORY, 1 << 30)]
-            if index == 0:
-                samples += [Sample(f.SHIPPED, 7), Sample(f.STORAGE_FAILURES, 0)]
-            names_of = ("namespace", f"team-{number % 50}"), ("trainingjob", f"training-job-{number:04}")
-            base = (*names_of, ("replica", f"training-job-{number:04}-{index}-0"))
-            lines += render(samples, base).decode().splitlines()
-    lines.append('leader_election_master_status{name="concertina-operator"} 1')
-    found = (VALUE.match(line) for line in lines if line.partition("{")[0] in names)
-    return [(each[1], float(each[2])) for each in found if each]
+            text += _of_agent(number, index)
+    lines = (line for line in text.decode().splitlines() if line.partition("{")[0] in names)
+    found = [(name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines)]
+    return [*found, ('leader_election_master_status{name="concertina-operator"}', 1.0)]
+
+
+def _of_agent(number: int, index: int) -> bytes:
+    """As an agent renders it: all have workers, the first one leads."""
+    samples = [Sample(f.WORKER_MEMORY, 1 << 30)]
+    if index == 0:
+        told = Training()
+        told.on_progress(1, progress(0), 0.0)
+        samples += [*told.samples(progress(0), None, 0.0), Sample(f.SHIPPED, 7), Sample(f.STORAGE_FAILURES, 0)]
+    name = f"training-job-{number:04}"
+    return render(samples, tuple(zip(f.POD_LABELS, (f"team-{number % 50}", name, f"{name}-{index}-0"), strict=True)))
 
 
 def past(file: Path, lines: list[tuple[str, float]], now: int) -> None:
@@ -119,7 +124,7 @@ def ask(url: str, path: str, **parameters: str) -> Any:
 @contextlib.contextmanager
 def prometheus(program: Path, folder: Path, target: int) -> Iterator[tuple[str, int]]:
     """Its address and process."""
-    [port] = processes.free_ports("127.0.0.1", 1)
+    [port] = free_ports("127.0.0.1", 1)
     scrapes = [{"job_name": "all", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}]
     often = {"scrape_interval": f"{INTERVAL_SECONDS}s", "evaluation_interval": f"{INTERVAL_SECONDS}s"}
     file = folder / "prometheus.yaml"
@@ -145,7 +150,7 @@ def _ready(url: str) -> bool:
 def measure(url: str, pid: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """By row, an evaluation each; and seconds by rule, of the last one."""
     rows: dict[str, list[float]] = {"seconds of an evaluation": [], "part of the interval": []}
-    seen, used = "", processes.processor_seconds(pid)
+    seen, used = "", processor_seconds(pid)
     began = time.monotonic()
     groups: list[Any] = []
     while len(rows["seconds of an evaluation"]) < EVALUATIONS:
@@ -157,9 +162,40 @@ def measure(url: str, pid: int) -> tuple[dict[str, list[float]], dict[str, float
             rows["seconds of an evaluation"].append(group["evaluationTime"])
             rows["part of the interval"].append(group["evaluationTime"] / INTERVAL_SECONDS)
     took = time.monotonic() - began
-    rows["processor of Prometheus, cores"] = [(processes.processor_seconds(pid) - used) / took]
+    rows["processor of Prometheus, cores"] = [(processor_seconds(pid) - used) / took]
     rules = {rule["name"]: rule["evaluationTime"] for group in groups for rule in group["rules"]}
     wrong = [rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")]
     if wrong:
         sys.exit(f"rules that could not be evaluated: {wrong}")
     return rows, rules
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=10, help="of each job")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = programs.ready(programs.PROMETHEUS)
+    if not found:
+        sys.exit("there is no Prometheus here: `make prometheus`, once")
+    lines = series(options.jobs, options.pods, asked_for(yaml.safe_load(RULES.read_text())))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with report.step(f"{len(lines)} series, {PAST_SECONDS} s of them"):
+            past(folder / "past", lines, int(time.time()) // INTERVAL_SECONDS * INTERVAL_SECONDS)
+            make = [found["promtool"], "tsdb", "create-blocks-from", "openmetrics", folder / "past", folder / "data"]
+            subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+            (folder / "past").unlink()
+        with exposed(lines) as target, prometheus(found["prometheus"], folder, target) as (url, pid):
+            rows, rules = measure(url, pid)
+    rows["series that rules ask for"] = [len(lines)]
+    report.show(f"the chart's rules, {options.jobs} jobs of {options.pods} pods", rows, unit="")
+    print("\n| rule | seconds |\n|---|---|")
+    for name, seconds in sorted(rules.items(), key=lambda rule: -rule[1])[:8]:
+        print(f"| {name} | {seconds:.3f} |")
+    report.write(options.json, "rules", rows, jobs=options.jobs, pods=options.pods, rules=rules)
+
+
+if __name__ == "__main__":
+    main()
