@@ -177,8 +177,8 @@ def processor_seconds(pid: int) -> float:
 class Run:
     blocks: Sequence[tuple[str, Sequence[float]]]
     """Of rank 0: kind, and seconds of each step."""
-    hooks: Mapping[str, tuple[float, float]]
-    """Seconds and calls in a step."""
+    hooks: Mapping[str, tuple[float, float, float]]
+    """Seconds of the median step and of the mean one, and calls in it; of a part of a step one before and one after."""
     processor: Mapping[str, float]
     """Seconds a step, by process."""
 
@@ -257,17 +257,20 @@ def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, list
 def show_hooks(kind: Kind, seen: Run) -> dict[str, Any]:
     step = statistics.median(second for _, seconds in seen.blocks for second in seconds)
     rows = {
-        name: {"us": round(1e6 * seconds, 1), "calls": round(calls, 1), "per cent": round(100 * seconds / step, 3)}
-        for name, (seconds, calls) in seen.hooks.items()
-    }
+        name: {
+            "us": round(1e6 * median, 1), "mean us": round(1e6 * mean, 1), "calls": round(calls, 1),
+            "per cent": round(100 * median / step, 3),
+        }
+        for name, (median, mean, calls) in seen.hooks.items()
+    }  # fmt: skip
     rows |= {
-        f"processor time of the {name}": {"us": round(1e6 * seconds), "per cent": round(100 * seconds / step, 3)}
+        f"processor time of the {name}": {"mean us": round(1e6 * seconds), "per cent": round(100 * seconds / step, 3)}
         for name, seconds in seen.processor.items()
     }
     print(f"\n{kind.name}, a step of {1000 * step:.1f} ms: what measures, by itself\n")
-    print("| | us | calls | % |\n|---|---|---|---|")
+    print("| | median us | mean us | calls | % |\n|---|---|---|---|---|")
     for name, row in rows.items():
-        print(f"| {name} | {row['us']} | {row.get('calls', '')} | {row['per cent']} |")
+        print("|", " | ".join([name, *(str(row.get(key, "")) for key in ("us", "mean us", "calls", "per cent"))]), "|")
     return rows
 
 

@@ -2,8 +2,8 @@
 
 Of so many jobs and pods the series that rules ask for, as operator and agents expose them, an hour and more of them at
 a scrape each 15 s: `promtool` makes blocks of the past, and a Prometheus that has these scrapes on and evaluates the
-rules each 15 s. Printed: seconds of an evaluation of the group as Prometheus itself measures them
-(prometheus_rule_group_last_duration_seconds), what they are of the interval, which rules take the most, and the
+rules each 15 s. Printed: seconds of an evaluation of the group as Prometheus itself measures them (its API's form of
+prometheus_rule_group_last_duration_seconds), what they are of the interval, which rules take the most, and the
 processor time of the process. `make prometheus` has both programs."""
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from turns import Hooks, Turns
+from turns import Turns
 
 import trainingjob
 
@@ -20,7 +20,7 @@ def main() -> None:
     dim = int(os.environ["DIM"])
     model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(dim, dim) for _ in range(8)]))
     optimizer = torch.optim.AdamW(model.parameters())
-    turns, hooks = Turns(), Hooks()
+    turns = Turns()
     step = 0
     while not turns.begins(step):
         optimizer.zero_grad()
@@ -30,9 +30,9 @@ def main() -> None:
         value = loss.item()  # as any script that logs its loss does
         step += 1
         if turns.on:
-            with hooks.timed("trainingjob.report"):
+            with turns.hooks.timed("trainingjob.report"):
                 trainingjob.report(step=step, loss=value, samples=step * ROWS, metrics={"scale": 1.0, "rate": 1e-3})
-    turns.write(hooks)
+    turns.write()
     dist.barrier()
 
 

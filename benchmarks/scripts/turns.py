@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,18 +18,24 @@ KINDS = ("with", "without", "without, again")
 
 
 class Hooks:
-    """Own time of what measures, and how often it was called."""
+    """Own time of what measures, and how often it was called, by step."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = collections.defaultdict(float)
-        self.calls: dict[str, int] = collections.defaultdict(int)
+        self._seconds: dict[str, list[float]] = collections.defaultdict(list)
+        """Of the calls of this step."""
+        self.steps: dict[str, list[tuple[float, int]]] = collections.defaultdict(list)
+        """Seconds and calls of each step that had any."""
 
     @contextlib.contextmanager
-    def timed(self, name: str, calls: int = 1) -> Iterator[None]:
+    def timed(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.seconds[name] += time.perf_counter() - began
-        self.calls[name] += calls
+        self._seconds[name].append(time.perf_counter() - began)
+
+    def step(self) -> None:
+        for name, seconds in self._seconds.items():
+            self.steps[name].append((sum(seconds), len(seconds)))
+        self._seconds.clear()
 
 
 class Turns:
@@ -39,27 +46,32 @@ class Turns:
         told = json.loads(os.environ["TURNS"])
         self._block, self._warm, self._folder = told["block"], told["warm"], Path(told["folder"])
         self._kinds = [kind for turn in range(told["blocks"]) for kind in random.Random(turn).sample(KINDS, len(KINDS))]
-        self.hooks: bool = told["hooks"]
+        self.times_hooks: bool = told["hooks"]
+        self.hooks = Hooks()
         self.on = True
         self._began: list[float] = []
 
     def begins(self, step: int) -> bool:
         """With each step, counted from 0; True when all are done."""
         self._began.append(time.perf_counter())
+        self.hooks.step()
         block = (step - self._warm) // self._block
-        self.on = self.hooks or step < self._warm or (block < len(self._kinds) and self._kinds[block] == KINDS[0])
+        self.on = self.times_hooks or step < self._warm or (block < len(self._kinds) and self._kinds[block] == KINDS[0])
         return step == self._warm + self._block * len(self._kinds)
 
-    def write(self, hooks: Hooks) -> None:
-        """Seconds of each step, block by block, with its kind."""
+    def write(self) -> None:
+        """Seconds of each step, block by block, with its kind; and of what measures the median step and the mean."""
         began = self._began[self._warm :]
         steps = [after - before for before, after in itertools.pairwise(began)]
         blocks = [steps[at : at + self._block] for at in range(0, len(steps), self._block)]
-        counted = len(self._began) - 1
         found = {
             "blocks": [[kind, block] for kind, block in zip(self._kinds, blocks, strict=True)],
-            "hooks": {
-                name: [seconds / counted, hooks.calls[name] / counted] for name, seconds in hooks.seconds.items()
-            },
+            "hooks": {name: _typical(steps[self._warm :]) for name, steps in self.hooks.steps.items()},
         }
         (self._folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+def _typical(steps: list[tuple[float, int]]) -> tuple[float, float, float]:
+    """Seconds of the median step, of the mean one, and calls."""
+    seconds = [each for each, _ in steps]
+    return statistics.median(seconds), statistics.fmean(seconds), statistics.fmean(calls for _, calls in steps)

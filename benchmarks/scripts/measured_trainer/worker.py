@@ -33,18 +33,19 @@ class Timed:
             return self._inner.__enter__()
 
     def __exit__(self, *raised: Any) -> Any:
-        with self._hooks.timed(self._name, calls=0):
+        with self._hooks.timed(self._name):
             return self._inner.__exit__(*raised)
 
 
 def main() -> None:
-    turns, hooks = Turns(), Hooks()
+    turns = Turns()
+    hooks = turns.hooks
     measured, enter, step, after = StepTimes.measured, Reporter.enter, Reporter.step, Traces.after
     send, note = Reporter._send, Reporter.note
 
     def timed(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            if not turns.hooks:
+            if not turns.times_hooks:
                 return act(*arguments, **named)
             with hooks.timed(name):
                 return act(*arguments, **named)
@@ -57,17 +58,14 @@ def main() -> None:
     def measured_in_turn(self: StepTimes, part: Any) -> Any:
         if not turns.on:
             return NOTHING
-        return (
-            Timed(hooks, "a clock round a part of a step", measured(self, part))
-            if turns.hooks
-            else measured(self, part)
-        )
+        inner = measured(self, part)
+        return Timed(hooks, "a clock round a part of a step", inner) if turns.times_hooks else inner
 
     heartbeat = timed("the heartbeat", enter)
 
     def enter_in_turn(self: Reporter, phase: WorkerPhase, number: int) -> None:
         if phase is WorkerPhase.LOADING_DATA and turns.begins(number):
-            turns.write(hooks)
+            turns.write()
             os._exit(0)
         if turns.on:
             heartbeat(self, phase, number)

@@ -43,7 +43,8 @@ def agree(
     *payloads: Tensor,
 ) -> StepResult:
     """One all-reduce of a few float64; `payloads`: those of `digests` and `balance`, which may be empty."""
-    counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64, device=world.device)
+    # Not made on the device: that would wait for the backward pass, and the all-reduce would be queued late.
+    counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64).to(world.device, non_blocking=True)
     parts = [sums.losses(losses), sums.squares(gradients), counts, *payloads]
     payload = torch.cat(parts)
     with world.times.measured(StepPart.ALL_REDUCE):
