@@ -4,8 +4,8 @@ A real agent runs two ranks over gloo: the bundled trainer with a small and a la
 `trainingjob.report` alone. It serves metrics, which are scraped each 15 s, is watched as an operator watches it, and
 (bundled) keeps a spool that a process of its own ships to TensorBoard. In blocks of some steps, in an order drawn anew
 each time, the ranks measure and tell everything, or nothing at all: no clock, no heartbeat, no line in the log, no
-word to the agent. Printed: how much longer a step with all of it is, block beside block (median of the differences of
-the blocks' medians, and of their means, with a 95 % interval by bootstrap), and the same of two kinds of blocks that
+word to the agent. Printed: how much more a step with all of it takes, block beside block, in time (medians of blocks
+and means) and in processor time of rank 0, with a 95 % interval by bootstrap; and the same of two kinds of blocks that
 are alike, which is what noise comes to. Snapshots are left out; nothing else is. In a run of its own each measuring is
 measured: its time and its calls in a step of rank 0, and the processor time of agent and shipper."""
 
@@ -175,8 +175,8 @@ def processor_seconds(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    blocks: Sequence[tuple[str, Sequence[float]]]
-    """Of rank 0: kind, and seconds of each step."""
+    blocks: Sequence[tuple[str, Sequence[float], Sequence[float]]]
+    """Of rank 0: kind, seconds of each step, and processor seconds."""
     hooks: Mapping[str, tuple[float, float, float]]
     """Seconds of the median step and of the mean one, and calls in it; of a part of a step one before and one after."""
     processor: Mapping[str, float]
@@ -205,7 +205,7 @@ async def _run(kind: Kind, data: Path, folder: Path, blocks: int, hooks: bool) -
     found = json.loads(written.read_text())
     steps = warm + kind.block * len(found["blocks"])
     processor = {name: (seconds - before.get(name, 0.0)) / steps for name, seconds in used.items()}
-    return Run([(name, seconds) for name, seconds in found["blocks"]], found["hooks"], processor)
+    return Run([(name, seconds, used) for name, seconds, used in found["blocks"]], found["hooks"], processor)
 
 
 def run(kind: Kind, data: Path, blocks: int, hooks: bool = False) -> Run:
@@ -223,7 +223,7 @@ Average = Callable[[Sequence[float]], float]
 
 
 def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: str, average: Average) -> list[float]:
-    """Per cent by which a block of `one` is longer than that of `other` beside it."""
+    """Per cent by which a block of `one` takes more than that of `other` beside it."""
     found = []
     for at in range(0, len(blocks), 3):
         turn = {kind: average(seconds) for kind, seconds in blocks[at : at + 3]}
@@ -238,24 +238,34 @@ def interval(values: Sequence[float], average: Average) -> tuple[float, float]:
     return found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES)]
 
 
-def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, Any]]:
-    """Milliseconds of steps, per cent of blocks beside each other, and their averages with intervals."""
-    steps = {
-        f"{kind.name}: {name}": [1000 * s for each, seconds in seen.blocks if each == name for s in seconds]
-        for name in (WITH, WITHOUT)
-    }
-    apart, facts = {}, {}
-    for title, one, other in (("with beside without", WITH, WITHOUT), ("without beside without", AGAIN, WITHOUT)):
-        for of, average in (("medians", statistics.median), ("means", statistics.fmean)):
-            name = f"{kind.name}: {title}, {of} of blocks"
-            values = apart[name] = differences(seen.blocks, one, other, average)
+PAIRS = {"with beside without": (WITH, WITHOUT), "without beside without": (AGAIN, WITHOUT)}
+
+
+def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Milliseconds of steps; and by how much per cent more a block takes than the one beside it, with the interval."""
+    steps, facts = {}, {}
+    for of, which, average in (
+        ("time, medians", 1, statistics.median),
+        ("time, means", 1, statistics.fmean),
+        ("processor time of rank 0, means", 2, statistics.fmean),
+    ):
+        blocks = [(block[0], block[which]) for block in seen.blocks]
+        for name in (WITH, WITHOUT):
+            found = [1000 * average(some) for each, some in blocks if each == name]
+            steps[f"{kind.name}: {of} of blocks, {name}"] = found
+        for title, (one, other) in PAIRS.items():
+            values = differences(blocks, one, other, average)
             low, high = interval(values, statistics.median)
-            facts[name] = {"median": round(statistics.median(values), 3), "low": round(low, 3), "high": round(high, 3)}
-    return steps, apart, facts
+            figures = {"median": statistics.median(values), "low": low, "high": high}
+            facts[f"{kind.name}: {of} of blocks, {title}"] = {name: round(each, 2) for name, each in figures.items()}
+    print("\n| | median % | 95 % |\n|---|---|---|")
+    for name, row in facts.items():
+        print(f"| {name} | {row['median']} | {row['low']} to {row['high']} |", flush=True)
+    return steps, facts
 
 
 def show_hooks(kind: Kind, seen: Run) -> dict[str, Any]:
-    step = statistics.median(second for _, seconds in seen.blocks for second in seconds)
+    step = statistics.median(second for _, seconds, _ in seen.blocks for second in seconds)
     rows = {
         name: {
             "us": round(1e6 * median, 1), "mean us": round(1e6 * mean, 1), "calls": round(calls, 1),
@@ -281,7 +291,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     steps: dict[str, list[float]] = {}
-    apart: dict[str, list[float]] = {}
     facts: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         data, texts = Path(folder, "data"), Path(folder, "text")
@@ -291,15 +300,11 @@ def main() -> None:
             if options.only and kind.name not in options.only:
                 continue
             with report.step(f"{kind.name}, {options.blocks} blocks of each"):
-                ms, more, intervals = judge(kind, run(kind, data, options.blocks))
-            steps, apart, facts = {**steps, **ms}, {**apart, **more}, {**facts, **intervals}
+                ms, more = judge(kind, run(kind, data, options.blocks))
+            steps, facts = {**steps, **ms}, {**facts, **more}
             facts[f"{kind.name}: own time"] = show_hooks(kind, run(kind, data, 5, hooks=True))
     report.show("a step", steps, unit="ms")
-    report.show("longer than the block beside it", apart, unit="%")
-    print("\n| | median % | 95 % of the medians |\n|---|---|---|")
-    for name in apart:
-        print(f"| {name} | {facts[name]['median']} | {facts[name]['low']} to {facts[name]['high']} |")
-    report.write(options.json, "measuring", {**steps, **apart}, facts=facts)
+    report.write(options.json, "measuring", steps, facts=facts)
 
 
 if __name__ == "__main__":

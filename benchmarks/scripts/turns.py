@@ -49,23 +49,24 @@ class Turns:
         self.times_hooks: bool = told["hooks"]
         self.hooks = Hooks()
         self.on = True
-        self._began: list[float] = []
+        self._began: list[tuple[float, float]] = []
+        """Time, and processor time of this rank."""
 
     def begins(self, step: int) -> bool:
         """With each step, counted from 0; True when all are done."""
-        self._began.append(time.perf_counter())
+        self._began.append((time.perf_counter(), time.process_time()))
         self.hooks.step()
         block = (step - self._warm) // self._block
         self.on = self.times_hooks or step < self._warm or (block < len(self._kinds) and self._kinds[block] == KINDS[0])
         return step == self._warm + self._block * len(self._kinds)
 
     def write(self) -> None:
-        """Seconds of each step, block by block, with its kind; and of what measures the median step and the mean."""
+        """Block by block its kind, seconds of each step and processor seconds; and what measuring took in a step."""
         began = self._began[self._warm :]
-        steps = [after - before for before, after in itertools.pairwise(began)]
-        blocks = [steps[at : at + self._block] for at in range(0, len(steps), self._block)]
+        steps = [tuple(b - a for a, b in zip(*both, strict=True)) for both in itertools.pairwise(began)]
+        blocks = [list(zip(*steps[at : at + self._block], strict=True)) for at in range(0, len(steps), self._block)]
         found = {
-            "blocks": [[kind, block] for kind, block in zip(self._kinds, blocks, strict=True)],
+            "blocks": [[kind, *block] for kind, block in zip(self._kinds, blocks, strict=True)],
             "hooks": {name: _typical(steps[self._warm :]) for name, steps in self.hooks.steps.items()},
         }
         (self._folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
