@@ -17,6 +17,7 @@ from concertina.plan.observed import Call
 from concertina.plan.pods.shortage import shortage
 from concertina.plan.rounds.commits import commit
 from concertina.plan.rounds.handoff import include_departing
+from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
 LEAP = 1000
@@ -167,6 +168,8 @@ class Collecting:
 class Ready:
     replies: Mapping[str, Prepared]
     """Of the members to be."""
+    others: Mapping[str, Prepared]
+    """Of those whom all of these reach, and who are not needed: what only they hold can be had from them."""
     departing: Mapping[str, Call | None]
     """The Prepares to those who were asked as well, and may go now unless they are members."""
 
@@ -186,14 +189,18 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     if _forgotten(ctx, replies):
         return Void("an agent was restarted since it answered")
     seconds_left = _patience(ctx)
-    chosen = quorum.choose(replies, ctx.round.members, ctx.spec) if seconds_left is None else ()
+    mutual = quorum.connected(replies, ctx.round.members) if seconds_left is None else ()
+    chosen = topology.chosen(ctx, mutual)
     if not chosen:
         if _hopeless(ctx, made):
             return Void("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
     going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
-    found = include_departing(ctx, {name: replies[name] for name in chosen}, going)
-    return Ready(found.replies, going) if found.wait is None else Collecting(found.wait)
+    others = {name: replies[name] for name in mutual if name not in chosen}
+    found = include_departing(ctx, {name: replies[name] for name in chosen}, others, going)
+    if found.wait is not None:
+        return Collecting(found.wait)
+    return Ready(found.replies, found.others, going)
 
 
 def proceed(ctx: JobContext) -> Decision | None:
@@ -202,8 +209,8 @@ def proceed(ctx: JobContext) -> Decision | None:
     if made is None or made.committed:
         return None
     match tally(ctx, made):
-        case Ready(replies, going):
-            return commit(ctx, made, replies, going)
+        case Ready(replies, others, going):
+            return commit(ctx, made, replies, others, going)
         case Void():
             again = claim(ctx, Cause(made.reason, made.message, planned=True, from_storage=made.from_storage))
             # Told already. Without enough candidates there is none: these are waited for then.
