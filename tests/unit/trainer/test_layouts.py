@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_trainer import layouts
@@ -62,6 +62,7 @@ MODELS = st.builds(
 )  # fmt: skip
 
 
+@settings(max_examples=40, deadline=None)
 @given(MODELS, DEGREES, DEGREES, DEGREES)
 def test_what_is_named_instead_is_allowed_and_nothing_nearer_is(
     model: dict[str, Any], tensor: int, pipeline: int, context: int
@@ -70,10 +71,11 @@ def test_what_is_named_instead_is_allowed_and_nothing_nearer_is(
     for sentence in problems(trainer, **degrees):
         field, _, _ = sentence.partition(": ")
         dimension = field.removeprefix("parallelism.")
+        asked = [rule for rule in layouts.RULES if rule.field == field]
         allowed = [
             degree
-            for degree in range(1, 1025)
-            if not any(each.startswith(f"{field}:") for each in problems(trainer, **{**degrees, dimension: degree}))
+            for degree in range(1, 128)
+            if all(rule.holds(trainer, ParallelismConfig(**{**degrees, dimension: degree})) for rule in asked)
         ]
         below = max((degree for degree in allowed if degree < degrees[dimension]), default=None)
         above = min((degree for degree in allowed if degree > degrees[dimension]), default=None)

@@ -52,16 +52,18 @@ class Cause:
 
 
 def departing(ctx: JobContext) -> tuple[str, ...]:
-    """Members with a notice that are asked as well, since a neighbour goes with them: what only they hold has to be
-    handed over. (A member's snapshots are copied to the next one.)"""
+    """Members with a notice, or beyond spec.replicas, that are asked as well, since a neighbour goes with them: what
+    only they hold has to be handed over. (A member's snapshots are copied to the next one.)"""
     names = list(ctx.round.members) if ctx.keeps_state else []
-    seated = set(ctx.replicas.pod_by_index.values())
+    replicas = ctx.replicas
+    seated = {name for index, name in replicas.pod_by_index.items() if index in replicas.wanted_indexes}
     going = [name not in seated for name in names]
+    surplus = set(replicas.pod_by_index.values()) - seated
     return tuple(
         name
         for i, name in enumerate(names)
         if going[i] and (going[i - 1] or going[(i + 1) % len(names)]) and len(names) > 1
-        if name in ctx.replicas.notices and ctx.replicas.can_answer(name) and ctx.replicas.member_still(name)
+        if (name in replicas.notices or name in surplus) and replicas.can_answer(name) and replicas.member_still(name)
     )
 
 
@@ -189,14 +191,17 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     if _forgotten(ctx, replies):
         return Void("an agent was restarted since it answered")
     seconds_left = _patience(ctx)
-    mutual = quorum.connected(replies, ctx.round.members) if seconds_left is None else ()
-    chosen = topology.chosen(ctx, mutual)
+    going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
+    extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
+    stay = {name: reply for name, reply in extra.items() if not ctx.replicas.leaves(name)}
+    mutual = quorum.connected({**replies, **stay}, ctx.round.members) if seconds_left is None else ()
+    chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, made):
             return Void("all have answered or failed, and it is not enough")
         return Collecting(seconds_left)
-    going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
-    others = {name: replies[name] for name in mutual if name not in chosen}
+    known = {**replies, **stay}
+    others = {name: known[name] for name in mutual if name not in chosen}
     found = include_departing(ctx, {name: replies[name] for name in chosen}, others, going)
     if found.wait is not None:
         return Collecting(found.wait)

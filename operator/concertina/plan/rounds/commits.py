@@ -193,7 +193,8 @@ def _assigns(
         tuple(images[:MOST_IMAGES]),
         tuple(_peer(ctx, name, reply.instance, 0, 0) for name, reply in outside.items()),
     )  # fmt: skip
-    told = dict.fromkeys([*(member.replica for member in ranks), *leaving])
+    # Who still has to give something is not told that it may go.
+    told = dict.fromkeys([*(member.replica for member in ranks), *(name for name in leaving if name not in outside)])
     return tuple(Send(name, ctx.replicas.address(name), message) for name in told)
 
 

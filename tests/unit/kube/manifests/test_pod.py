@@ -229,7 +229,8 @@ def test_bad_nodes_are_kept_off_by_a_rule_and_a_wish_beside_the_templates_own() 
 
 def test_what_is_put_into_pods_is_what_templates_must_not_have() -> None:
     metrics = Metrics(9400, token_secret="mine")
-    pod = made(job({**BUNDLED, "tracking": {"backend": "WandB"}}), settings=PodSettings("a", metrics))
+    spec = {**BUNDLED, "tracking": {"backend": "WandB"}, "parallelism": {"tensor": 2}}
+    pod = made(job(spec), settings=PodSettings("a", metrics))
     trainer, (installer,) = container(pod), pod["spec"]["initContainers"]
     assert {name for name in environment(pod) if name.startswith("CONCERTINA_")} == set(rules.VARIABLES)
     assert installer["name"] == rules.INIT_CONTAINER
