@@ -117,11 +117,15 @@ class ModelConfig(_Section):
     @property
     def weights(self) -> int:
         """How many parameters the model has."""
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
+        return embeddings + self.layers * self.block_weights + self.dim
+
+    @property
+    def block_weights(self) -> int:
+        """Parameters of one decoder block."""
         head = self.dim // self.heads
         attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
-        block = attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
-        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
-        return embeddings + self.layers * block + self.dim
+        return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
 
     RULES = (
         Rule(
@@ -295,6 +299,34 @@ class SnapshotConfig(_Section):
     )
 
 
+class Activations(enum.StrEnum):
+    keep = "Keep"
+    products = "KeepProducts"
+    recompute = "Recompute"
+
+
+class Resharding(enum.StrEnum):
+    auto = "Auto"
+    always = "Always"
+    never = "Never"
+
+
+class MemoryConfig(_Section):
+    """What is done to need less of the devices' memory, for more computation or communication. The results are the
+    same."""
+
+    activations: Activations = Field(
+        default=Activations.keep,
+        description="What a block's backward finds of its forward: Keep everything; KeepProducts, the results of "
+        "matrix products and attention, the rest is computed again; Recompute all from the block's input.",
+    )
+    reshard_after_forward: Resharding = Field(
+        default=Resharding.auto,
+        description="Whether a block's gathered weights are freed between forward and backward (Always: ZeRO-3; Never: "
+        "ZeRO-2, one gathering less). Auto frees them in models of more than 100 million weights.",
+    )
+
+
 class EvaluationConfig(_Section):
     """The loss on documents that were set aside: those of `concertina data build --validation`."""
 
@@ -425,6 +457,9 @@ class TrainerConfig(_Section):
         default=SnapshotConfig(),
         description="Copies of the state in the memory of nodes, which training goes on from after a failure.",
     )
+    memory: MemoryConfig = Field(
+        default=MemoryConfig(), description="What is done to need less of the devices' memory."
+    )
     anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="What follows from steps that look wrong.")
     evaluation: EvaluationConfig | None = Field(
         default=None,
@@ -489,7 +524,7 @@ class TrainerConfig(_Section):
 
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        without = {"data", "snapshot", "evaluation", "micro_batch_size", "reproduction"}
+        without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
@@ -521,6 +556,18 @@ def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
     return TrainerConfig.model_validate(config)
 
 
+class PipelineSchedule(enum.StrEnum):
+    one_f_one_b = "1F1B"
+    gpipe = "GPipe"
+    interleaved = "Interleaved1F1B"
+    zero_bubble = "InterleavedZeroBubble"
+
+    @property
+    def stages(self) -> int:
+        """Of each rank."""
+        return 2 if self in (PipelineSchedule.interleaved, PipelineSchedule.zero_bubble) else 1
+
+
 class ParallelismConfig(BaseModel):
     """`spec.parallelism`: how many ranks each dimension takes. What is left of the world is data parallelism."""
 
@@ -529,6 +576,11 @@ class ParallelismConfig(BaseModel):
     tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
     pipeline: int = Field(
         default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
+    )
+    schedule: PipelineSchedule = Field(
+        default=PipelineSchedule.one_f_one_b,
+        description="Order in which the bundled trainer's stages compute. The interleaved ones have two stages a "
+        "worker: less waiting, and more communication.",
     )
     context: int = Field(
         default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."

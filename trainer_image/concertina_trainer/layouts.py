@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from concertina_trainer.config import Balancing, DocumentMode, ParallelismConfig, TrainerConfig
+from concertina_trainer.config import Balancing, DocumentMode, ParallelismConfig, PipelineSchedule, TrainerConfig
 
 MOST_DEGREE = 1024
 """Of one dimension, as ParallelismConfig bounds them."""
@@ -27,6 +27,7 @@ class LayoutRule:
 
 _GROUP = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context"
 _HIDDEN = "(has(self.trainer.model.hiddenDim) ? self.trainer.model.hiddenDim : (self.trainer.model.dim + 11) / 12 * 32)"
+_TWICE = [schedule.value for schedule in PipelineSchedule if schedule.stages == 2]
 
 
 def _divides_sequence(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
@@ -66,9 +67,10 @@ RULES = (
     ),
     LayoutRule(
         "parallelism.pipeline",
-        "self.trainer.model.layers >= self.parallelism.pipeline",
-        lambda trainer, parallelism: trainer.model.layers >= parallelism.pipeline,
-        "pipeline has more stages than trainer.model.layers: each stage has a layer or more",
+        f"self.trainer.model.layers >= self.parallelism.pipeline * (self.parallelism.schedule in {_TWICE} ? 2 : 1)",
+        lambda trainer, parallelism: trainer.model.layers >= parallelism.pipeline * parallelism.schedule.stages,
+        "pipeline has more stages than trainer.model.layers: each has a layer or more, and a worker two of them where "
+        "schedule is interleaved",
     ),
     LayoutRule(
         "trainer.data.documents",

@@ -138,6 +138,12 @@ ALL_REFUSED = [
         "pipeline has more stages than trainer.model.layers",
     ),
     (
+        "stages and layers of an interleaved schedule",
+        JOB,
+        [("spec.trainer.model.layers", 6), ("spec.parallelism", {"pipeline": 4, "schedule": "Interleaved1F1B"})],
+        "pipeline has more stages than trainer.model.layers",
+    ),
+    (
         "context and buckets",
         JOB,
         [("spec.trainer.data.documents", "bucketed"), ("spec.parallelism", {"context": 2})],

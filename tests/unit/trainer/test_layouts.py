@@ -1,83 +1,114 @@
-"""Which layouts a model and its data allow, and which are named instead."""
+"""A state that any layout has saved is read by any other: each rank finds exactly its own part of every tensor.
 
-from __future__ import annotations
+On a fake process group, which lets one process be any rank. Values say where they belong: initial weights are a
+function of the place."""
 
-from typing import Any
+import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeStore
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from concertina_trainer import layouts
+from concertina_protocol import SnapshotId
+from concertina_state.format.read_plan import Box, reads
+from concertina_state.format.shardfile import Header, ShardMetadata, StoredChunk
 from concertina_trainer.config import ParallelismConfig, TrainerConfig
+from concertina_trainer.format.hf_names import MODEL
+from concertina_trainer.model.initial import initial_value
+from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.parallelize import parallelized
+from concertina_trainer.state.train_state import TrainState
 
-
-def config(**fields: Any) -> TrainerConfig:
-    return TrainerConfig.model_validate({"data": {"uri": "/data"}, **fields})
-
-
-def problems(trainer: TrainerConfig, world: int | None = None, **degrees: int) -> tuple[str, ...]:
-    return layouts.problems(trainer, ParallelismConfig(**degrees), world)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "degrees", "start", "end"),
-    [
-        ({"model": {"kvHeads": 1}}, {"tensor": 2}, "parallelism.tensor: ", "tensor is 2: the nearest that fit: 1"),
-        ({"model": {"layers": 6}}, {"pipeline": 9}, "parallelism.pipeline: ", "pipeline is 9: the nearest that fit: 6"),
-        ({}, {"context": 3}, "parallelism.context: ", "context is 3: the nearest that fit: 2 and 4"),
-        ({"model": {"sequenceLength": 254}}, {"tensor": 4}, "parallelism.tensor: ", "the nearest that fit: 2"),
-        ({"data": {"uri": "/d", "documents": "bucketed"}}, {"tensor": 2}, "trainer.data.documents: ", "documents"),
-        ({"data": {"uri": "/d", "balance": "speed"}}, {"context": 2}, "trainer.data.balance: ", "to even"),
-        ({"determinism": "bitwise"}, {"shard": 2}, "trainer.determinism: ", "remove parallelism"),
-    ],
+NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
+CONFIG = TrainerConfig.model_validate(
+    {
+        "data": {"uri": "/none"},
+        "model": {
+            "layers": 4, "dim": 32, "heads": 4, "kvHeads": 2, "hiddenDim": 40, "vocabSize": 37, "sequenceLength": 32,
+            "tieEmbeddings": False,
+        },
+    }
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
-    trainer: dict[str, Any], degrees: dict[str, int], start: str, end: str
-) -> None:
-    (sentence,) = problems(config(**trainer), **degrees)
-    assert sentence.startswith(start)
-    assert sentence.endswith(end)
+LAYOUTS = {
+    "fsdp": (3, {}),
+    "hsdp": (4, {"shard": 2}),
+    "fsdp x tensor": (4, {"tensor": 2}),
+    "pipeline": (2, {"pipeline": 2}),
+}
+MORE = {
+    "one": (1, {}),
+    "uneven": (5, {}),
+    "copies": (3, {"shard": 1}),
+    "tensor": (2, {"tensor": 2}),
+    "hsdp x tensor": (8, {"tensor": 2, "shard": 2}),
+    "context x tensor": (8, {"context": 2, "tensor": 2}),
+    "pipeline x fsdp": (6, {"pipeline": 2}),
+    "interleaved x tensor": (4, {"pipeline": 2, "tensor": 2, "schedule": "Interleaved1F1B"}),
+    "pipeline x context x tensor": (16, {"pipeline": 2, "context": 2, "tensor": 2}),
+}
 
 
-def test_a_world_of_half_a_block_is_refused_with_the_nearest_sizes() -> None:
-    assert problems(config(), world=8, tensor=2, shard=2) == ()
-    (sentence,) = problems(config(), world=6, tensor=2, shard=2)
-    assert sentence == "parallelism: 6 workers are no whole number of blocks of 4: the nearest that fit: 4 and 8"
-    assert problems(config(), world=3, tensor=4)[0].endswith("fit: 4")
+def saved_by(world, parallelism, tied):
+    """Of each rank: the digest of the layout, and the values that it saves."""
+    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"tie_embeddings": tied})})
+    for rank in range(world):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        _clear_sharding_prop_cache()  # equal meshes of another rank are in it
+        try:
+            where = torch.device("cpu")
+            context = DistContext.of(rank, world, where, ParallelismConfig.model_validate(parallelism))
+            model = parallelized(config.model, config.precision, config.memory, context)
+            state = TrainState(model, config.model, ShardedAdamW(model, config.optimizer, 0), context)
+            state.initialise(config)
+            yield state.digest, dict(zip(state.saved.layout.chunks, state.saved.tensors, strict=True))
+        finally:
+            dist.destroy_process_group()
 
 
-DEGREES = st.integers(1, 12)
-MODELS = st.builds(
-    lambda width, kv, group, layers, sequence, hidden: {
-        "dim": 8 * width * kv * group,
-        "heads": kv * group,
-        "kvHeads": kv,
-        "layers": layers,
-        "sequenceLength": sequence,
-        "hiddenDim": hidden,
-    },
-    st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(1, 8), st.integers(2, 96),
-    st.none() | st.integers(8, 64),
-)  # fmt: skip
+def check_what_each_saves(saved):
+    for name, ranks in saved.items():
+        assert len({digest for digest, _ in ranks}) == 1, name
+        for _, shard in ranks:
+            for chunk, tensor in shard.items():
+                if chunk.name.startswith(MODEL):
+                    own = chunk.name.removeprefix(MODEL)
+                    expected = initial_value(own, chunk.global_shape, Box.of(chunk), CONFIG.model, CONFIG.seed)
+                    assert torch.equal(tensor, expected), (name, chunk)
+                else:
+                    assert not tensor.any()
+    digests = [ranks[0][0] for ranks in saved.values()]
+    assert len(set(digests)) == len(digests), "a layout's shards are not taken for another's"
 
 
-@settings(max_examples=40, deadline=None)
-@given(MODELS, DEGREES, DEGREES, DEGREES)
-def test_what_is_named_instead_is_allowed_and_nothing_nearer_is(
-    model: dict[str, Any], tensor: int, pipeline: int, context: int
-) -> None:
-    trainer, degrees = config(model=model), {"tensor": tensor, "pipeline": pipeline, "context": context}
-    for sentence in problems(trainer, **degrees):
-        field, _, _ = sentence.partition(": ")
-        dimension = field.removeprefix("parallelism.")
-        asked = [rule for rule in layouts.RULES if rule.field == field]
-        allowed = [
-            degree
-            for degree in range(1, 128)
-            if all(rule.holds(trainer, ParallelismConfig(**{**degrees, dimension: degree})) for rule in asked)
-        ]
-        below = max((degree for degree in allowed if degree < degrees[dimension]), default=None)
-        above = min((degree for degree in allowed if degree > degrees[dimension]), default=None)
-        near = " and ".join(str(degree) for degree in (below, above) if degree is not None)
-        assert sentence.endswith(f": the nearest that fit: {near}" if near else f"is {degrees[dimension]}")
+def check_what_each_reads(saved):
+    for writer, reader in itertools.product(saved, saved):
+        headers, values = {}, {}
+        for number, (_, shard) in enumerate(saved[writer]):
+            headers[number] = Header(NOBODY, {chunk.name: StoredChunk(chunk, 0) for chunk in shard})
+            values |= {(number, chunk.name): (Box.of(chunk), tensor) for chunk, tensor in shard.items()}
+        for rank, (_, shard) in enumerate(saved[reader]):
+            plan = reads(headers, list(shard))
+            assert not plan.lacking, (writer, reader, rank)
+            found = {chunk.name: torch.full(chunk.shape, torch.nan) for chunk in shard}
+            for item in plan.items:
+                stored, tensor = values[item.shard, item.target.name]
+                found[item.target.name][item.box.within(Box.of(item.target))] = tensor[item.box.within(stored)]
+            for chunk, tensor in shard.items():
+                assert torch.equal(found[chunk.name], tensor), (writer, reader, rank, chunk.name)
+
+
+def test_every_layout_is_read_by_every_other():
+    saved = {name: list(saved_by(*layout, tied=True)) for name, layout in LAYOUTS.items()}
+    check_what_each_saves(saved)
+    check_what_each_reads(saved)
+
+
+@pytest.mark.long(law="tests/unit/trainer/test_layouts.py::test_every_layout_is_read_by_every_other")
+@pytest.mark.parametrize("tied", [True, False])
+def test_so_are_larger_and_stranger_ones(tied):
+    saved = {name: list(saved_by(*layout, tied)) for name, layout in (LAYOUTS | MORE).items()}
+    check_what_each_saves(saved)
+    check_what_each_reads(saved)

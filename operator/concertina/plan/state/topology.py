@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from concertina.api.spec import JobSpec
@@ -56,10 +57,13 @@ def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
     for kind, size in (("tensor", degrees.tensor), ("context", degrees.context * degrees.tensor)):
         if (kind == "context" and degrees.context == 1) or size == 1:
             continue
-        shared = [len(common(path_of[at : at + size])) for at in range(0, len(path_of), size)]
-        crosses = [level for level in shared if level < len(topology.labels)]
-        if crosses:
-            found.append(f"{len(crosses)} of {len(shared)} {kind} groups cross {topology.labels[min(crosses)]}")
+        groups = [path_of[at : at + size] for at in range(0, len(path_of), size)]
+        split = Counter(len(common(group)) for group in groups)
+        found += [
+            f"{split[level]} of {len(groups)} {kind} groups cross {label}"
+            for level, label in enumerate(topology.labels)
+            if split[level]
+        ]
     return "; ".join(found) or None
 
 

@@ -67,7 +67,6 @@ def test_the_bundled_trainer_is_told_of_parallelism_where_there_is_any() -> None
     assert "CONCERTINA_PARALLELISM" not in environment(made(job({**BUNDLED, "parallelism": {"tensor": 1}})))
     assert "CONCERTINA_PARALLELISM" not in environment(made(job({**OWN, "parallelism": {"tensor": 2}})))
     told = environment(made(job({**BUNDLED, "parallelism": {"tensor": 2, "shard": 2}})))["CONCERTINA_PARALLELISM"]
-    assert json.loads(told) == {"tensor": 2, "pipeline": 1, "context": 1, "shard": 2}
     assert ParallelismConfig.model_validate_json(told) == ParallelismConfig(tensor=2, shard=2)
 
 
