@@ -44,6 +44,7 @@ from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import WholeModel
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
+from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import Run, train
 from concertina_trainer.training.report import Reporter, RoundInfo
 
@@ -204,8 +205,8 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
             config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
         )  # fmt: skip
     return Run(
-        config, world, engine, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
-        evaluation,
+        config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model.experts),
+        anomalies, digests, saving, reporter, evaluation,
     )  # fmt: skip
 
 

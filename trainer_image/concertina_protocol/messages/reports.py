@@ -94,11 +94,12 @@ class StepPart(OpenEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
     EVALUATION = "evaluation"
     COMPILE = "compile"
 
 
-COMMUNICATION = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE)
+COMMUNICATION = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.ALL_TO_ALL)
 """Exposed: training waits for it."""
 MOST_METRICS = 32
 """That a worker may tell of itself by names of its own."""

@@ -3,8 +3,12 @@ ranks that hold a copy (HSDP)."""
 
 from __future__ import annotations
 
+import functools
+
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from concertina_trainer.config import Precision
 from concertina_trainer.model.decoder import Decoder
@@ -23,6 +27,12 @@ def shard(model: Decoder, precision: Precision, weights: int, world: DistContext
     divided by the global token count, and gloo has no pre-multiplied sum."""
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32)
     mesh, reshard = world.meshes.fsdp, weights > RESHARD_ABOVE
+    for moe in model.mixtures():  # by themselves: there may be more ranks than experts, and other ranks with others
+        cut = world.meshes.expert_fsdp or mesh
+        fully_shard(
+            moe.experts, mesh=cut, mp_policy=policy, reshard_after_forward=reshard,
+            shard_placement_fn=functools.partial(_expert_cut, ranks=cut.size(cut.ndim - 1)),
+        )  # fmt: skip
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -31,6 +41,13 @@ def shard(model: Decoder, precision: Precision, weights: int, world: DistContext
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             measure(module, world.times)
+
+
+def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
+    """By experts, or within each of them where that leaves ranks without any."""
+    rows = weights.size(1)
+    experts = len(weights.to_local()) if isinstance(weights, DTensor) else len(weights)
+    return Shard(1) if experts < ranks and rows % ranks == 0 else Shard(0)
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:

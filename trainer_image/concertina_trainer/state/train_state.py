@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 from concertina_state.catalogue import Catalogue
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
-from concertina_state.format.read_plan import Box, ReadPlan, reads
+from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
-from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.decoder import Decoder, initial_part
 from concertina_trainer.model.optimizer import ShardedAdamW, local
 from concertina_trainer.parallel.group import DistContext
 
@@ -36,6 +36,7 @@ class TrainState:
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
                 moment = moments.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
+        tensors |= {f"{MODEL}{name}": buffer for name, buffer in model.named_buffers()}
         self._catalogue = Catalogue(tensors, {}, world.rank, world.size)
         self.saved = self._catalogue.saved
         """By this rank."""
@@ -49,8 +50,7 @@ class TrainState:
                 held.local.zero_()
             elif held.local.numel():
                 name = held.name.removeprefix(MODEL)
-                value = initial_weight(name, torch.Size(held.whole), config.model, config.seed)
-                held.local.copy_(value[held.box.within(Box((0,) * len(held.whole), held.whole))])
+                held.local.copy_(initial_part(name, held.whole, held.box, config.model, config.seed))
         self._optimizer.set_step(0)
 
     def plan(self, held: Mapping[int, Header]) -> ReadPlan:

@@ -31,6 +31,8 @@ class StepResult:
     """See `digests`."""
     work: tuple[float, ...] = ()
     """See `balance`."""
+    loads: tuple[float, ...] = ()
+    """See `expert_loads`."""
 
 
 def agree(
@@ -41,7 +43,8 @@ def agree(
     flags: StepFlags,
     *payloads: Tensor,
 ) -> StepResult:
-    """One all-reduce of a few float64; `payloads`: those of `digests` and `balance`, which may be empty."""
+    """One all-reduce of a few float64; `payloads`: those of `digests`, `balance` and `expert_loads`, which
+    may be empty."""
     counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64, device=world.device)
     parts = [sums.losses(losses), sums.squares(gradients), counts, *payloads]
     payload = torch.cat(parts)

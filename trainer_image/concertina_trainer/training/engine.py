@@ -40,7 +40,7 @@ class WholeModel:
         for i, microbatch in enumerate(microbatches):
             self._sums.begin(self._model, i, len(microbatches))
             with times.measured(StepPart.FORWARD):
-                loss = self._loss(microbatch)
+                loss = self._loss(microbatch, trained=True)
             with times.measured(StepPart.BACKWARD):
                 torch.autograd.backward(loss)
             added.append(loss.detach())
@@ -51,8 +51,9 @@ class WholeModel:
         found = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]
         return found if self._counts else []
 
-    def _loss(self, microbatch: Microbatch) -> Tensor:
+    def _loss(self, microbatch: Microbatch, trained: bool = False) -> Tensor:
         own = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
         context = self._model.context
         tokens, targets, weights = own if context is None else map(context.take, own)
-        return (token_losses(self._model(tokens, microbatch.document_ids), targets) * weights).sum()
+        logits = self._model(tokens, microbatch.document_ids, weights if trained else None)
+        return (token_losses(logits, targets) * weights).sum()

@@ -1,0 +1,71 @@
+"""Experts dealt out to ranks: loss, every gradient, loads and biases are those of one process that computes every expert
+for every token; and a run that is killed goes on at another degree."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from builders.train import node, routed, states
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data.read.reader import Reader
+from concertina_trainer.model.decoder import Decoder, initial_weight
+from trainer.test_gradients import whole_gradient
+
+EXPERTS = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "balanceLoss": 0.5, "biasRate": 0.01}
+LAYOUTS = {
+    "one": (1, {}),
+    "fsdp": (3, {}),
+    "ep 2": (2, {"expert": 2}),
+    "ep 2 x fsdp": (4, {"expert": 2}),
+    "ep 4": (4, {"expert": 4}),
+    "ep 2 x copies": (4, {"expert": 2, "shard": 2}),
+}
+
+
+def with_experts(trainer, **fields):
+    return {**trainer, "model": {**trainer["model"], "experts": {**EXPERTS, **fields}}}
+
+
+def written_out(trainer):
+    """Loss, gradients, loads and biases after a step of the whole batch, in float64."""
+    config = TrainerConfig.model_validate(trainer)
+    model = Decoder(config.model)
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            value.copy_(initial_weight(name, value.shape, config.model, config.seed))
+    layers = routed.write_out(model.double(), config.model)
+    reader = Reader(config.data, config.model.sequence_length, config.seed)
+    tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
+    targets = tokens[:, 1:]
+    weights = torch.full(targets.shape, 1 / targets.numel(), dtype=torch.float64)
+    logits = model(tokens[:, :-1], None, weights)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    (loss + sum(layer.loss for layer in layers)).backward()
+    gradients = {name: p.grad for name, p in routed.names(model).items() if p.requires_grad}
+    loads = [layer.loads for layer in layers]
+    biases = [config.model.experts.bias_rate * torch.sign(each.mean() - each) for each in loads]
+    return loss.item(), gradients, torch.cat(loads).tolist(), biases
+
+
+@pytest.fixture(scope="module")
+def reference(trainer):
+    return written_out(with_experts(trainer))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_has_the_gradients_of_one_process(parent, trainer, reference, tmp_path, layout):
+    world, parallelism = LAYOUTS[layout]
+    loss, gradients, loads, biases = reference
+    found = whole_gradient(parent, with_experts(trainer), world, tmp_path, parallelism=parallelism)
+    assert found["gradients"].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found["gradients"][name].double(), gradient, rtol=1e-4, atol=1e-7, msg=name)
+    assert found["norm"] == pytest.approx(torch.cat([g.flatten() for g in gradients.values()]).norm().item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
+    assert found["loads"] == loads
+    assert min(loads) < max(loads), "loads are uneven"
+    for bias, expected in zip(found["biases"].values(), biases, strict=True):
+        torch.testing.assert_close(bias, expected.float())
+    assert not found["late"], "imported after the fork: add it to preload"
