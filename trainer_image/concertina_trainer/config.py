@@ -84,7 +84,11 @@ class ExpertsConfig(_Section):
     count: int = Field(ge=2, le=1024, description="Experts of a layer that the router chooses from.")
     active_per_token: int = Field(default=2, ge=1, le=64, description="How many of them compute each token.")
     hidden_dim: int | None = Field(
-        default=None, ge=8, le=1048576, multiple_of=8, description="Width of an expert. Absent: that of model.hiddenDim."
+        default=None,
+        ge=8,
+        le=1048576,
+        multiple_of=8,
+        description="Width of an expert. Absent: that of model.hiddenDim.",
     )
     shared: int = Field(
         default=0,

@@ -1,5 +1,5 @@
-"""A mixture of experts as it is written down in papers: every expert computes every token, a token at a time is added up,
-and balance is counted sequence by sequence. No sorting, no grouped products, no ranks."""
+"""A mixture of experts as papers write it down: every expert computes every token, and balance is counted sequence by
+sequence. No sorting, no grouped products, no ranks."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from concertina_trainer.model.experts import MixtureOfExperts
 
 
 class Written(torch.nn.Module):
-    """In the place of a MixtureOfExperts, with its parameters. After a forward: `loss`, the auxiliary one, and `loads`."""
+    """In the place of a MixtureOfExperts, with its parameters. After a forward: `loss`, the auxiliary one; `loads`."""
 
     def __init__(self, moe, config):
         super().__init__()

@@ -1,17 +1,17 @@
-"""Experts dealt out to ranks: loss, every gradient, loads and biases are those of one process that computes every expert
-for every token; and a run that is killed goes on at another degree."""
+"""Experts dealt out to ranks: loss, every gradient, loads and biases are those of one process that computes every
+expert for every token; and a run that is killed goes on at another degree."""
 
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
+from trainer.test_gradients import whole_gradient
 
 from builders.train import node, routed, states
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder, initial_weight
-from trainer.test_gradients import whole_gradient
 
 EXPERTS = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "balanceLoss": 0.5, "biasRate": 0.01}
 LAYOUTS = {
@@ -69,3 +69,34 @@ def test_every_layout_has_the_gradients_of_one_process(parent, trainer, referenc
     for bias, expected in zip(found["biases"].values(), biases, strict=True):
         torch.testing.assert_close(bias, expected.float())
     assert not found["late"], "imported after the fork: add it to preload"
+
+
+CHAIN = ("ep 2", "one", "ep 4", "ep 2 x copies")
+STEPS = 12
+
+
+def test_killed_it_goes_on_at_another_degree(folder, parent, trainer):
+    """With the losses, and the biases, of one worker that nothing happens to."""
+    trainer = with_experts(trainer)
+    alone = node.Job(folder / "alone", parent, trainer)
+    reference = alone.run(1)
+    assert reference.codes == {0: 0}, reference.output
+    job, losses, restore = node.Job(folder / "killed", parent, trainer), {}, node.FRESH
+    for i, name in enumerate(CHAIN):
+        world, parallelism = LAYOUTS[name]
+        job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
+        last = i == len(CHAIN) - 1
+        script = node.Script() if last else node.Script(kill=(3 * (i + 1), tuple(range(world))))
+        outcome = job.run(world, restore, script)
+        assert outcome.losses, outcome.output
+        losses |= outcome.losses
+        restore = job.newest()
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    assert list(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(reference.losses, rel=2e-4)
+    [(name, bias)] = [(name, value) for name, value in states.whole(alone).items() if name.endswith("router.bias")]
+    assert bias.abs().max() > 0.02, "it has moved for more than two steps"
+    torch.testing.assert_close(states.whole(job)[name], bias)
+    told = outcome.progress[-1]
+    assert 1 <= told.metrics["busiest_expert"] < EXPERTS["count"]
+    assert told.seconds["all_to_all"] > 0

@@ -122,9 +122,7 @@ class Decoder(nn.Module):
         """Those of its layers."""
         return (block.feed_forward for block in self.blocks if isinstance(block.feed_forward, MixtureOfExperts))
 
-    def forward(
-        self, tokens: Tensor, document_ids: Tensor | None = None, weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, document_ids: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Logits [batch, length, vocabulary] for tokens [batch, length]; with `document_ids` [batch, length], a token
         attends to its own document only (positions are relative, so they need not begin anew). Where ranks share
         sequences, `tokens` and the result are this rank's part of them, and `document_ids` are of whole ones. With
@@ -147,7 +145,7 @@ def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int)
         return torch.zeros(shape) if name.endswith("router.bias") else torch.ones(shape)
     if len(shape) == 3:
         return torch.stack([initial_weight(f"{name}.{i}", shape[1:], config, seed) for i in range(shape[0])])
-    residual = ".feed_forward." in name and ".down" in name or name.endswith("attention.output.weight")
+    residual = (".feed_forward." in name and ".down" in name) or name.endswith("attention.output.weight")
     deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]))
     return torch.empty(shape).normal_(0.0, deviation, generator=generator)

@@ -41,8 +41,8 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The experts of a layer that are on this rank, as three tensors: gate and up [experts, hidden, dim], down [experts,
-    dim, hidden]."""
+    """The experts of a layer that are on this rank, in three tensors: gate and up [experts, hidden, dim], down
+    [experts, dim, hidden]."""
 
     def __init__(self, dim: int, hidden_dim: int, count: int) -> None:
         super().__init__()

@@ -28,7 +28,9 @@ def check(model: ModelConfig, degrees: Degrees, expert: int) -> None:
     """Raises BadInput for what is not built."""
     if model.experts is None:
         if expert > 1:
-            raise BadInput("spec.parallelism.expert is above 1, and the model has no experts: set trainer.model.experts.")
+            raise BadInput(
+                "spec.parallelism.expert is above 1, and the model has no experts: set trainer.model.experts."
+            )
         return
     if degrees.group > 1:
         raise BadInput(

@@ -100,7 +100,8 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> Dist
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    return DistContext(rank, size, device, degrees, Meshes.of(degrees, device.type, parallelism.expert), StepTimes(device))
+    meshes = Meshes.of(degrees, device.type, parallelism.expert)
+    return DistContext(rank, size, device, degrees, meshes, StepTimes(device))
 
 
 def make_deterministic() -> None:

@@ -12,7 +12,7 @@ import collections
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import COMMUNICATION, StepPart
 
+_Pending: TypeAlias = tuple[StepPart, StepPart | None, torch.cuda.Event, torch.cuda.Event]
+"""A part, the one that it is within, and its begin and end."""
+
 
 class StepTimes:
     def __init__(self, device: torch.device) -> None:
@@ -28,9 +31,7 @@ class StepTimes:
         self._seconds: dict[StepPart, float] = dict.fromkeys(StepPart, 0.0)
         self._waiting = 0.0
         self._within: StepPart | None = None
-        self._pending: collections.deque[
-            tuple[StepPart, StepPart | None, torch.cuda.Event, torch.cuda.Event]
-        ] = collections.deque()
+        self._pending: collections.deque[_Pending] = collections.deque()
 
     @property
     def waiting(self) -> float:

@@ -1,7 +1,7 @@
 """How many tokens each expert has had in a step, over all ranks: what biases follow, and what is told of it.
 
-A bias is raised by the rate where its expert had fewer than the mean, and lowered where it had more (auxiliary-loss-free
-balancing, Wang et al. 2024). It is part of the state, and the same on all ranks, since all read the same sums."""
+A bias is raised by the rate where its expert had fewer than the mean, and lowered where it had more (balancing without
+an auxiliary loss, Wang et al. 2024). It is part of the state, and the same on all ranks: all read the same sums."""
 
 from __future__ import annotations
 
