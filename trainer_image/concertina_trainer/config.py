@@ -196,15 +196,21 @@ class ModelConfig(_Section):
 
     def _weights(self, experts: int) -> int:
         """With so many of the experts that a router chooses from."""
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
+        dense = min(self.layers, self.experts.first_dense) if self.experts else self.layers
+        blocks = dense * self.block_weights
+        if self.experts:
+            feed_forward = 3 * self.dim * self.expert_dim * (experts + self.experts.shared)
+            routed = self.block_weights - 3 * self.dim * self.resolved_hidden_dim + feed_forward
+            blocks += (self.layers - dense) * (routed + self.experts.count * self.dim)
+        return embeddings + blocks + self.dim
+
+    @property
+    def block_weights(self) -> int:
+        """Parameters of one decoder block, a dense one."""
         head = self.dim // self.heads
         attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
-        dense, routed = 3 * self.dim * self.resolved_hidden_dim, 0
-        if self.experts:
-            router = self.experts.count * self.dim
-            routed = router + 3 * self.dim * self.expert_dim * (experts + self.experts.shared)
-        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
-        feed_forwards = sum(routed if self.routed(layer) else dense for layer in range(self.layers))
-        return embeddings + self.layers * (attention + 2 * self.dim) + feed_forwards + self.dim
+        return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
 
     RULES = (
         Rule(
@@ -390,6 +396,34 @@ class SnapshotConfig(_Section):
     )
 
 
+class Activations(enum.StrEnum):
+    keep = "Keep"
+    products = "KeepProducts"
+    recompute = "Recompute"
+
+
+class Resharding(enum.StrEnum):
+    auto = "Auto"
+    always = "Always"
+    never = "Never"
+
+
+class MemoryConfig(_Section):
+    """What is done to need less of the devices' memory, for more computation or communication. The results are the
+    same."""
+
+    activations: Activations = Field(
+        default=Activations.keep,
+        description="What a block's backward finds of its forward: Keep everything; KeepProducts, the results of "
+        "matrix products and attention, the rest is computed again; Recompute all from the block's input.",
+    )
+    reshard_after_forward: Resharding = Field(
+        default=Resharding.auto,
+        description="Whether a block's gathered weights are freed between forward and backward (Always: ZeRO-3; Never: "
+        "ZeRO-2, one gathering less). Auto frees them in models of more than 100 million weights.",
+    )
+
+
 class EvaluationConfig(_Section):
     """The loss on documents that were set aside: those of `concertina data build --validation`."""
 
@@ -520,6 +554,9 @@ class TrainerConfig(_Section):
         default=SnapshotConfig(),
         description="Copies of the state in the memory of nodes, which training goes on from after a failure.",
     )
+    memory: MemoryConfig = Field(
+        default=MemoryConfig(), description="What is done to need less of the devices' memory."
+    )
     anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="What follows from steps that look wrong.")
     evaluation: EvaluationConfig | None = Field(
         default=None,
@@ -591,7 +628,7 @@ class TrainerConfig(_Section):
 
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        without = {"data", "snapshot", "evaluation", "micro_batch_size", "reproduction"}
+        without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
@@ -625,6 +662,18 @@ def of_any_version(values: Mapping[str, Any]) -> TrainerConfig:
     return TrainerConfig.model_validate(config)
 
 
+class PipelineSchedule(enum.StrEnum):
+    one_f_one_b = "1F1B"
+    gpipe = "GPipe"
+    interleaved = "Interleaved1F1B"
+    zero_bubble = "InterleavedZeroBubble"
+
+    @property
+    def stages(self) -> int:
+        """Of each rank."""
+        return 2 if self in (PipelineSchedule.interleaved, PipelineSchedule.zero_bubble) else 1
+
+
 class ParallelismConfig(BaseModel):
     """`spec.parallelism`: how many ranks each dimension takes. What is left of the world is data parallelism."""
 
@@ -633,6 +682,11 @@ class ParallelismConfig(BaseModel):
     tensor: int = Field(default=1, ge=1, le=1024, description="Workers that share each layer (tensor parallelism).")
     pipeline: int = Field(
         default=1, ge=1, le=1024, description="Stages that the layers are divided into (pipeline parallelism)."
+    )
+    schedule: PipelineSchedule = Field(
+        default=PipelineSchedule.one_f_one_b,
+        description="Order in which the bundled trainer's stages compute. The interleaved ones have two stages a "
+        "worker: less waiting, and more communication.",
     )
     context: int = Field(
         default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."

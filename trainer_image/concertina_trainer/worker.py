@@ -31,9 +31,9 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import RollBack
-from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
@@ -42,7 +42,7 @@ from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
-from concertina_trainer.training.engine import WholeModel
+from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
 from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import Run, train
@@ -115,7 +115,7 @@ class Built:
     reader: Reader
     aside: Reader | None
     """Of what was set aside, where trainer.evaluation asks for it."""
-    model: Decoder
+    model: Stages
     optimizer: ShardedAdamW
     state: TrainState
 
@@ -158,9 +158,11 @@ def build(
         )
     _check_data(config, reader.digest)
     aside = validation_reader(config, begun) if config.evaluation else None
-    model = parallelized(config.model, config.precision, world)
+    model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
-    return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
+    return Built(
+        config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config.model, optimizer, world)
+    )
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
@@ -191,9 +193,11 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     again = config.reproduction.skipped if config.reproduction else ()
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, again), restored.trend)
     built.reader.leave_out(anomalies.skipped)
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.data_size, fixed=config.bitwise)
+    plan = plan_batch(
+        config.global_batch_size, config.micro_batch_size, world.data_size, config.bitwise, world.degrees.pipeline
+    )
     sums = summing.sums(config.bitwise, built.model, plan, world)
-    engine = WholeModel(built.model, built.optimizer, sums, world)
+    engine = engine_of(built.model, built.optimizer, sums, config, plan, world)
     saving = begin_saving(built, start, restored, channel)
     batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device)
     balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.data_rank)

@@ -1,6 +1,8 @@
 """A mixture of experts as papers write it down: every expert computes every token, and balance is counted sequence by
 sequence. No sorting, no grouped products, no ranks."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -45,17 +47,17 @@ class Written(torch.nn.Module):
 def write_out(model, config):
     """The decoder with its layers written out; they are returned."""
     written = []
-    for block in model.blocks:
+    for block in model.blocks.values():
         if isinstance(block.feed_forward, MixtureOfExperts):
             written.append(Written(block.feed_forward, config.experts))
             block.feed_forward = written[-1]
-            block.forward = _forward.__get__(block)
+            block.forward = functools.partial(_forward, block)
     return written
 
 
-def _forward(self, x, mask, weights=None):
-    x = x + self.attention(self.attention_norm(x), mask)
-    return x + self.feed_forward(self.feed_forward_norm(x), weights)
+def _forward(block, x, mask, weights):
+    x = x + block.attention(block.attention_norm(x), mask)
+    return x + block.feed_forward(block.feed_forward_norm(x), weights)
 
 
 def names(model):

@@ -14,7 +14,7 @@ from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.training.engine import WholeModel
+from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.worker import parallelism
 
@@ -23,17 +23,19 @@ def main() -> int:
     before = set(sys.modules)
     config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
     world = group.join(os.environ, parallelism())
-    model = parallelized(config.model, config.precision, world)
+    model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
-    TrainState(model, optimizer, world).initialise(config)
+    TrainState(model, config.model, optimizer, world).initialise(config)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.data_size)
+    plan = plan_batch(
+        config.global_batch_size, config.micro_batch_size, world.data_size, multiple=world.degrees.pipeline
+    )
     if shares := json.loads(os.environ["SHARES"]):
         plan = plan.shared_out(shares, config.micro_batch_size)
     batch = microbatches(reader, plan, world.data_rank, position=100)
     sums = summing.sums(False, model, plan, world)
     with tensor.loss_context(world.meshes.tensor):
-        losses = WholeModel(model, optimizer, sums, world).forward_backward(batch)
+        losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)
     squared, loss = reduced.tolist()
@@ -44,6 +46,11 @@ def main() -> int:
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     optimizer.update(0.0, 1.0)
     late = set(sys.modules) - before
+    stages = [None] * world.size
+    torch.distributed.all_gather_object(stages, whole)
+    for stage in stages:
+        for name, gradient in stage.items():
+            torch.testing.assert_close(gradient, whole.setdefault(name, gradient), rtol=0, atol=0)
     if world.rank == 0:
         found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
         found |= {"loads": counted.tolist(), "biases": dict(model.named_buffers())}

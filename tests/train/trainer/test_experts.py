@@ -5,13 +5,14 @@ import json
 
 import pytest
 import torch
-import torch.nn.functional as F
 from trainer.test_gradients import whole_gradient
 
 from builders.train import node, routed, states
+from concertina_state.format.read_plan import Box
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 
 EXPERTS = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "balanceLoss": 0.5, "biasRate": 0.01}
 LAYOUTS = {
@@ -34,14 +35,14 @@ def written_out(trainer):
     model = Decoder(config.model)
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
-            value.copy_(initial_weight(name, value.shape, config.model, config.seed))
+            whole = Box((0,) * value.dim(), tuple(value.shape))
+            value.copy_(initial_value(name, value.shape, whole, config.model, config.seed))
     layers = routed.write_out(model.double(), config.model)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
     targets = tokens[:, 1:]
     weights = torch.full(targets.shape, 1 / targets.numel(), dtype=torch.float64)
-    logits = model(tokens[:, :-1], None, weights)
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss = model(tokens[:, :-1], None, targets, weights)
     (loss + sum(layer.loss for layer in layers)).backward()
     gradients = {name: p.grad for name, p in routed.names(model).items() if p.requires_grad}
     loads = [layer.loads for layer in layers]

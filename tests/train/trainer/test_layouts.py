@@ -17,8 +17,13 @@ LAYOUTS = {
     "hsdp x tensor": (4, {"tensor": 2, "shard": 1}),
     "context": (4, {"context": 2}),
     "context x tensor": (4, {"context": 2, "tensor": 2}),
+    "pipeline": (2, {"pipeline": 2}),
+    "pipeline x fsdp": (4, {"pipeline": 2}),
+    "pipeline x tensor": (4, {"pipeline": 2, "tensor": 2}),
+    "interleaved x copies": (4, {"pipeline": 2, "schedule": "Interleaved1F1B", "shard": 1}),
 }
 CHAINS = [
+    ["pipeline", "pipeline x tensor", "fsdp", "interleaved x copies"],
     ["fsdp", "fsdp x tensor", "context x tensor", "hsdp"],
     ["context", "tensor", "fsdp", "hsdp x tensor"],
 ]
@@ -27,7 +32,7 @@ CHAINS = [
 @pytest.fixture(scope="module")
 def wide(trainer):
     """With as many heads as tensor parallelism needs."""
-    return {**trainer, "steps": STEPS, "model": {**trainer["model"], "heads": 4, "kvHeads": 2}}
+    return {**trainer, "steps": STEPS, "model": {**trainer["model"], "layers": 4, "heads": 4, "kvHeads": 2}}
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import hashlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from concertina_state.format.read_plan import Box
-from concertina_trainer.config import ModelConfig
+from concertina_trainer.config import Activations, ModelConfig
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
 from concertina_trainer.model.experts import MixtureOfExperts
 
@@ -89,75 +89,132 @@ class FeedForward(nn.Module):
 def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
     if config.experts is None or not config.routed(layer):
         return FeedForward(config.dim, config.resolved_hidden_dim)
-    shared = config.experts.shared and FeedForward(config.dim, config.experts.shared * config.expert_dim)
-    return MixtureOfExperts(config.dim, config.expert_dim, config.experts, shared or None)
+    width = config.experts.shared * config.expert_dim
+    shared = FeedForward(config.dim, width) if width else None
+    return MixtureOfExperts(config.dim, config.expert_dim, config.experts, shared)
+
+
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten._grouped_mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+)
+"""What is dear to compute again."""
+
+
+def _keeping_products() -> Any:
+    def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int, context: Context | None) -> None:
+    def __init__(self, config: ModelConfig, layer: int, context: Context | None, activations: Activations) -> None:
         super().__init__()
+        self.activations = activations
         self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.attention = Attention(config, context)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.feed_forward = feed_forward(config, layer)
 
-    def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
+        """`weights`: see MixtureOfExperts."""
+        result, loads = self._kept(x, mask, weights)
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            self.feed_forward.count(loads)  # once, however often it is computed
+        return result
+
+    def _kept(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.activations is Activations.keep or not torch.is_grad_enabled():
+            return self._computed(x, mask, weights)
+        contexts = {} if self.activations is Activations.recompute else {"context_fn": _keeping_products}
+        result: tuple[Tensor, Tensor | None] = checkpoint(
+            self._computed, x, mask, weights, use_reentrant=False, preserve_rng_state=False, **contexts
+        )  # nothing in a block draws random numbers
+        return result
+
+    def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         x = x + self.attention(self.attention_norm(x), mask)
-        routed = (weights,) if isinstance(self.feed_forward, MixtureOfExperts) else ()
-        after: Tensor = x + self.feed_forward(self.feed_forward_norm(x), *routed)
-        return after
+        inner, loads = self.feed_forward_norm(x), None
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            inner, loads = self.feed_forward(inner, weights)
+        else:
+            inner = self.feed_forward(inner)
+        return x + inner, loads
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Of the layers, those of one pipeline stage."""
+
+    blocks: range
+    first: bool = True
+    """Takes tokens."""
+    last: bool = True
+    """Gives logits."""
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: ModelConfig, context: Context | None = None) -> None:
+    """All of it, or some layers: names of weights are those of the whole."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        context: Context | None = None,
+        part: Part | None = None,
+        activations: Activations = Activations.keep,
+    ) -> None:
         super().__init__()
-        self.context = context
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks = nn.ModuleList(Block(config, layer, context) for layer in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_epsilon)
+        part = part or Part(range(config.layers))
+        self.part, self.context, self.tensor_degree = part, context, 1
         # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
-        self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        tied = config.tie_embeddings
+        has_embedding = part.first or (part.last and tied)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
+        self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
+        self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
 
     def mixtures(self) -> Iterator[MixtureOfExperts]:
-        """Those of its layers."""
-        return (block.feed_forward for block in self.blocks if isinstance(block.feed_forward, MixtureOfExperts))
+        """Of its layers."""
+        feed_forwards = (block.feed_forward for block in self.blocks.values())
+        return (each for each in feed_forwards if isinstance(each, MixtureOfExperts))
 
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `document_ids` [batch, length], a token
-        attends to its own document only (positions are relative, so they need not begin anew). Where ranks share
-        sequences, `tokens` and the result are this rank's part of them, and `document_ids` are of whole ones. With
-        `weights`, those of the tokens in the loss, [batch, length], experts count their loads and the gradient has
-        that of the loss that balances them."""
-        length = tokens.size(1) * (1 if self.context is None else self.context.size)
-        mask = causal_mask(document_ids, length, self.context, tokens.device)
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, mask, weights)
-        x = self.norm(x)
-        return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)
-
-
-def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The whole initial value of one parameter, float32 on CPU: a function of seed and name, so that it is the same
-    however the model is cut. Norms are 1, biases of routers 0; matrices normal, those that write into the residual
-    stream scaled down. Of experts, each is a matrix of its own, NAME.NUMBER, so that a rank draws those that it has."""
-    if len(shape) == 1:
-        return torch.zeros(shape) if name.endswith("router.bias") else torch.ones(shape)
-    if len(shape) == 3:
-        return torch.stack([initial_weight(f"{name}.{i}", shape[1:], config, seed) for i in range(shape[0])])
-    residual = (".feed_forward." in name and ".down" in name) or name.endswith("attention.output.weight")
-    deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]))
-    return torch.empty(shape).normal_(0.0, deviation, generator=generator)
-
-
-def initial_part(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
-    """A box of `initial_weight`; of experts only those are drawn that it holds."""
-    if len(whole) < 3:
-        return initial_weight(name, torch.Size(whole), config, seed)[box.within(Box((0,) * len(whole), tuple(whole)))]
-    (first, *offsets), (count, *shape) = box.offsets, box.shape
-    part = Box(tuple(offsets), tuple(shape))
-    return torch.stack([initial_part(f"{name}.{first + i}", whole[1:], part, config, seed) for i in range(count)])
+    def forward(
+        self,
+        x: Tensor,
+        document_ids: Tensor | None = None,
+        targets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `targets` and `weights` of that shape
+        the weighted sum of the tokens' losses instead. With `document_ids` [batch, length], a token attends to its own
+        document only (positions are relative, so they need not begin anew). Where ranks share sequences, all but
+        `document_ids`, which are of whole sequences, is this rank's part of them. A stage that is not the first takes
+        what the one before gives, [batch, length, dim], and gives the like where it is not the last. With gradients and
+        `weights`, the loads of experts are counted, and the loss that balances them has its part in the gradients."""
+        if self.part.first:
+            assert self.embedding is not None
+            length, x = x.size(1), self.embedding(x)
+        else:
+            length = x.size(1) * self.tensor_degree  # between layers each of a tensor group has some of the tokens
+        whole = length * (1 if self.context is None else self.context.size)
+        mask = causal_mask(document_ids, whole, self.context, x.device)
+        balanced = weights if torch.is_grad_enabled() else None
+        for block in self.blocks.values():
+            x = block(x, mask, balanced)
+        if self.norm is None:
+            return x
+        output = self.embedding if self.head is None else self.head
+        assert output is not None
+        logits = F.linear(self.norm(x), output.weight)
+        if targets is None or weights is None:
+            return logits
+        return (token_losses(logits, targets) * weights).sum()
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, config: ExpertsConfig, shared: nn.Module | None) -> None:
         """`hidden_dim`: of one expert. `shared`: what computes every token besides."""
         super().__init__()
-        self.count, self.balance_loss = config.count, config.balance_loss
+        self.number, self.balance_loss = config.count, config.balance_loss
         self.router = Router(dim, config)
         self.experts = Experts(dim, hidden_dim, config.count)
         self.shared = shared
@@ -89,25 +89,30 @@ class MixtureOfExperts(nn.Module):
         self.loads: Tensor | None = None
         """int64 [experts]: tokens that each was chosen for since somebody has taken this, those of no weight apart."""
 
-    def forward(self, x: Tensor, weights: Tensor | None) -> Tensor:
-        """x [batch, length, dim]. `weights` [batch, length]: each token's in the loss, 0 for filling, by which loads
-        are counted and balanced; None: that is not wanted."""
+    def count(self, loads: Tensor | None) -> None:
+        """Of a microbatch."""
+        if loads is not None:
+            self.loads = loads if self.loads is None else self.loads + loads
+
+    def forward(self, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """x [batch, length, dim]; of the same shape. `weights` [batch, length]: each token's in the loss, 0 for
+        filling. With them, the loads, to be counted once, and the gradient has that of the loss that balances them."""
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)
         shares = scores.gather(1, chosen)
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
+        loads = None
         if weights is not None:
             chances = scores / (scores.sum(-1, keepdim=True) + 1e-20)
             loads, loss = balance(chances.unflatten(0, x.shape[:2]), chosen.unflatten(0, x.shape[:2]), weights)
-            self.loads = loads if self.loads is None else self.loads + loads
             shares = _WithLoss.apply(shares, self.balance_loss * loss)
         result = self._routed(tokens, chosen, shares).type_as(x).view_as(x)
-        return result if self.shared is None else result + self.shared(x)
+        return result if self.shared is None else result + self.shared(x), loads
 
     def _routed(self, tokens: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         active = chosen.size(1)
         order = chosen.flatten().argsort(stable=True)
-        counts = _counted(chosen.flatten(), self.count)
+        counts = _counted(chosen.flatten(), self.number)
         rows = tokens.index_select(0, order // active)
         results = self.dispatch(rows, counts, self.experts).index_select(0, order.argsort())
         return (results.unflatten(0, (-1, active)) * shares.unsqueeze(-1)).sum(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,16 @@ def first_holder(tensor: Tensor) -> bool:
     )
 
 
+class Parameters(Protocol):
+    """Of a model, as one rank has it."""
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+    def counts(self, name: str, parameter: Tensor) -> bool:
+        """Whether this rank is the first of those that hold the same part."""
+        ...
+
+
 class ShardedAdamW:
     """AdamW on plain local tensors: an update is elementwise, so no rank needs another's part (and DTensor's
     dispatch, slower than the arithmetic of a small model, is not paid). Its state is filled in by hand, with the right
@@ -47,9 +58,10 @@ class ShardedAdamW:
     `exact`: by one rounding an operation. torch's own kernels compute the last few elements of a tensor in other
     instructions than the rest (measured, fused on CPU: one bit of `exp_avg_sq`), so their bits depend on the cut."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, step: int, exact: bool = False) -> None:
+    def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
         self._exact = exact
         self._sharded = {name: p for name, p in model.named_parameters() if local(p.detach()).numel()}
+        self._counted = {name for name, p in self._sharded.items() if model.counts(name, p)}
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
             raise BadInput("there are more workers than the model has rows: use fewer replicas, or a larger model.")
@@ -114,7 +126,7 @@ class ShardedAdamW:
 
     def counted_gradients(self) -> list[Tensor]:
         """Those of them that this rank is the first to hold, so that a sum over all ranks has each once."""
-        return [local(p.grad) for p in self._sharded.values() if p.grad is not None and first_holder(p)]
+        return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 
     def drop_gradients(self) -> None:
         for parameter in self._sharded.values():

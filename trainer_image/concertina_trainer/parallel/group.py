@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from concertina_trainer.config import ParallelismConfig
+from concertina_trainer.config import ParallelismConfig, PipelineSchedule
 from concertina_trainer.parallel.mesh import Degrees, Meshes
 from concertina_trainer.parallel.step_times import StepTimes
 
@@ -32,6 +32,14 @@ class DistContext:
     degrees: Degrees
     meshes: Meshes
     times: StepTimes
+    schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
+
+    @staticmethod
+    def of(rank: int, size: int, device: torch.device, parallelism: ParallelismConfig) -> DistContext:
+        """In the process group that has been joined. Raises BadInput where the world is no whole number of blocks."""
+        degrees = Degrees.of(parallelism, size)
+        meshes = Meshes.of(degrees, device.type, parallelism.expert)
+        return DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
 
     @property
     def data_rank(self) -> int:
@@ -77,7 +85,6 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> Dist
     """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. Raises
     BadInput where the world is no whole number of blocks."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    degrees = Degrees.of(parallelism, size)
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
@@ -100,8 +107,7 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> Dist
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    meshes = Meshes.of(degrees, device.type, parallelism.expert)
-    return DistContext(rank, size, device, degrees, meshes, StepTimes(device))
+    return DistContext.of(rank, size, device, parallelism)
 
 
 def make_deterministic() -> None:

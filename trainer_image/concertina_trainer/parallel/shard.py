@@ -8,10 +8,12 @@ import functools
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
-from concertina_trainer.config import Precision
+from concertina_state.errors import BadInput
+from concertina_trainer.config import PipelineSchedule, Precision, Resharding
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.optimizer import local
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
 
@@ -20,20 +22,23 @@ RESHARD_ABOVE = 100_000_000
 gathering them again is."""
 
 
-def shard(model: Decoder, precision: Precision, weights: int, world: DistContext) -> None:
-    """Cut it over the mesh. `weights`: of the whole model.
+def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContext) -> None:
+    """Cut it over the mesh. `reshard`: whether blocks free their gathered weights between forward and backward.
 
     Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
     divided by the global token count, and gloo has no pre-multiplied sum."""
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32)
-    mesh, reshard = world.meshes.fsdp, weights > RESHARD_ABOVE
+    # Inputs stay as they are: a batch's weights would lose bits.
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    mesh = world.meshes.fsdp
     for moe in model.mixtures():  # by themselves: there may be more ranks than experts, and other ranks with others
         cut = world.meshes.expert_fsdp or mesh
         fully_shard(
             moe.experts, mesh=cut, mp_policy=policy, reshard_after_forward=reshard,
             shard_placement_fn=functools.partial(_expert_cut, ranks=cut.size(cut.ndim - 1)),
         )  # fmt: skip
-    for block in model.blocks:
+    for block in model.blocks.values():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
@@ -45,9 +50,22 @@ def shard(model: Decoder, precision: Precision, weights: int, world: DistContext
 
 def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
     """By experts, or within each of them where that leaves ranks without any."""
-    rows = weights.size(1)
-    experts = len(weights.to_local()) if isinstance(weights, DTensor) else len(weights)
+    experts, rows = len(local(weights)), weights.size(1)
     return Shard(1) if experts < ranks and rows % ranks == 0 else Shard(0)
+
+
+def reshards(how: Resharding, weights: int, world: DistContext) -> bool:
+    """`weights`: of the whole model. Raises BadInput."""
+    # With a backward in two halves (zero bubble) torch's FSDP loses gradients where weights are freed between them.
+    halves = world.degrees.pipeline > 1 and world.schedule is PipelineSchedule.zero_bubble
+    if halves and how is Resharding.always:
+        raise BadInput(
+            f"parallelism.schedule {world.schedule} keeps gathered weights until the backward has both its halves: set "
+            "trainer.memory.reshardAfterForward to Never or Auto, or choose another schedule."
+        )
+    if how is Resharding.auto:
+        return weights > RESHARD_ABOVE and not halves
+    return how is Resharding.always
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import StepPart
 from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
@@ -87,9 +88,11 @@ class PlainSums:
 
 
 class OrderedSums:
-    def __init__(self, model: nn.Module, plan: BatchPlan, rank: int, times: StepTimes) -> None:
+    def __init__(self, model: Stages, plan: BatchPlan, rank: int, times: StepTimes) -> None:
         self._plan, self._rank = plan, rank
-        self._parameters = list(model.parameters())  # the sharded ones: between microbatches the model shows others
+        self._parameters = [
+            parameter for _, parameter in model.named_parameters()
+        ]  # the sharded ones: between microbatches the model shows others
         self._reducers: list[OrderedReduceScatter] = []
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -195,5 +198,5 @@ class OrderedReduceScatter(Allocating):
         self._sum = output_tensor
 
 
-def sums(ordered: bool, model: nn.Module, plan: BatchPlan, world: DistContext) -> Sums:
+def sums(ordered: bool, model: Stages, plan: BatchPlan, world: DistContext) -> Sums:
     return OrderedSums(model, plan, world.rank, world.times) if ordered else PlainSums(world.device)

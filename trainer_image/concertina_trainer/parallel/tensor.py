@@ -31,7 +31,8 @@ def cut(model: Decoder, mesh: DeviceMesh) -> None:
     if model.norm is not None:
         # The output layer, which may be the embedding's weight, takes whole sequences and gives some of the vocabulary.
         model.norm.register_forward_hook(_whole_sequences)
-    for block in model.blocks:
+    model.tensor_degree = mesh.size()
+    for block in model.blocks.values():
         parallelize_module(
             block,
             mesh,

@@ -13,11 +13,14 @@ from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header
-from concertina_trainer.config import TrainerConfig
+from concertina_state.holdings import Elsewhere
+from concertina_trainer.config import ModelConfig, TrainerConfig
 from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
-from concertina_trainer.model.decoder import Decoder, initial_part
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import ShardedAdamW, local
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
 _INSTEAD = "restore the model's configuration, or start a new run under another checkpoint.uri"
@@ -26,18 +29,25 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 class TrainState:
     """Everything that a snapshot holds, as this rank has it."""
 
-    def __init__(self, model: Decoder, optimizer: ShardedAdamW, world: DistContext) -> None:
+    def __init__(self, model: Stages, config: ModelConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._optimizer = optimizer
         kinds = optimizer.moments()
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor | Elsewhere] = {}
+        with torch.device("meta"):
+            whole = Decoder(config)
+        for name, parameter in whole.named_parameters():
+            for prefix in (MODEL, *(f"optimizer.{kind}." for kind in kinds)):
+                tensors[f"{prefix}{name}"] = Elsewhere(parameter.shape, parameter.dtype)
+        for name, buffer in whole.named_buffers():
+            tensors[f"{MODEL}{name}"] = Elsewhere(buffer.shape, buffer.dtype)
+        tensors |= {f"{MODEL}{name}": buffer for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
             for kind, moments in kinds.items():
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
                 moment = moments.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
-        tensors |= {f"{MODEL}{name}": buffer for name, buffer in model.named_buffers()}
-        self._catalogue = Catalogue(tensors, {}, world.rank, world.size)
+        self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=str(world.degrees))
         self.saved = self._catalogue.saved
         """By this rank."""
         self.digest = self._catalogue.digest
@@ -50,7 +60,7 @@ class TrainState:
                 held.local.zero_()
             elif held.local.numel():
                 name = held.name.removeprefix(MODEL)
-                held.local.copy_(initial_part(name, held.whole, held.box, config.model, config.seed))
+                held.local.copy_(initial_value(name, held.whole, held.box, config.model, config.seed))
         self._optimizer.set_step(0)
 
     def plan(self, held: Mapping[int, Header]) -> ReadPlan:

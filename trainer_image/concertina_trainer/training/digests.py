@@ -27,6 +27,7 @@ from concertina_protocol.messages.ranges import Ranges
 from concertina_trainer.errors import RollBack
 from concertina_trainer.model.experts import Experts
 from concertina_trainer.model.optimizer import local
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
 _MODULUS = 2**48 - 59
@@ -42,7 +43,7 @@ def digest(tensors: Iterable[Tensor], start: int = 0) -> int:
 
 
 class Digests:
-    def __init__(self, every: int, model: nn.Module, still: Sequence[Tensor], world: DistContext, step: int) -> None:
+    def __init__(self, every: int, model: Stages, still: Sequence[Tensor], world: DistContext, step: int) -> None:
         """`still`: this rank's state; `step`: from which it goes on, and which is taken to be good."""
         self._every, self._still, self._rank, self._size = every, still, world.rank, world.size
         self._alike = world.alike

@@ -24,7 +24,7 @@ from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfi
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.engine import Engine
@@ -36,7 +36,7 @@ SEED = 0
 
 class Evaluation:
     def __init__(
-        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, engine: Engine, sums: Sums,
+        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Stages, engine: Engine, sums: Sums,
         world: DistContext, reporter: Reporter, saving: Saving,
     ) -> None:  # fmt: skip
         self._every, self._reader, self._plan = config.every_steps, reader, plan

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from concertina_trainer.config import ExpertsConfig
-from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.stages import Stages
 
 
 class ExpertLoads:
-    def __init__(self, model: Decoder, config: ExpertsConfig | None) -> None:
+    def __init__(self, model: Stages, config: ExpertsConfig | None) -> None:
         self._mixtures, self._rate = list(model.mixtures()), (config and config.bias_rate) or 0.0
 
     def payload(self, device: torch.device) -> Tensor:
