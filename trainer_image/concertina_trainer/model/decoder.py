@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from concertina_trainer.config import Activations, ModelConfig
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
@@ -131,10 +131,11 @@ class Block(nn.Module):
     def _kept(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.activations is Activations.keep or not torch.is_grad_enabled():
             return self._computed(x, mask, weights)
-        contexts = {} if self.activations is Activations.recompute else {"context_fn": _keeping_products}
+        keeping = noop_context_fn if self.activations is Activations.recompute else _keeping_products
+        # Nothing in a block draws random numbers.
         result: tuple[Tensor, Tensor | None] = checkpoint(
-            self._computed, x, mask, weights, use_reentrant=False, preserve_rng_state=False, **contexts
-        )  # nothing in a block draws random numbers
+            self._computed, x, mask, weights, use_reentrant=False, preserve_rng_state=False, context_fn=keeping
+        )
         return result
 
     def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:

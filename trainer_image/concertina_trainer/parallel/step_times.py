@@ -12,7 +12,7 @@ import collections
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import COMMUNICATION, StepPart
 
-_Pending: TypeAlias = tuple[StepPart, StepPart | None, torch.cuda.Event, torch.cuda.Event]
-"""A part, the one that it is within, and its begin and end."""
-
 
 class StepTimes:
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +28,9 @@ class StepTimes:
         self._seconds: dict[StepPart, float] = dict.fromkeys(StepPart, 0.0)
         self._waiting = 0.0
         self._within: StepPart | None = None
-        self._pending: collections.deque[_Pending] = collections.deque()
+        self._pending: collections.deque[tuple[StepPart, StepPart | None, torch.cuda.Event, torch.cuda.Event]] = (
+            collections.deque()
+        )
 
     @property
     def waiting(self) -> float:
@@ -67,18 +66,19 @@ class StepTimes:
         self._within = outer
 
     def _settle(self) -> None:
-        while self._pending and self._pending[0][-1].query():
+        while self._pending and self._pending[0][3].query():
             part, outer, begin, end = self._pending.popleft()
             self._add(part, outer, begin.elapsed_time(end) / 1000)
 
     def _add(self, part: StepPart, outer: StepPart | None, seconds: float) -> None:
         if part in COMMUNICATION:
             self._waiting += seconds
-        if self._cuda and part in (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER):
-            return
-        self._seconds[part] += seconds
-        if outer is not None:
-            self._seconds[outer] -= seconds
+        if outer is StepPart.PIPELINE and part not in COMMUNICATION:
+            self._waiting -= seconds
+        if not (self._cuda and part in (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER)):
+            self._seconds[part] += seconds
+            if outer is not None:
+                self._seconds[outer] -= seconds
 
 
 class Allocating:

@@ -71,11 +71,10 @@ class Pipelined:
         self._counts = self._last and world.degrees.place(world.rank).tensor == 0
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        # Forward and backward of different microbatches take turns, with waits for the neighbours between them.
-        with self._world.times.measured(StepPart.FORWARD):
+        with self._world.times.measured(StepPart.PIPELINE):
             losses = self._run(self._schedule.step, microbatches, return_outputs=False)
-        if self._tied:
-            sum_tied(self._model, self._world)
+            if self._tied:
+                sum_tied(self._model, self._world)
         return losses
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
