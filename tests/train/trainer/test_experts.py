@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
-from trainer.test_gradients import whole_gradient
 
 from builders.train import node, routed, states
+from builders.train.gradients import whole_gradient
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
