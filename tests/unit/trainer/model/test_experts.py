@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from builders.train.routed import Written
-from concertina_trainer.config import ExpertsConfig
-from concertina_trainer.model.decoder import FeedForward
+from concertina_state.errors import BadInput
+from concertina_trainer.config import ExpertsConfig, ModelConfig, ParallelismConfig
+from concertina_trainer.model.decoder import Decoder, FeedForward
 from concertina_trainer.model.experts import MixtureOfExperts, grouped_product
+from concertina_trainer.parallel import expert
+from concertina_trainer.parallel.mesh import Degrees
 
 DIM, HIDDEN = 16, 24
 
@@ -102,3 +105,30 @@ def test_nothing_is_counted_or_balanced_where_no_weights_are_given():
     (result, loads), (balanced, _) = moe(x, None), moe(x, weights)
     assert torch.equal(result, balanced)
     assert loads is None
+
+
+def test_weights_are_counted_as_they_are():
+    experts = ExpertsConfig(count=6, active_per_token=2, hidden_dim=24, shared=1, first_dense=2)
+    config = ModelConfig(layers=5, dim=32, heads=2, experts=experts)
+    with torch.device("meta"):
+        model = Decoder(config)
+    assert config.weights == sum(p.numel() for p in model.parameters())
+    idle = sum(p[experts.active_per_token :].numel() for moe in model.mixtures() for p in moe.experts.parameters())
+    assert config.active_weights == config.weights - idle
+
+
+@pytest.mark.parametrize(
+    ("experts", "parallelism", "world", "said"),
+    [
+        (None, {"expert": 2}, 4, "the model has no experts"),
+        (6, {"expert": 4}, 4, "6 experts are not dealt out evenly to spec.parallelism.expert, 4 workers: use 3"),
+        (6, {"tensor": 2}, 4, "takes no tensor, context or pipeline parallelism"),
+        (6, {"expert": 2, "shard": 3}, 6, "does not divide shard, 3"),
+        (6, {"expert": 2}, 5, "no whole number of blocks of 2"),
+    ],
+)
+def test_a_layout_that_can_not_be_is_named(experts, parallelism, world, said):
+    model = ModelConfig(experts=ExpertsConfig(count=experts) if experts else None)
+    chosen = ParallelismConfig(**parallelism)
+    with pytest.raises(BadInput, match=said):
+        expert.check(model, Degrees.of(chosen, world), chosen.expert)
