@@ -31,6 +31,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import RollBack
+from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.stages import Stages
@@ -44,6 +45,7 @@ from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
+from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import Run, train
 from concertina_trainer.training.report import Reporter, RoundInfo
 
@@ -95,8 +97,8 @@ def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, Parallelism
     try:
         config = of_any_version(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadInput(f"spec.trainer can't be used: {problems}") from error
+        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadInput(f"spec.trainer can't be used: {said}") from error
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
     layout = ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
@@ -208,8 +210,8 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
             config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
         )  # fmt: skip
     return Run(
-        config, world, engine, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
-        evaluation,
+        config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model.experts),
+        anomalies, digests, saving, reporter, evaluation,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.engine import engine_of
+from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.worker import configuration
 
 
@@ -37,6 +38,10 @@ def main() -> int:
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)
     squared, loss = reduced.tolist()
+    loads = ExpertLoads(model, config.model.experts)
+    counted = loads.payload(world.device)
+    torch.distributed.all_reduce(counted)
+    loads.update(counted.tolist())
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     optimizer.update(0.0, 1.0)
     late = set(sys.modules) - before
@@ -46,5 +51,7 @@ def main() -> int:
         for name, gradient in stage.items():
             torch.testing.assert_close(gradient, whole.setdefault(name, gradient), rtol=0, atol=0)
     if world.rank == 0:
-        torch.save({"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}, os.environ["RESULT"])
+        found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
+        found |= {"loads": counted.tolist(), "biases": dict(model.named_buffers())}
+        torch.save(found, os.environ["RESULT"])
     return 0

@@ -17,5 +17,6 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def token_flops(config: ModelConfig) -> float:
-    """Operations of one token's forward and backward: 6 a weight, and attention's 12 * layers * dim * length / 2."""
-    return 6.0 * config.weights + 6.0 * config.layers * config.dim * config.sequence_length
+    """Operations of one token's forward and backward: 6 a weight that it meets, and attention's 12 * layers * dim *
+    length / 2."""
+    return 6.0 * config.active_weights + 6.0 * config.layers * config.dim * config.sequence_length

@@ -32,6 +32,8 @@ class StepResult:
     """See `digests`."""
     work: tuple[float, ...] = ()
     """See `balance`."""
+    loads: tuple[float, ...] = ()
+    """See `expert_loads`."""
 
 
 def agree(
@@ -42,7 +44,8 @@ def agree(
     flags: StepFlags,
     *payloads: Tensor,
 ) -> StepResult:
-    """One all-reduce of a few float64; `payloads`: those of `digests` and `balance`, which may be empty."""
+    """One all-reduce of a few float64; `payloads`: those of `digests`, `balance` and `expert_loads`, which may be
+    empty."""
     # Not made on the device: that would wait for the backward pass, and the all-reduce would be queued late.
     counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64).to(world.device, non_blocking=True)
     parts = [sums.losses(losses), sums.squares(gradients), counts, *payloads]
