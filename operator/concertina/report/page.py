@@ -1,4 +1,4 @@
-"""The page: every text goes through ElementTree, which escapes it, and its policy lets a browser load nothing."""
+"""The page of `concertina report`. Its policy lets a browser load nothing."""
 
 from __future__ import annotations
 
@@ -7,61 +7,69 @@ from xml.etree import ElementTree as xml
 
 from concertina.api.accounting import Goodput, Incident
 from concertina.api.history import Point, unpacked
-from concertina.api.status import JobStatus, rfc3339
+from concertina.api.status import ConditionType, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import Diagnosis, cost
 from concertina.diagnosis.evidence import Evidence
 from concertina.durations import duration
+from concertina.kube.resources import Raw
 from concertina.report import plots
+from concertina.report.document import STYLE, bullets, document, paragraph, section, table, written
+from concertina.terminal import show
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-COLOURS = {
-    "productive": "#2e7d32", "communication": "#81c784", "straggler": "#f9a825", "input": "#ef6c00",
-    "checkpoint": "#6a1b9a", "evaluation": "#0277bd", "compile": "#4dd0e1", "startup": "#90a4ae",
-    "recovery": "#c62828", "replayed": "#e57373", "waiting": "#b0bec5", "stalled": "#5d4037", "suspended": "#eceff1",
-}  # fmt: skip
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
-h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2em }
-table { border-collapse: collapse } td, th { text-align: left; vertical-align: top; padding: .15em 1.2em .15em 0 }
-svg { width: 100%; display: block } svg text { font-size: 11px; fill: #666 }
-.line { fill: none; stroke: #1565c0; stroke-width: 1.5 } .grid { stroke: #ddd }
-.critical, .warning { border-left: 4px solid #c62828; padding-left: .8em } .warning { border-color: #f9a825 }
-.swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
-""" + "".join(f".{name} {{ fill: {colour}; background: {colour} }}\n" for name, colour in COLOURS.items())  # fmt: skip
 FEWEST_POINTS = 2
 
 
-def page(name: str, seen: Evidence, found: Diagnosis, unseen: Sequence[str]) -> str:
-    """HTML of one file. `name`: NAMESPACE/NAME; `unseen`: sentences about what could not be read."""
-    root = xml.Element("html", lang="en")
-    head = xml.SubElement(root, "head")
-    xml.SubElement(head, "meta", charset="utf-8")
+def page(
+    name: str,
+    seen: Evidence,
+    found: Diagnosis,
+    unseen: Sequence[str],
+    events: Sequence[Raw] = (),
+) -> str:
+    """HTML of one file. `name`: NAMESPACE/NAME; `unseen`: sentences about what could not be read; `events`: those about
+    the job, in any order."""
+    root, head, body = document(f"Run {name}")
     xml.SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": POLICY})
-    xml.SubElement(head, "title").text = f"Run {name}"
     xml.SubElement(head, "style").text = STYLE
-    body = xml.SubElement(root, "body")
-    xml.SubElement(body, "h1").text = f"Run {name}"
-    _table(body, (), _summary(seen))
-    _findings(_section(body, "What is wrong"), seen, found)
-    _time(_section(body, "Where the time went"), seen.status.goodput)
+    headline(body, f"Run {name}", seen.status)
+    chapters(body, seen, found, unseen, events)
+    return written(root)
+
+
+def headline(body: xml.Element, title: str, status: JobStatus) -> None:
+    """What it does now, and how far it is."""
+    xml.SubElement(body, "h1").text = title
+    ready = status.condition(ConditionType.READY)
+    state = paragraph(body, "")
+    word = xml.SubElement(state, "strong", {"class": show.COLOURS.get(show.word(status), "yellow")})
+    word.text = show.word(status)
+    word.tail = f"  {ready.message if ready else 'no operator has seen the job'}"
+    if status.progress and status.progress.percent is not None:
+        xml.SubElement(body, "progress", max="100", value=f"{status.progress.percent:.1f}")
+
+
+def chapters(
+    body: xml.Element,
+    seen: Evidence,
+    found: Diagnosis,
+    unseen: Sequence[str],
+    events: Sequence[Raw],
+) -> None:
+    """All that is known of a run, the most pressing first."""
+    table(body, (), _summary(seen))
+    _findings(section(body, "What is wrong"), seen, found)
+    _time(section(body, "Where the time went"), seen.status.goodput)
     _course(body, seen)
-    _incidents(_section(body, "Incidents"), seen.status)
-    _table(_section(body, "Checkpoints"), (), _checkpoints(seen.status))
-    said = _section(body, "What this page goes by")
-    _list(said, (*found.saw, *unseen))
-    return "<!doctype html>\n" + xml.tostring(root, encoding="unicode", method="html")
-
-
-def _section(body: xml.Element, title: str) -> xml.Element:
-    found = xml.SubElement(body, "section")
-    xml.SubElement(found, "h2").text = title
-    return found
+    _incidents(section(body, "Incidents"), seen.status)
+    if events:
+        table(section(body, "Last events"), show.EVENT_COLUMNS, show.last_events(events))
+    table(section(body, "Checkpoints"), (), _checkpoints(seen.status))
+    bullets(section(body, "What this page goes by"), (*found.saw, *unseen))
 
 
 def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
     status = seen.status
-    ready = status.condition("Ready")
-    yield "State", f"{status.phase}: {ready.message}" if ready else "no operator has seen the job"
     yield "Seen at", rfc3339(round(seen.at))
     end = f" to {status.completion_time}" if status.completion_time else ""
     yield "Time", f"from {rfc3339(round(seen.created))}{end}"
@@ -86,38 +94,37 @@ def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
         yield "Cost", f"{spent.total:.2f} {spent.currency} for {spent.replica_hours:.1f} replica-hours{tokens}"
 
 
-def _findings(section: xml.Element, seen: Evidence, found: Diagnosis) -> None:
+def _findings(parent: xml.Element, seen: Evidence, found: Diagnosis) -> None:
     if not found.findings:
-        xml.SubElement(section, "p").text = "Nothing was found that is wrong."
+        paragraph(parent, "Nothing was found that is wrong.")
     price = seen.spec.price if seen.spec else None
     for one in found.findings:
-        box = xml.SubElement(section, "div", {"class": one.severity.value})
+        box = xml.SubElement(parent, "div", {"class": one.severity.value})
         xml.SubElement(box, "strong").text = f"{one.problem}: "
         costs = cost(one, seen.hourly, price.currency if price else "")
-        xml.SubElement(box, "p").text = one.sentence + (f"; {costs}" if costs else "")
-        xml.SubElement(box, "p").text = f"Next: {one.advice} ({one.runbook})"
+        paragraph(box, one.sentence + (f"; {costs}" if costs else ""))
+        paragraph(box, f"Next: {one.advice} ({one.runbook})")
 
 
-def _time(section: xml.Element, goodput: Goodput) -> None:
+def _time(parent: xml.Element, goodput: Goodput) -> None:
     parts = sorted(goodput.by_class.items(), key=lambda part: -part[1])
     total = sum(part for _, part in parts)
     if not total:
-        xml.SubElement(section, "p").text = "No time was counted yet."
+        paragraph(parent, "No time was counted yet.")
         return
-    section.append(plots.bar(parts))
-    table = xml.SubElement(section, "table")
-    for name, part in parts:
-        if part:
-            row = xml.SubElement(table, "tr")
-            cell = xml.SubElement(row, "td")
-            swatch = xml.SubElement(cell, "span", {"class": f"swatch {name}"})
-            swatch.tail = name
-            xml.SubElement(row, "td").text = duration(part)
-            xml.SubElement(row, "td").text = f"{part / total:.1%}"
+    parent.append(plots.bar(parts))
+    table(parent, (), ((_class(name), duration(part), f"{part / total:.1%}") for name, part in parts if part))
     if goodput.recovery:
-        xml.SubElement(section, "p").text = "Recovery by cause:"
+        paragraph(parent, "Recovery by cause:")
         causes = sorted(goodput.recovery, key=lambda cause: -cause.seconds)
-        _table(section, (), ((cause.cause, f"{cause.times} x", f"{cause.seconds:.1f} s") for cause in causes))
+        table(parent, (), ((cause.cause, f"{cause.times} x", f"{cause.seconds:.1f} s") for cause in causes))
+
+
+def _class(name: str) -> xml.Element:
+    """Of time, with the colour that it has in the bar."""
+    cell = xml.Element("span")
+    xml.SubElement(cell, "span", {"class": f"swatch {name}"}).tail = name
+    return cell
 
 
 def _course(body: xml.Element, seen: Evidence) -> None:
@@ -142,19 +149,19 @@ def _not_undone(points: Iterable[Point]) -> Sequence[Point]:
 
 
 def _line(body: xml.Element, title: str, points: Sequence[plots.Point], x: str, y: str, steps: bool = False) -> None:
-    section = _section(body, title)
+    place = section(body, title)
     if len(points) >= FEWEST_POINTS:
-        section.append(plots.line(points, x, y, steps))
+        place.append(plots.line(points, x, y, steps))
     else:
-        xml.SubElement(section, "p").text = "Too little was told of it to be drawn."
+        paragraph(place, "Too little was told of it to be drawn.")
 
 
-def _incidents(section: xml.Element, status: JobStatus) -> None:
+def _incidents(parent: xml.Element, status: JobStatus) -> None:
     if not status.incidents:
-        xml.SubElement(section, "p").text = "Training was never interrupted."
+        paragraph(parent, "Training was never interrupted.")
         return
     head = ("At", "Round", "Cause", "Replica", "Node", "Without training", "Trained again", "Cost")
-    _table(section, head, (_incident(one, status) for one in reversed(status.incidents)))
+    table(parent, head, (_incident(one, status) for one in reversed(status.incidents)))
 
 
 def _incident(one: Incident, status: JobStatus) -> tuple[str, ...]:
@@ -178,18 +185,3 @@ def _checkpoints(status: JobStatus) -> Iterator[tuple[str, str]]:
         yield "Rolled back", f"at {back.at} to step {back.step}: {back.message}"
     for some in status.skipped:
         yield "Left out", f"samples {some.begin} to {some.end - 1}"
-
-
-def _table(parent: xml.Element, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = xml.SubElement(parent, "table")
-    for kind, cells in (("th", head), *(("td", row) for row in rows)):
-        if cells:
-            row = xml.SubElement(table, "tr")
-            for cell in cells:
-                xml.SubElement(row, kind).text = cell
-
-
-def _list(parent: xml.Element, sentences: Iterable[str]) -> None:
-    found = xml.SubElement(parent, "ul")
-    for sentence in sentences:
-        xml.SubElement(found, "li").text = sentence

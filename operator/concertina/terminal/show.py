@@ -23,6 +23,7 @@ from concertina_protocol.messages.ranges import words
 COLOURS = {"Failed": "red", "Stalled": "red", "Complete": "green", "Training": "green", "Suspended": "dim"}
 _TIME_COLOURS = {"productive": "green", "communication": "green", "suspended": "dim"}
 ENDED = ("Complete", "Failed")
+EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
 _SHARES, _CAUSES, _EVENTS = 4, 5, 8
 _BAR = 30
 """Characters of the longest bar."""
@@ -85,7 +86,7 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
     if status.conditions:
         parts.append(_conditions(status))
     if events:
-        parts.append(_last_events(events))
+        parts.append(_events_table(events))
     failure, running = status.last_failure, status.condition(ConditionType.RUNNING)
     if failure and failure.last_lines and not (running and running.status == "True"):
         who = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
@@ -262,20 +263,25 @@ def _time_bars(goodput: Goodput) -> Table:
     return result
 
 
-def _last_events(events: Sequence[Raw]) -> Table:
-    """The newest last, as a log has them. What others wrote, too, is shown as it is."""
-    result = Table("Event", "", "Reason", "Ago", "Message", box=None, header_style="bold", pad_edge=False)
-    newest = sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))[-_EVENTS:]
-    for event in newest:
+def _events_table(events: Sequence[Raw]) -> Table:
+    """What others wrote, too, is shown as it is."""
+    result = Table(*EVENT_COLUMNS, box=None, header_style="bold", pad_edge=False)
+    for row in last_events(events):
+        result.add_row(*map(Text, row))
+    return result
+
+
+def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
+    """As EVENT_COLUMNS names them; the newest last, as a log has them."""
+    for event in sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))[-_EVENTS:]:
         times = event.get("count") or 1
-        result.add_row(
+        yield (
             str(event.get("type") or ""),
             f"{times} x" if times > 1 else "",
             str(event.get("reason") or ""),
             age(event.get("lastTimestamp")),
-            Text(" ".join(str(event.get("message") or "").split())),
+            " ".join(str(event.get("message") or "").split()),
         )
-    return result
 
 
 def recovery_spent(goodput: Goodput) -> str:

@@ -11,7 +11,8 @@ from concertina.api.history import History, Point
 from concertina.api.status import Condition, JobProgress, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import diagnose
 from concertina.diagnosis.evidence import Evidence, StepLine
-from concertina.report.page import COLOURS, page
+from concertina.report.document import COLOURS
+from concertina.report.page import page
 from concertina.report.plots import MOST_POINTS, bar, line
 
 EVIL = "<script>alert(1)</script>\"'&"
