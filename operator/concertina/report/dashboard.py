@@ -66,7 +66,7 @@ def jobs_page(rows: Sequence[Row], view: View, now: float, nonce: str, trouble: 
     """`rows` in their order; `now`: Unix seconds; `trouble`: why they may be out of date, in a sentence."""
     root, body, main = _living("TrainingJobs", nonce, WIDE)
     body.insert(0, _ways(view))
-    xml.SubElement(main, "h1").text = "TrainingJobs"
+    body.insert(0, element("h1", "TrainingJobs"))
     if trouble:
         paragraph(main, f"{trouble} Below is what was known before; it is asked again every few seconds.", "warning")
     paragraph(main, summary(rows) if rows else "There are no TrainingJobs here.")
@@ -126,13 +126,15 @@ def _living(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.E
 def _ways(view: View) -> xml.Element:
     """To the same list in another order or other groups."""
     found, first = xml.Element("nav"), dataclasses.replace(view, page=1)
-    line = paragraph(found, "Groups: ")
+    line = element("div", "Groups: ")
+    found.append(line)
     for by in dict.fromkeys(("", "namespace", "queue", view.by)):
         _way(line, by or "none", dataclasses.replace(first, by=by), by == view.by)
     form = xml.SubElement(line, "form", action="/")
     xml.SubElement(form, "input", name="sort", value=view.order.value, type="hidden")
     xml.SubElement(form, "input", name="by", placeholder="or a label's key", size="16")
-    line = paragraph(found, "First: ")
+    line = element("div", "Order by: ")
+    found.append(line)
     for order in Order:
         _way(line, order.value, dataclasses.replace(first, order=order), order is view.order)
     return found

@@ -20,9 +20,10 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 64em; margin: 1.5em auto
   color: var(--ink); background: var(--paper); overflow-wrap: anywhere }
 h1 { font-size: 1.4em; margin: .2em 0 } h2 { font-size: 1.1em; margin: 2em 0 .4em } a { color: var(--curve) }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th { font-weight: 600; color: var(--soft); white-space: nowrap }
-td, th { text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; overflow-wrap: normal }
-svg { width: 100%; display: block } svg text { font-size: 11px; fill: var(--soft) }
+th { font-weight: 600; color: var(--soft) }
+td, th { text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; white-space: nowrap }
+td:last-child { white-space: normal; min-width: 12em }
+svg { width: 100%; display: block } .scroll svg { min-width: 34em } svg text { font-size: 11px; fill: var(--soft) }
 progress { width: 100%; height: .7em; accent-color: var(--green) }
 .line { fill: none; stroke: var(--curve); stroke-width: 1.5 } .grid { stroke: var(--line) }
 .critical, .warning { border-left: 4px solid var(--red); padding-left: .8em; margin: .8em 0 }

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as xml
 
 from concertina.api.accounting import Goodput, Incident
 from concertina.api.history import Point, unpacked
-from concertina.api.status import ConditionType, JobStatus, rfc3339
+from concertina.api.status import ConditionType, JobStatus, rfc3339, unix_seconds
 from concertina.diagnosis.diagnose import Diagnosis, cost
 from concertina.diagnosis.evidence import Evidence
 from concertina.durations import duration
@@ -69,29 +69,39 @@ def chapters(
 
 
 def _summary(seen: Evidence) -> Iterator[tuple[str, str]]:
-    status = seen.status
+    status, world = seen.status, seen.status.world
+    runs = status.is_true(ConditionType.RUNNING)  # else it has no pace
     yield "Seen at", rfc3339(round(seen.at))
-    end = f" to {status.completion_time}" if status.completion_time else ""
+    end = f" to {_second(status.completion_time)}" if status.completion_time else ""
     yield "Time", f"from {rfc3339(round(seen.created))}{end}"
+    if world.round:
+        yield "World", f"{world.size} replicas, {world.workers} workers, round {world.round}"
     if progress := status.progress:
-        of = (
-            f" of {progress.steps} ({progress.percent:.0f}%)" if progress.steps and progress.percent is not None else ""
-        )
-        yield "Steps", f"{progress.step}{of}, {status.steps_replayed} trained again"
+        share = f" ({progress.percent:.0f}%)" if progress.percent is not None else ""
+        of = f" of {progress.steps}{share}" if progress.steps else ""
+        eta = f", {duration(progress.eta_seconds)} to go" if runs and progress.eta_seconds is not None else ""
+        yield "Steps", f"{progress.step}{of}, {status.steps_replayed} trained again{eta}"
         if progress.loss is not None:
             yield "Loss", f"{progress.loss:.6g}"
         if progress.evaluation and progress.evaluation.loss is not None:
             yield "Evaluation", f"{progress.evaluation.loss:.6g} at step {progress.evaluation.step}"
         if progress.tokens is not None:
-            yield "Tokens", f"{progress.tokens:,}"
+            pace = progress.tokens_per_second if runs else None
+            yield "Tokens", f"{progress.tokens:,}" + (f", {pace:,.0f} a second" if pace is not None else "")
         if progress.mfu is not None:
             yield "MFU", f"{progress.mfu:.1%}"
-    yield "Goodput", f"{status.goodput.percent:.1f}%"
-    yield "Rounds and failures", f"{status.rounds} rounds, {status.restarts.total} failures"
+    yield "Goodput", f"{status.goodput.percent:.1f}% of the time, suspensions apart, went into new steps"
+    yield "Rounds", str(status.rounds)
+    yield "Failures", str(status.restarts.total)
     if spent := status.cost:
         each = spent.per_million_tokens
         tokens = f", {each:.4g} per million tokens" if each is not None else ""
         yield "Cost", f"{spent.total:.2f} {spent.currency} for {spent.replica_hours:.1f} replica-hours{tokens}"
+
+
+def _second(timestamp: str) -> str:
+    """A time without its fraction, which nobody reads."""
+    return rfc3339(round(unix_seconds(timestamp)))
 
 
 def _findings(parent: xml.Element, seen: Evidence, found: Diagnosis) -> None:
@@ -151,7 +161,7 @@ def _not_undone(points: Iterable[Point]) -> Sequence[Point]:
 def _line(body: xml.Element, title: str, points: Sequence[plots.Point], x: str, y: str, steps: bool = False) -> None:
     place = section(body, title)
     if len(points) >= FEWEST_POINTS:
-        place.append(plots.line(points, x, y, steps))
+        xml.SubElement(place, "div", {"class": "scroll"}).append(plots.line(points, x, y, steps))
     else:
         paragraph(place, "Too little was told of it to be drawn.")
 
@@ -167,21 +177,20 @@ def _incidents(parent: xml.Element, status: JobStatus) -> None:
 def _incident(one: Incident, status: JobStatus) -> tuple[str, ...]:
     again = f"{one.steps_replayed} steps, {one.replayed_seconds:.1f} s" if one.steps_replayed else ""
     money = f"{one.cost:.2f} {status.cost.currency}" if one.cost is not None and status.cost else ""
-    return (one.at, str(one.round), one.cause, one.replica, one.node, f"{one.seconds:.1f} s", again, money)
+    return (_second(one.at), str(one.round), one.cause, one.replica, one.node, f"{one.seconds:.1f} s", again, money)
 
 
 def _checkpoints(status: JobStatus) -> Iterator[tuple[str, str]]:
     if newest := status.last_checkpoint:
-        yield "Newest", f"step {newest.step} at {newest.at}"
+        yield "Newest", f"step {newest.step} at {_second(newest.at)}"
         yield "Folder", newest.uri
     else:
         yield "Newest", "there is none"
     if snapshot := status.last_snapshot:
-        yield "In node memory", f"step {snapshot.step} at {snapshot.at}"
+        yield "In node memory", f"step {snapshot.step} at {_second(snapshot.at)}"
     if every := status.checkpoint_interval:
-        clock = duration(every.seconds) if every.seconds else "by steps alone"
-        yield "Every", f"{clock}; {duration(every.suggested_seconds)} would lose the least time"
+        yield "Every", show.checkpoints_every(every, status.restarts.total)
     if back := status.rollback:
-        yield "Rolled back", f"at {back.at} to step {back.step}: {back.message}"
+        yield "Rolled back", f"at {_second(back.at)} to step {back.step}: {back.message}"
     for some in status.skipped:
         yield "Left out", f"samples {some.begin} to {some.end - 1}"

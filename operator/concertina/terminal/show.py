@@ -12,7 +12,7 @@ from rich.text import Text
 
 from concertina.api import history
 from concertina.api.accounting import Cost, Goodput, Incident
-from concertina.api.status import Condition, ConditionType, JobProgress, JobStatus, World, unix_seconds
+from concertina.api.status import CheckpointEvery, Condition, ConditionType, JobProgress, JobStatus, World, unix_seconds
 from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw
@@ -147,10 +147,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Spares", f"{status.spares.ready} of {len(standing)} ready: {', '.join(standing[:5])}"
     if progress := status.progress:
         yield "Progress", _progress(status)
+        pace = progress.tokens_per_second if status.is_true(ConditionType.RUNNING) else None
+        eta = progress.eta_seconds if status.is_true(ConditionType.RUNNING) else None
         numbers = {
             "loss": f"{progress.loss:.4g}" if progress.loss is not None else "",
-            "tokens/s": f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second is not None else "",
-            "ETA": duration(progress.eta_seconds) if progress.eta_seconds is not None else "",
+            "tokens/s": f"{pace:,.0f}" if pace is not None else "",
+            "ETA": duration(eta) if eta is not None else "",
             "evaluation loss": _evaluation(progress),
             "MFU": f"{progress.mfu:.1%}" if progress.mfu else "",
         }
@@ -177,12 +179,12 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     yield (
         "Restarts",
         (
-            f"{restarts.total} ({restarts.in_window} in the window, {restarts.budget} more are borne), "
-            f"{status.rounds} rounds, {status.steps_replayed} steps replayed"
+            f"{restarts.total} ({restarts.in_window} count in the window, {restarts.budget} more are borne), "
+            f"rounds {status.rounds}, steps replayed {status.steps_replayed}"
         ),
     )
     if answers := [f"{use.rung} {use.in_window}" for use in restarts.rungs if use.in_window]:
-        yield "", f"in the window, answered by {', '.join(answers)}"
+        yield "", f"answered in the window by {', '.join(answers)}"
     if failure := status.last_failure:
         where = f"{failure.replica} on {failure.node}, " if failure.replica else ""
         yield "Last failure", f"{where}round {failure.round}, {age(failure.at)} ago: {failure.reason}"
@@ -205,15 +207,22 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
 def _saved(status: JobStatus) -> Iterable[tuple[str, str]]:
     """How often, and what was undone or left out."""
     if every := status.checkpoint_interval:
-        clock = f"every {duration(every.seconds)}" if every.seconds else "by steps alone"
-        cost, failures = f"{every.save_seconds:.2g} s", duration(every.failure_seconds)
-        best = f"best would be every {duration(every.suggested_seconds)}"
-        yield "", f"{clock}; {best} (a save costs {cost}, a failure comes every {failures})"
+        yield "", checkpoints_every(every, status.restarts.total)
     if back := status.rollback:
         where = f"from round {back.round} to step {back.step} or before"
         yield "Rolled back", f"{age(back.at)} ago, {where}: {back.message}"
     if status.skipped:
         yield "Left out", words(tuple((some.begin, some.end) for some in status.skipped))
+
+
+def checkpoints_every(every: CheckpointEvery, failures: int) -> str:
+    """By the clock, and what would be best by the failures that there were."""
+    clock = f"every {duration(every.seconds)} by the clock" if every.seconds else "by steps alone"
+    if not failures:
+        return clock
+    best = f"best would be every {duration(every.suggested_seconds)}"
+    cost, between = f"{every.save_seconds:.2g} s", duration(every.failure_seconds)
+    return f"{clock}; {best} (a save costs {cost}, a failure comes every {between})"
 
 
 def _since(timestamp: str | None) -> str:
@@ -306,11 +315,12 @@ def _cost(cost: Cost) -> str:
 
 
 def _conditions(status: JobStatus) -> Table:
-    """A message that stands at the top already isn't said again."""
+    """Those that hold, or say something. A message that stands at the top already isn't said again."""
     result = Table("Condition", "", "Reason", "For", "Message", box=None, header_style="bold", pad_edge=False)
     ready = status.condition(ConditionType.READY)
     for condition in status.conditions:
-        since = age(condition.last_transition_time)
         message = "" if ready and condition.message == ready.message else condition.message
-        result.add_row(condition.type, condition.status, condition.reason, since, Text(message))
+        if condition.status != "False" or message:
+            since = age(condition.last_transition_time)
+            result.add_row(condition.type, condition.status, condition.reason, since, Text(message))
     return result
