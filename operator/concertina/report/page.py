@@ -145,7 +145,8 @@ def _course(body: xml.Element, seen: Evidence) -> None:
     paces = [(float(line.step), line.seconds) for line in seen.steps]
     _line(body, "World over time", world, "minutes since the job was created", "replicas", steps=True)
     _line(body, "Loss", losses, "step", "loss")
-    _line(body, "Seconds of a step", paces, "step, of the last ones in the log", "seconds")
+    if paces:
+        _line(body, "Seconds of a step", paces, "step, of the last ones in the log", "seconds")
 
 
 def _not_undone(points: Iterable[Point]) -> Sequence[Point]:

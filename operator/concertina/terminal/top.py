@@ -193,4 +193,5 @@ def summary(rows: Sequence[Row]) -> str:
         if row.cost is not None:
             costs[row.currency] = costs.get(row.currency, 0.0) + row.cost
     money = "".join(f", {total:,.2f} {currency}".rstrip() for currency, total in sorted(costs.items()))
-    return f"{len(rows)} jobs: {told}; {sum(row.replicas for row in rows)} replicas{money}"
+    jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
+    return f"{jobs}: {told}; {sum(row.replicas for row in rows)} replicas{money}"
