@@ -70,7 +70,7 @@ class Tab:
         await until_async(lambda: self.loads > loads, f"{url} in the browser")
 
     async def evaluate(self, script: str) -> Any:
-        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         return answer["result"].get("value")
 
     async def picture(self, width: int, dark: bool = False) -> bytes:

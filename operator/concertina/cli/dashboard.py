@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import secrets
 import time
@@ -79,7 +80,9 @@ class Dashboard:
             await web.TCPSite(runner, ADDRESS, port).start()
         except OSError as error:
             await runner.cleanup()
-            raise Complaint(f"port {port} can't be had: {error.strerror}; --port takes another, or 0") from error
+            raise Complaint(
+                f"port {port} can't be had: {os.strerror(error.errno)}; --port takes another, or 0"
+            ) from error
         try:
             yield f"http://{ADDRESS}:{runner.addresses[0][1]}/"
         finally:

@@ -42,8 +42,10 @@ def served(cli: Cli, *options: str) -> Iterator[Served]:
         said = process.stdout.readline()
         found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the jobs", said)
         assert found, said + process.stdout.read()
-        yield Served(int(found[1]))
-        process.send_signal(signal.SIGINT)
+        try:
+            yield Served(int(found[1]))
+        finally:
+            process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert (process.wait(60), rest) == (130, "")
 
@@ -110,7 +112,7 @@ def test_it_reads_alone_and_answers_under_its_own_name_alone(cli: Cli) -> None:
             assert dashboard.ask("/", host=host)[0] == 421, host
         taken = cli("dashboard", "--port", str(dashboard.port))
         assert (taken.returncode, taken.stdout) == (1, "")
-        assert "can't be had: address already in use; --port takes another" in taken.stderr
+        assert "can't be had: Address already in use; --port takes another" in taken.stderr
     nowhere = cli("dashboard", "--kubeconfig", "/nowhere")
     assert (nowhere.returncode, "No cluster to talk to" in nowhere.stderr) == (1, True)
 
@@ -126,18 +128,15 @@ async def _look(cli: Cli, dashboard: Served) -> None:
     address = f"{dashboard.address}/jobs/{cli.namespace}/demo"
     async with browser.tab() as tab:
 
-        async def shown(text: str) -> None:
-            seen = ""
-
-            async def there() -> bool:
-                nonlocal seen
-                seen = str(await tab.evaluate("document.querySelector('main').innerText"))
-                return text in seen
-
+        async def shown(text: str, now: bool = True) -> None:
+            """`now`: the page is told not to wait until it asks again."""
             for _ in range(300):
-                if await there():
+                seen = str(await tab.evaluate("document.querySelector('main').innerText"))
+                if text in seen:
                     return
-                await asyncio.sleep(0.1)
+                if now:
+                    await tab.evaluate("again()")
+                await asyncio.sleep(0.2)
             raise AssertionError(f"{text!r} is not in {seen}")
 
         await tab.open(address)
@@ -147,7 +146,7 @@ async def _look(cli: Cli, dashboard: Served) -> None:
         assert await tab.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "auto", "styled"
         loads = tab.loads
         await asyncio.to_thread(cli.write, "demo", status("Running", "it goes on", "Running"))
-        await shown("it goes on")
+        await shown("it goes on", now=False)
         await asyncio.to_thread(cli.cluster.kill_component, "kube-apiserver")
         try:
             await shown("can't be reached")
