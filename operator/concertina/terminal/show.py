@@ -12,7 +12,8 @@ from rich.text import Text
 
 from concertina.api import history
 from concertina.api.accounting import Cost, Goodput, Incident
-from concertina.api.status import CheckpointEvery, Condition, ConditionType, JobProgress, JobStatus, World, unix_seconds
+from concertina.api.status import CheckpointEvery, Condition, ConditionType, JobProgress, JobStatus, unix_seconds
+from concertina.api.world import World
 from concertina.durations import duration
 from concertina.kube.parse.views import status_of
 from concertina.kube.resources import Raw

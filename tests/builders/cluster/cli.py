@@ -9,7 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from concertina.api.status import Condition, JobProgress, JobStatus, World, rfc3339
+from concertina.api.status import Condition, JobProgress, JobStatus, rfc3339
+from concertina.api.world import World
 from concertina.local.cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[3]

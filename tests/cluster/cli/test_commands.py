@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from builders.cluster.cli import DEMO, GIVE_UP, NOW, ROOT, Cli, status
-from concertina.api.status import JobStatus, LastFailure, rfc3339
+from concertina.api.restarts import LastFailure
+from concertina.api.status import JobStatus, rfc3339
 
 
 def test_run_status_suspend_resume_scale(cli: Cli) -> None:

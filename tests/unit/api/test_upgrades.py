@@ -15,8 +15,9 @@ import concertina_protocol as protocol
 from builders import jobs
 from concertina.agents.bounds import bounded
 from concertina.api.crd import job_schema
+from concertina.api.internal import OLD_PLACES
 from concertina.api.parse import SpecError, parse_spec, parse_stored
-from concertina.api.status import OLD_PLACES, JobStatus, RoundWaits
+from concertina.api.status import JobStatus, RoundWaits
 from concertina.controller.status import dropped
 from concertina.kube.parse.views import job_view
 from concertina.plan.plan import plan

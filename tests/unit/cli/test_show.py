@@ -7,20 +7,18 @@ from rich.console import Console
 
 from concertina.api.accounting import Goodput
 from concertina.api.history import History, Point
+from concertina.api.restarts import LastFailure, Restarts
 from concertina.api.status import (
     CheckpointEvery,
     Condition,
     JobProgress,
     JobStatus,
-    LastFailure,
-    Member,
-    Restarts,
     Rollback,
     SampleRange,
     ShareMark,
-    World,
     rfc3339,
 )
+from concertina.api.world import Member, World
 from concertina.cli import checkpoint, jobs
 from concertina.terminal.show import detail, members
 from concertina_protocol import MemberState, Report
