@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import jobs
+from concertina.api.accounting import Goodput
 from concertina.api.internal import Gang, Growth, Internal, UndoneStates
 from concertina.api.model import Observed
 from concertina.api.packed import pack
@@ -23,7 +24,6 @@ from concertina.api.status import (
     CheckpointRequest,
     Condition,
     ConditionType,
-    Goodput,
     JobStatus,
     Rollback,
     SampleRange,
