@@ -9,7 +9,6 @@ from xml.etree import ElementTree as xml
 
 from rich.text import Text
 
-from concertina.api.status import JobStatus
 from concertina.diagnosis.diagnose import Diagnosis
 from concertina.diagnosis.evidence import Evidence
 from concertina.kube.resources import Raw
@@ -95,7 +94,8 @@ def job_page(
     root, body, main = _living(name, nonce)
     body.insert(0, element("a", "All jobs", href="/"))
     headline(main, name, seen.status)
-    paragraph(main, f"Next: {_next(name, seen.status)}")
+    if not found.findings:  # each says what comes next
+        paragraph(main, f"Next: {advice.next_step(name.partition('/')[2], seen.status)}")
     chapters(main, seen, found, unseen, events)
     return written(root)
 
@@ -107,10 +107,6 @@ def trouble_page(title: str, sentence: str, nonce: str) -> str:
     xml.SubElement(main, "h1").text = title
     paragraph(main, f"{sentence} It is asked again every few seconds.", "warning")
     return written(root)
-
-
-def _next(name: str, status: JobStatus) -> str:
-    return advice.next_step(name.partition("/")[2], status)
 
 
 def _living(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.Element, xml.Element]:

@@ -24,6 +24,7 @@ th { font-weight: 600; color: var(--soft) }
 td, th { text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; white-space: nowrap }
 td:last-child { white-space: normal; min-width: 12em }
 svg { width: 100%; display: block } .scroll svg { min-width: 34em } svg text { font-size: 11px; fill: var(--soft) }
+code { font-size: .95em; background: var(--line); border-radius: 3px; padding: 0 .25em }
 progress { width: 100%; height: .7em; accent-color: var(--green) }
 .line { fill: none; stroke: var(--curve); stroke-width: 1.5 } .grid { stroke: var(--line) }
 .critical, .warning { border-left: 4px solid var(--red); padding-left: .8em; margin: .8em 0 }
@@ -56,7 +57,7 @@ def section(parent: xml.Element, title: str) -> xml.Element:
 
 def paragraph(parent: xml.Element, text: str, kind: str = "") -> xml.Element:
     found = xml.SubElement(parent, "p", {"class": kind} if kind else {})
-    found.text = text
+    _write(found, text)
     return found
 
 
@@ -77,7 +78,15 @@ def table(parent: xml.Element, head: Sequence[str], rows: Iterable[Sequence[Cell
 def bullets(parent: xml.Element, sentences: Iterable[str]) -> None:
     found = xml.SubElement(parent, "ul")
     for sentence in sentences:
-        xml.SubElement(found, "li").text = sentence
+        _write(xml.SubElement(found, "li"), sentence)
+
+
+def _write(place: xml.Element, text: str) -> None:
+    """What stands between backticks is code."""
+    place.text, *others = text.split("`")
+    for code, after in zip(others[::2], [*others[1::2], ""], strict=False):
+        xml.SubElement(place, "code").text = code
+        place[-1].tail = after
 
 
 def element(kind: str, text: str, **attributes: str) -> xml.Element:

@@ -190,7 +190,7 @@ def _checkpoints(status: JobStatus) -> Iterator[tuple[str, str]]:
     if snapshot := status.last_snapshot:
         yield "In node memory", f"step {snapshot.step} at {_second(snapshot.at)}"
     if every := status.checkpoint_interval:
-        yield "Every", show.checkpoints_every(every, status.restarts.total)
+        yield "Interval", show.checkpoints_every(every, status.restarts.total)
     if back := status.rollback:
         yield "Rolled back", f"at {_second(back.at)} to step {back.step}: {back.message}"
     for some in status.skipped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from typing import Any
+from xml.etree import ElementTree as xml
 
 import pytest
 
@@ -14,6 +15,7 @@ from concertina.api.status import Condition, JobStatus, rfc3339
 from concertina.diagnosis.diagnose import diagnose
 from concertina.diagnosis.evidence import Evidence
 from concertina.report.dashboard import PAGE_ROWS, View, job_page, jobs_page, policy, trouble_page
+from concertina.report.document import paragraph
 from concertina.terminal.top import NO_GROUP, Order, ordered, row
 
 EVIL = "</main><script>alert(1)</script>\"'&"
@@ -64,6 +66,22 @@ def test_what_a_job_says_is_text_and_the_script_is_ours_alone() -> None:
     assert text.count("<script") == text.count("</script>") == text.count("</main>") == 1
     assert text.count("&lt;script&gt;") >= 6
     assert text.count("<polyline") == 2, "world and loss, from the status"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no code", "<p>no code</p>"),
+        ("`a`", "<p><code>a</code></p>"),
+        ("say `a` and `b`.", "<p>say <code>a</code> and <code>b</code>.</p>"),
+        ("`open", "<p><code>open</code></p>"),
+        ("`<b>`", "<p><code>&lt;b&gt;</code></p>"),
+    ],
+)
+def test_commands_in_a_sentence_are_code(text: str, shown: str) -> None:
+    parent = xml.Element("div")
+    paragraph(parent, text)
+    assert xml.tostring(parent[0], encoding="unicode", method="html") == shown
 
 
 def test_a_page_of_trouble_is_text_too() -> None:
