@@ -117,7 +117,7 @@ def test_it_reads_alone_and_answers_under_its_own_name_alone(cli: Cli) -> None:
     assert (nowhere.returncode, "No cluster to talk to" in nowhere.stderr) == (1, True)
 
 
-@pytest.mark.skipif(not browser.program(), reason="there is no Chromium here, by which pages are looked at")
+@pytest.mark.skipif(not browser.program(), reason="there is no Chromium here: install Debian's package chromium")
 def test_in_a_browser_nothing_of_a_job_comes_alive_and_the_page_keeps_up(cli: Cli) -> None:
     two_jobs(cli)
     with served(cli) as dashboard:
