@@ -38,6 +38,7 @@ NOT_ASKED = "agents and logs are not asked every few seconds: `concertina diagno
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 Page = Callable[[str], str]
 """By the nonce of its style and script."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Readings:
@@ -148,9 +149,6 @@ def _page(made: Page, status: int = 200) -> web.Response:
         "X-Content-Type-Options": "nosniff",
     }
     return web.Response(status=status, body=made(nonce).encode("utf-8", "replace"), headers=headers)
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware

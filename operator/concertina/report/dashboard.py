@@ -35,7 +35,7 @@ const again = async () => {
 setTimeout(again, 5000);
 """
 """Not while the page is out of sight, or a text is being selected. What was there stays when nobody answers."""
-SILENT = "`concertina dashboard` does not answer any more: this is what it said last."
+SILENT = "concertina dashboard does not answer any more: this is what it said last."
 WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
 
 
