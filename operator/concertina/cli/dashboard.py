@@ -82,7 +82,7 @@ class Dashboard:
         except OSError as error:
             await runner.cleanup()
             raise Complaint(
-                f"port {port} can't be had: {os.strerror(error.errno)}; --port takes another, or 0"
+                f"port {port} can't be had: {os.strerror(error.errno or 0)}; --port takes another, or 0"
             ) from error
         try:
             yield f"http://{ADDRESS}:{runner.addresses[0][1]}/"
