@@ -84,6 +84,21 @@ def top(
 
 
 @app.command(rich_help_panel=JOBS)
+def dashboard(
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    by: Annotated[str, typer.Option("--by", help="Group by: namespace, queue (Kueue's label), or a label's key.")] = "",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On this machine; 0: any that is free.")] = 8470,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Serve pages of all jobs and of each job to a browser on this machine, read-only. Ctrl-C ends it."""
+    from concertina.cli.dashboard import run
+
+    call(run(Target(kubeconfig, context, namespace), all_namespaces, by, port))
+
+
+@app.command(rich_help_panel=JOBS)
 def logs(
     job: Job,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, with replicas that come later too.")] = False,
