@@ -22,6 +22,7 @@ from builders.train.tensorboard import scalars
 from builders.until import until
 from concertina.api.status import JobStatus
 from concertina.cli.diagnose import FOUND
+from concertina.diagnosis.problems import Problem
 from concertina_data.places import CacheSettings, open_place, read_manifest
 from concertina_protocol.traces import trace_id
 
@@ -332,3 +333,96 @@ def test_the_tracker_has_each_step_once(cluster: Cluster, at_rest: Object) -> No
     points, texts = scalars(runs() / e2e.NAMESPACE / f"{JOB}-{at_rest['metadata']['uid'][:8]}")
     assert [at for at, _ in points["loss"]] == list(range(1, step + 1))
     assert f"checkpoint/{step}" in texts
+
+
+# --- a script in an image that knows nothing of us --------------------------------------------------------------------
+
+REPORTS = """
+import time, trainingjob
+for step in range(1, 10**6):
+    time.sleep(0.05)
+    told = {"tokens": 100 * step, "tokens_per_second": 2000.0, "metrics": {"accuracy": 0.5}}
+    trainingjob.report(step=step, loss=1 / step, **told)
+    if step % 20 == 0:
+        trainingjob.report(step=step, loss=1 / step, phase="evaluating", **told)
+        time.sleep(0.5)
+"""
+
+
+def test_what_a_script_reports_is_told_everywhere(cluster: Cluster, scraper: Scraper) -> None:
+    image = e2e.setting("SCRIPT_IMAGE")
+    if not image:
+        pytest.skip("set CONCERTINA_E2E_SCRIPT_IMAGE to an image with Python and nothing of concertina in it")
+    name, container = "reports", {"name": "trainer", "image": image, "command": ["python3", "-c", REPORTS]}
+    labels = LABELS | {"trainingjob": name}
+    with cluster.running(e2e.own_job(name, {"containers": [container], "terminationGracePeriodSeconds": 5})):
+        cluster.training(2, name=name)
+        cluster.until("an evaluation", lambda status: status["goodput"].get("evaluationSeconds", 0) > 1, name)
+        job = cluster.job(name)
+        drills.each_second_is_in_one_class(job)
+        told = {pod["metadata"]["name"]: scraper.ask(pod) for pod in cluster.pods(name)}
+        lead = told.pop(job["status"]["world"]["lead"])
+        step = total(lead, "concertina_training_step", **labels)
+        assert step >= job["status"]["progress"]["step"] > 20
+        assert total(lead, "concertina_training_run_tokens", **labels) == 100 * step
+        assert total(lead, "concertina_training_loss", **labels) == pytest.approx(1 / step)
+        assert total(lead, "concertina_training_metric", name="accuracy", **labels) == 0.5
+        (other,) = told.values()
+        assert "concertina_training_step" not in {each for each, _ in other}
+        assert 0 < total(other, "concertina_worker_cpu_seconds_total", **labels) < 30
+        assert not [finding for finding in diagnosed(name)["findings"] if finding["problem"] != "CheckpointOld"]
+
+
+# --- what is wrong, by the kernel's own means -------------------------------------------------------------------------
+
+THROTTLE = (
+    e2e.PROCESS_1
+    + """
+for line in open(f"/proc/{process_1()}/cgroup"):
+    _, controllers, path = line.strip().split(":", 2)
+    if controllers == "":
+        file, limit = f"/sys/fs/cgroup{path}/cpu.max", "10000 100000"
+    elif "cpu" in controllers.split(","):
+        file, limit = f"/sys/fs/cgroup/cpu{path}/cpu.cfs_quota_us", "10000"
+    else:
+        continue
+    if os.path.exists(file):
+        open(file, "w").write(limit)
+        sys.exit()
+sys.exit("its cgroup is not to be found")
+"""
+)
+"""On a node: a container has a tenth of a processor."""
+
+
+def test_a_rank_that_its_cgroup_throttles_is_named(cluster: Cluster, data: None) -> None:
+    name, model = "throttled", {"layers": 2, "dim": 128, "heads": 4, "vocabSize": 256, "sequenceLength": 128}
+    job = e2e.bundled_job(name, e2e.pod(e2e.trainer(resources=RESOURCES)), model=model)
+    job["spec"] |= {"replicas": 3, "elastic": {"minReplicas": 1, "growAfterSeconds": 1}}
+    with cluster.running(job):
+        world = cluster.training(3, name=name)["world"]
+        victim = world["members"][-1]
+        e2e.on_node(victim["node"], "python3", "-c", THROTTLE, victim["replica"])
+
+        def named(status: Object) -> Any:
+            return [each for each in status.get("stragglers", ()) if each["replica"] == victim["replica"]]
+
+        (mark,) = named(cluster.until("a straggler", named, name))
+        assert (mark["rank"], mark["node"]) == (2, victim["node"])
+        (found,) = [each for each in diagnosed(name)["findings"] if each["problem"] == Problem.STRAGGLER]
+        assert f"rank 2 (replica {victim['replica']} on node {victim['node']})" in found["sentence"]
+        assert f"replica {victim['replica']} on node {victim['node']}" in cluster.event(name, "Straggler")
+
+
+def test_a_disk_that_is_full_is_named(cluster: Cluster, data: None) -> None:
+    """The kubelet makes a file system of that size."""
+    name, container = "full", e2e.trainer(resources=RESOURCES)
+    container.setdefault("volumeMounts", []).append({"name": "full", "mountPath": "/full"})
+    pod = e2e.pod(container)
+    pod["volumes"].append({"name": "full", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}})
+    job = e2e.bundled_job(name, pod)
+    job["spec"]["replicas"] = 1
+    job["spec"]["checkpoint"] |= {"uri": "file:///full/run", "everySeconds": 1}
+    with cluster.running(job):
+        cluster.until("a stall", lambda status: condition(status, "Stalled").get("status") == "True", name)
+        assert Problem.STORAGE_REFUSES in [each["problem"] for each in diagnosed(name)["findings"]]

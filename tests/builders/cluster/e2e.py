@@ -136,6 +136,21 @@ def on_node(node: str, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+PROCESS_1 = """
+import os, sys
+wanted = f"CONCERTINA_REPLICA={sys.argv[1]}".encode()
+def process_1():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            inside = next(line for line in open(f"/proc/{pid}/status") if line.startswith("NSpid:")).split()[-1]
+            if inside == "1" and wanted in open(f"/proc/{pid}/environ", "rb").read().split(b"\\0"):
+                return int(pid)
+        except OSError:
+            pass
+    sys.exit(f"there is no {sys.argv[1]} here")
+"""
+"""The beginning of a program for `on_node`: `process_1()` of a replica's container, as the node numbers it."""
+
 OPERATOR = """
 import os, subprocess, sys
 action, pod = sys.argv[1:]
