@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from concertina_agent.workers import blas
-from concertina_agent.workers.learned import Imported, Recorder, read
+from concertina_agent.workers.learned import Imported, Recorder, lines_to_tell, read
 
 
 def test_modules_are_written_down_in_order_with_the_variables_that_were_changed_before(
@@ -84,6 +84,19 @@ def test_a_later_worker_that_asks_for_the_same_writes_nothing(tmp_path: Path, mo
 
     assert written() == written()
     assert read(str(path)) == [Imported("imported"), Imported("last")]
+
+
+def test_what_another_replica_is_told_is_known_there_too(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.write_bytes(b'["first", {"A": "1"}]\n["not_there", {}]\n["not_there", null]\n["last", {}]\n')
+    there.write_text(lines_to_tell(str(here)))
+    before = there.read_bytes()
+    recorder = Recorder(str(there))
+    for name in ("first", "not_there", "last"):
+        recorder.find_spec(name)
+    assert there.read_bytes() == before
+    recorder.find_spec("new")
+    assert read(str(there)) == [*read(str(here)), Imported("new")], "a line of its own"
 
 
 def test_a_child_of_the_script_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,12 @@ def read(path: str) -> list[Imported]:
     return [said for said in _last_said(path).values() if said is not None]
 
 
+def lines_to_tell(path: str) -> str:
+    """Lines from which another replica goes on as this one would; what was taken back is among them."""
+    said = _last_said(path).items()
+    return "".join(f"{each.line if each else json.dumps([name, None])}\n" for name, each in said)
+
+
 def _last_said(path: str) -> dict[str, Optional[Imported]]:
     """By name; None: taken back."""
     found: dict[str, Optional[Imported]] = {}
