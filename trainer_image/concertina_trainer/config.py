@@ -299,6 +299,34 @@ class SnapshotConfig(_Section):
     )
 
 
+class Activations(enum.StrEnum):
+    keep = "Keep"
+    products = "KeepProducts"
+    recompute = "Recompute"
+
+
+class Resharding(enum.StrEnum):
+    auto = "Auto"
+    always = "Always"
+    never = "Never"
+
+
+class MemoryConfig(_Section):
+    """What is done to need less of the devices' memory, for more computation or communication. The results are the
+    same."""
+
+    activations: Activations = Field(
+        default=Activations.keep,
+        description="What a block's backward finds of its forward: Keep everything; KeepProducts, the results of "
+        "matrix products and attention, the rest is computed again; Recompute all from the block's input.",
+    )
+    reshard_after_forward: Resharding = Field(
+        default=Resharding.auto,
+        description="Whether a block's gathered weights are freed between forward and backward (Always: ZeRO-3; Never: "
+        "ZeRO-2, one gathering less). Auto frees them in models of more than 100 million weights.",
+    )
+
+
 class EvaluationConfig(_Section):
     """The loss on documents that were set aside: those of `concertina data build --validation`."""
 
@@ -429,6 +457,9 @@ class TrainerConfig(_Section):
         default=SnapshotConfig(),
         description="Copies of the state in the memory of nodes, which training goes on from after a failure.",
     )
+    memory: MemoryConfig = Field(
+        default=MemoryConfig(), description="What is done to need less of the devices' memory."
+    )
     anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="What follows from steps that look wrong.")
     evaluation: EvaluationConfig | None = Field(
         default=None,
@@ -493,7 +524,7 @@ class TrainerConfig(_Section):
 
     def digest(self) -> str:
         """Digest of what decides the numbers of a run (the data has a digest of its own, by content)."""
-        without = {"data", "snapshot", "evaluation", "micro_batch_size", "reproduction"}
+        without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)

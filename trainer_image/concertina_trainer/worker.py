@@ -157,7 +157,7 @@ def build(
         )
     _check_data(config, reader.digest)
     aside = validation_reader(config, begun) if config.evaluation else None
-    model = parallelized(config.model, config.precision, world)
+    model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
     return Built(
         config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config.model, optimizer, world)

@@ -22,7 +22,7 @@ def main() -> int:
     before = set(sys.modules)
     config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
     world = group.join(os.environ, parallelism())
-    model = parallelized(config.model, config.precision, world)
+    model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
     TrainState(model, config.model, optimizer, world).initialise(config)
     reader = Reader(config.data, config.model.sequence_length, config.seed)

@@ -12,12 +12,14 @@ import torch.nn.functional as F
 
 from concertina.demo import text
 from concertina_data.manifest import parse
+from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 
 
 def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None):
@@ -53,7 +55,7 @@ def initialised(config):
     model = Decoder(config.model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(initial_weight(name, p.shape, config.model, config.seed))
+            p.copy_(initial_value(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.model, config.seed))
     return model
 
 
@@ -114,6 +116,20 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     assert found["norm"] == pytest.approx(torch.cat([g.flatten() for g in expected.values()]).norm().item(), rel=1e-5)
     assert found["loss"] == pytest.approx(loss, rel=1e-6)
     assert not found["late"], "imported after the fork: add it to preload"
+
+
+@pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
+@pytest.mark.parametrize("layout", ["fsdp x tensor", "pipeline", "context"])
+def test_what_is_computed_again_is_the_same(parent, trainer, tmp_path, layout, activations):
+    world, parallelism = LAYOUTS[layout]
+    model = {**trainer["model"], "heads": 4, "kvHeads": 2}
+    found = [
+        whole_gradient(parent, {**trainer, "model": model, "memory": memory}, world, tmp_path, parallelism=parallelism)
+        for memory in ({}, {"activations": activations, "reshardAfterForward": "Always"})
+    ]
+    for name, gradient in found[0]["gradients"].items():
+        assert torch.equal(found[1]["gradients"][name], gradient)
+    assert not found[1]["late"], "imported after the fork: add it to preload"
 
 
 @pytest.fixture(scope="module")

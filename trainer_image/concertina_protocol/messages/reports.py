@@ -94,12 +94,13 @@ class StepPart(OpenEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
+    PIPELINE = "pipeline"
     EVALUATION = "evaluation"
     COMPILE = "compile"
 
 
-COMMUNICATION = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE)
-"""Exposed: training waits for it."""
+COMMUNICATION = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.PIPELINE)
+"""Exposed: training waits for it; in a pipeline for the other stages."""
 MOST_METRICS = 32
 """That a worker may tell of itself by names of its own."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from concertina_trainer.config import ModelConfig
+from concertina_trainer.config import Activations, ModelConfig
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
 
 
@@ -84,15 +84,43 @@ class FeedForward(nn.Module):
         return result
 
 
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+)
+"""What is dear to compute again."""
+
+
+def _keeping_products() -> Any:
+    def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, context: Context | None) -> None:
+    def __init__(self, config: ModelConfig, context: Context | None, activations: Activations) -> None:
         super().__init__()
+        self.activations = activations
         self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.attention = Attention(config, context)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.feed_forward = FeedForward(config)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        if self.activations is Activations.keep or not torch.is_grad_enabled():
+            return self._computed(x, mask)
+        keeping = noop_context_fn if self.activations is Activations.recompute else _keeping_products
+        # Nothing in a block draws random numbers.
+        result: Tensor = checkpoint(
+            self._computed, x, mask, use_reentrant=False, preserve_rng_state=False, context_fn=keeping
+        )
+        return result
+
+    def _computed(self, x: Tensor, mask: Mask | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), mask)
         after: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return after
@@ -112,7 +140,13 @@ class Part:
 class Decoder(nn.Module):
     """All of it, or some layers: names of weights are those of the whole."""
 
-    def __init__(self, config: ModelConfig, context: Context | None = None, part: Part | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        context: Context | None = None,
+        part: Part | None = None,
+        activations: Activations = Activations.keep,
+    ) -> None:
         super().__init__()
         part = part or Part(range(config.layers))
         self.part, self.context, self.tensor_degree = part, context, 1
@@ -120,7 +154,7 @@ class Decoder(nn.Module):
         tied = config.tie_embeddings
         has_embedding = part.first or (part.last and tied)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
-        self.blocks = nn.ModuleDict({str(i): Block(config, context) for i in part.blocks})
+        self.blocks = nn.ModuleDict({str(i): Block(config, context, activations) for i in part.blocks})
         self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
 
@@ -153,17 +187,6 @@ class Decoder(nn.Module):
         if targets is None or weights is None:
             return logits
         return (token_losses(logits, targets) * weights).sum()
-
-
-def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The whole initial value of one parameter, float32 on CPU: a function of seed and name, so that it is the same
-    however the model is cut. Norms are 1; matrices normal, those that write into the residual stream scaled down."""
-    if len(shape) == 1:
-        return torch.ones(shape)
-    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]))
-    return torch.empty(shape).normal_(0.0, deviation, generator=generator)
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:

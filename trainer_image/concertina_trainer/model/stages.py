@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from concertina_trainer.config import ModelConfig
+from concertina_trainer.model.attention import Context
 from concertina_trainer.model.decoder import Decoder, Part
 from concertina_trainer.model.optimizer import first_holder
 
@@ -16,7 +17,10 @@ from concertina_trainer.model.optimizer import first_holder
 class Stages:
     def __init__(self, parts: Sequence[Decoder]) -> None:
         self.parts = parts
-        self.context = parts[0].context
+
+    @property
+    def context(self) -> Context | None:
+        return self.parts[0].context
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each once, by its name in the whole model."""

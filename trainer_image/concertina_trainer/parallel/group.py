@@ -34,6 +34,13 @@ class DistContext:
     times: StepTimes
     schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
 
+    @staticmethod
+    def of(rank: int, size: int, device: torch.device, parallelism: ParallelismConfig) -> DistContext:
+        """In the process group that has been joined. Raises BadInput where the world is no whole number of blocks."""
+        degrees = Degrees.of(parallelism, size)
+        meshes = Meshes.of(degrees, device.type)
+        return DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
+
     @property
     def data_rank(self) -> int:
         """Which share of each batch it computes, of `data_size`; the ranks of one group compute the same."""
@@ -78,7 +85,6 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> Dist
     """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. Raises
     BadInput where the world is no whole number of blocks."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    degrees = Degrees.of(parallelism, size)
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
@@ -101,9 +107,7 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> Dist
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    return DistContext(
-        rank, size, device, degrees, Meshes.of(degrees, device.type), StepTimes(device), parallelism.schedule
-    )
+    return DistContext.of(rank, size, device, parallelism)
 
 
 def make_deterministic() -> None:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from concertina_trainer.config import ModelConfig, Precision
+from concertina_trainer.config import MemoryConfig, ModelConfig, Precision
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import tensor
 from concertina_trainer.parallel.context import ContextParallel
 from concertina_trainer.parallel.group import DistContext
-from concertina_trainer.parallel.shard import shard
+from concertina_trainer.parallel.shard import reshards, shard
 
 
-def parallelized(config: ModelConfig, precision: Precision, world: DistContext) -> Stages:
+def parallelized(config: ModelConfig, precision: Precision, memory: MemoryConfig, world: DistContext) -> Stages:
     """What this rank has of it, its memory allocated and not yet filled."""
     meshes, degrees = world.meshes, world.degrees
     context = ContextParallel(meshes.context) if meshes.context else None
     stages = divided(config, degrees.pipeline * world.schedule.stages if degrees.pipeline > 1 else 1)
+    reshard = reshards(memory.reshard_after_forward, config.weights, world)
     parts = []
     for part in stages[degrees.place(world.rank).pipeline :: degrees.pipeline]:
         with torch.device("meta"):
-            model = Decoder(config, context, part)
+            model = Decoder(config, context, part, memory.activations)
         if meshes.tensor:
             tensor.cut(model, meshes.tensor)
-        shard(model, precision, config.weights, world)
+        shard(model, precision, reshard, world)
         model.to_empty(device=world.device)
         parts.append(model)
     return Stages(parts)

@@ -5,6 +5,7 @@ arXiv 2401.10241)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,14 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 
+from concertina_protocol import StepPart
 from concertina_trainer.config import PipelineSchedule, TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.model.optimizer import local
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.shard import compute_dtype
+from concertina_trainer.parallel.step_times import StepTimes
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 SCHEDULES: dict[PipelineSchedule, Callable[..., Schedule]] = {
@@ -32,6 +36,24 @@ SCHEDULES: dict[PipelineSchedule, Callable[..., Schedule]] = {
     PipelineSchedule.interleaved: ScheduleInterleaved1F1B,
     PipelineSchedule.zero_bubble: ScheduleInterleavedZeroBubble,
 }
+
+
+class MeasuredStage(PipelineStage):
+    """With a clock: what of a schedule's time is none of these it waits for the other stages."""
+
+    times: StepTimes
+
+    def forward_one_chunk(self, *arguments: Any, **keywords: Any) -> Any:
+        with self.times.measured(StepPart.FORWARD):
+            return super().forward_one_chunk(*arguments, **keywords)
+
+    def backward_one_chunk(self, *arguments: Any, **keywords: Any) -> Any:
+        with self.times.measured(StepPart.BACKWARD):
+            return super().backward_one_chunk(*arguments, **keywords)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **keywords: Any) -> Any:
+        with self.times.measured(StepPart.BACKWARD):
+            return super().backward_weight_one_chunk(*arguments, **keywords)
 
 
 def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistContext) -> Schedule:
@@ -47,7 +69,7 @@ def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistC
     )  # fmt: skip
     loss = torch.empty((), device=world.device, requires_grad=True)
     stages = [
-        PipelineStage(
+        MeasuredStage(
             part,
             mesh.get_local_rank() + i * degrees.pipeline,
             count,
@@ -58,6 +80,8 @@ def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistC
         )
         for i, part in enumerate(model.parts)
     ]
+    for stage in stages:
+        stage.times = world.times
     return SCHEDULES[kind](
         stages if kind.stages > 1 else stages[0], plan.microbatches, loss_fn=_as_computed, scale_grads=False
     )
@@ -80,7 +104,7 @@ def sum_tied(model: Stages, world: DistContext) -> None:
     assert parameter.grad is not None
     ranks = dist.get_process_group_ranks(mesh.get_group())
     other = ranks[-1] if world.rank == ranks[0] else ranks[0]
-    gradient = parameter.grad.to_local()
+    gradient = local(parameter.grad)
     received = torch.empty_like(gradient)
     operations = [dist.P2POp(dist.isend, gradient.contiguous(), other), dist.P2POp(dist.irecv, received, other)]
     for work in dist.batch_isend_irecv(operations):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from concertina_trainer.config import PipelineSchedule, Precision
+from concertina_state.errors import BadInput
+from concertina_trainer.config import PipelineSchedule, Precision, Resharding
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
@@ -16,8 +17,8 @@ RESHARD_ABOVE = 100_000_000
 gathering them again is."""
 
 
-def shard(model: Decoder, precision: Precision, weights: int, world: DistContext) -> None:
-    """Cut it over the mesh. `weights`: of the whole model.
+def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContext) -> None:
+    """Cut it over the mesh. `reshard`: whether blocks free their gathered weights between forward and backward.
 
     Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
     divided by the global token count, and gloo has no pre-multiplied sum."""
@@ -25,9 +26,7 @@ def shard(model: Decoder, precision: Precision, weights: int, world: DistContext
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # With a backward in two halves (zero bubble) torch's FSDP loses gradients where weights are freed between them.
-    halves = world.degrees.pipeline > 1 and world.schedule is PipelineSchedule.zero_bubble
-    mesh, reshard = world.meshes.fsdp, weights > RESHARD_ABOVE and not halves
+    mesh = world.meshes.fsdp
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -36,6 +35,20 @@ def shard(model: Decoder, precision: Precision, weights: int, world: DistContext
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             measure(module, world.times)
+
+
+def reshards(how: Resharding, weights: int, world: DistContext) -> bool:
+    """`weights`: of the whole model. Raises BadInput."""
+    # With a backward in two halves (zero bubble) torch's FSDP loses gradients where weights are freed between them.
+    halves = world.degrees.pipeline > 1 and world.schedule is PipelineSchedule.zero_bubble
+    if halves and how is Resharding.always:
+        raise BadInput(
+            f"parallelism.schedule {world.schedule} keeps gathered weights until the backward has both its halves: set "
+            "trainer.memory.reshardAfterForward to Never or Auto, or choose another schedule."
+        )
+    if how is Resharding.auto:
+        return weights > RESHARD_ABOVE and not halves
+    return how is Resharding.always
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:

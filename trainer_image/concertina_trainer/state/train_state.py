@@ -11,13 +11,14 @@ from torch.distributed.tensor import DTensor
 from concertina_state.catalogue import Catalogue
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
-from concertina_state.format.read_plan import Box, ReadPlan, reads
+from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header
 from concertina_state.holdings import Elsewhere
 from concertina_trainer.config import ModelConfig, TrainerConfig
 from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
-from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import ShardedAdamW, local
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
@@ -56,8 +57,7 @@ class TrainState:
                 held.local.zero_()
             elif held.local.numel():
                 name = held.name.removeprefix(MODEL)
-                value = initial_weight(name, torch.Size(held.whole), config.model, config.seed)
-                held.local.copy_(value[held.box.within(Box((0,) * len(held.whole), held.whole))])
+                held.local.copy_(initial_value(name, held.whole, held.box, config.model, config.seed))
         self._optimizer.set_step(0)
 
     def plan(self, held: Mapping[int, Header]) -> ReadPlan:

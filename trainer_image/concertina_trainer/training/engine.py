@@ -71,11 +71,10 @@ class Pipelined:
         self._counts = self._last and world.degrees.place(world.rank).tensor == 0
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        # Forward and backward of different microbatches take turns, with waits for the neighbours between them.
-        with self._world.times.measured(StepPart.FORWARD):
+        with self._world.times.measured(StepPart.PIPELINE):
             losses = self._run(self._schedule.step, microbatches, return_outputs=False)
-        if self._tied:
-            sum_tied(self._model, self._world)
+            if self._tied:
+                sum_tied(self._model, self._world)
         return losses
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
@@ -99,7 +98,9 @@ class Pipelined:
 def own_part(microbatch: Microbatch, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, targets and weights that this rank computes."""
     tokens, targets, weights = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
-    return (tokens, targets, weights) if context is None else tuple(map(context.take, (tokens, targets, weights)))
+    if context is None:
+        return tokens, targets, weights
+    return context.take(tokens), context.take(targets), context.take(weights)
 
 
 def engine_of(
