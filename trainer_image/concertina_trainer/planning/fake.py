@@ -60,9 +60,9 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
             real = staticmethod(_really(found.__func__)) if isinstance(found, staticmethod) else _really(found)
             stack.enter_context(mock.patch.object(DeviceMesh, name, real))
         # DTensor tries each operation at its global size, which would be counted as if it were there.
-        stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", lambda *_: None))
+        stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
         # On GPUs masks are of blocks, and take next to nothing; FlexAttention keeps what causal attention does.
-        stack.enter_context(mock.patch.object(decoder, "causal_mask", lambda *_: None))
+        stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
         yield stack.enter_context(FakeTensorMode())
 
 

@@ -133,11 +133,11 @@ def _run(
     with ExitStack() as stack:
         world = stack.enter_context(fake_rank(rank, size, parallelism))
         stack.enter_context(fake_tensors())
-        stack.enter_context(mock.patch.object(parallelize, "divided", lambda *_: parts))
+        stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
         stack.enter_context(ledger.resizing())
         stack.enter_context(ledger)
         stack.enter_context(loss_context(world.meshes.tensor))
-        model = parallelize.parallelized(config.model, config.precision, world)
+        model = parallelize.parallelized(config.model, config.precision, config.memory, world)
         optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
         _mark(ledger, model, optimizer)
         ledger.fresh()
