@@ -75,10 +75,11 @@ class Alerts:
         alerts = (each for each in self.prometheus.alerts() if each["state"] == "firing")
         return {_problem(each["labels"]) for each in alerts if job <= each["labels"].items()}
 
-    def wait(self, name: str, problem: Problem) -> None:
-        """Until its alert fires for this job, and no other does: what comes of a start is over by then."""
+    def wait(self, name: str, problem: Problem, besides: frozenset[Problem] = frozenset()) -> None:
+        """Until its alert fires for this job, and no other does (but those `besides`, which follow from it): what comes
+        of a start is over by then."""
         until(
-            lambda: self.firing(name) == {problem},
+            lambda: self.firing(name) - besides == {problem},
             f"the alert of {problem} for {name}, and no other",
             lambda: [self.prometheus.alerts(), self.jobs.describe(name)],
         )
