@@ -22,7 +22,7 @@ Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = "8"
 DIVISOR = 120
-"""Alerts fire: half an hour is fifteen seconds, some steps and some writes of a status."""
+"""Of the time that rules ask for: half an hour is fifteen seconds, some steps and some writes of a status."""
 LOOK_BACK = 3600 / DIVISOR
 """Seconds: the longest that a rule looks back."""
 
@@ -94,7 +94,8 @@ class Alerts:
     def judged(self, name: str, since: float) -> int:
         """How often since then the rules had a whole window of this job's time before them."""
         spent = f'{SPENT}{{namespace="{self.jobs.namespace}", trainingjob="{name}"}}'
-        series = self.prometheus.ask(f"count_over_time({spent}[{time.time() - since:.0f}s])")
+        seconds = max(1, round(time.time() - since))
+        series = self.prometheus.ask(f"count_over_time({spent}[{seconds}s])")
         return max((int(each["value"][1]) for each in series), default=0)
 
 
