@@ -29,7 +29,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.device_mesh import init_device_mesh
 
 from concertina.local import s3
 from concertina_agent.files import shards
@@ -41,14 +40,15 @@ from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
 from concertina_state.snapshots import Snapshots, Taken
-from concertina_trainer.config import Precision, TrainerConfig
+from concertina_trainer.config import ParallelismConfig, Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.step_times import StepTimes
+from concertina_trainer.parallel import summing
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.training.loop import forward_backward
+from concertina_trainer.training.engine import WholeModel
 
 UID = "bench"
 CONFIG = uploader.Destination(uri="bench", keep=2)
@@ -57,23 +57,23 @@ DEMO = {"layers": 4, "dim": 128}
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[parallel.DistContext]:
+def alone() -> Iterator[DistContext]:
     """A world of one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
-    yield parallel.DistContext(0, 1, device, mesh, StepTimes(device))
+    yield DistContext.of(0, 1, device, ParallelismConfig())
     dist.destroy_process_group()
 
 
 class Subject:
     """A model of about so many MiB of state, and its snapshots."""
 
-    def __init__(self, mebibytes: float, world: parallel.DistContext, memory: Path) -> None:
+    def __init__(self, mebibytes: float, world: DistContext, memory: Path) -> None:
+        self.world = world
         self.config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": _model(mebibytes)})
-        self.model = parallel.sharded_model(self.config.model, Precision.float32, world)
+        self.model = parallelized(self.config.model, Precision.float32, self.config.memory, world)
         self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
-        self.state = TrainState(self.model, self.optimizer, world)
+        self.state = TrainState(self.model, self.config.model, self.optimizer, world)
         self.state.initialise(self.config)
         self.volume = memory / "volume"
         """As an agent's: this is where it would look."""
@@ -107,7 +107,7 @@ class Subject:
         tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
         weights = torch.full((plan.rows, length), 1 / size / length)
         batches = [Microbatch(part, weights, None) for part in tokens]
-        forward_backward(self.model, self.optimizer, summing.PlainSums(), batches, StepTimes(tokens.device))
+        WholeModel(self.model, self.optimizer, summing.PlainSums(tokens.device), self.world).forward_backward(batches)
         self.optimizer.update(1e-6, 1.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -15,18 +15,18 @@ import report
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.distributed.device_mesh import init_device_mesh
 
 from concertina_state.saving import StepFlags
-from concertina_trainer.config import Precision, TrainerConfig
+from concertina_trainer.config import ParallelismConfig, Precision, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.step_times import StepTimes
+from concertina_trainer.parallel import summing
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.agreement import agree
-from concertina_trainer.training.loop import forward_backward
+from concertina_trainer.training.engine import WholeModel
 
 CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
 
@@ -34,13 +34,14 @@ CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}})
 class Kind:
     """One way to train, with a model of its own."""
 
-    def __init__(self, bitwise: bool, world: parallel.DistContext) -> None:
+    def __init__(self, bitwise: bool, world: DistContext) -> None:
         self.world = world
-        self.model = parallel.sharded_model(CONFIG.model, Precision.float32, world)
+        self.model = parallelized(CONFIG.model, Precision.float32, CONFIG.memory, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
-        TrainState(self.model, self.optimizer, world).initialise(CONFIG)
+        TrainState(self.model, CONFIG.model, self.optimizer, world).initialise(CONFIG)
         self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)
-        self.sums = summing.sums(bitwise, self.model, self.plan, world.rank, world.times)
+        self.sums = summing.sums(bitwise, self.model, self.plan, world)
+        self.engine = WholeModel(self.model, self.optimizer, self.sums, world)
 
     def step(self) -> float:
         """Seconds."""
@@ -52,9 +53,9 @@ class Kind:
             batches.append(Microbatch(torch.randint(0, 256, (self.plan.rows, length + 1)), weights, None))
         dist.barrier()
         started = time.perf_counter()
-        losses = forward_backward(self.model, self.optimizer, self.sums, batches, self.world.times)
+        losses = self.engine.forward_backward(batches)
         nothing = torch.empty(0, dtype=torch.float64)
-        agree(self.world, self.sums, losses, self.optimizer.gradients(), StepFlags(), nothing)
+        agree(self.world, self.sums, losses, self.optimizer.counted_gradients(), StepFlags(), nothing)
         self.optimizer.update(1e-6, 1.0)
         return time.perf_counter() - started
 
@@ -64,8 +65,7 @@ def rank(number: int, size: int, steps: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("gloo", store=store, rank=number, world_size=size)
     device = torch.device("cpu")
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
-    world = parallel.DistContext(number, size, device, mesh, StepTimes(device))
+    world = DistContext.of(number, size, device, ParallelismConfig())
     kinds = {name: Kind(name == "bitwise", world) for name in ("order", "bitwise")}
     seconds = {name: [kind.step() for _ in range(2)] for name, kind in kinds.items()}  # warm
     for name in seconds:

@@ -24,7 +24,7 @@ class LogFormat(enum.Enum):
     """For people: the time, what, and name=value; strings with spaces or quotes as in JSON."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Served:
     """The one job that a process serves, and how far it is."""
 
@@ -54,10 +54,9 @@ def serve(uid: str, job: str) -> None:
 
 
 def reached(round: int, step: int) -> None:
-    """From now on each line of this round has the step, and one that names no round is of this one."""
-    global _served
+    """From now on each line of this round has the step, and one that names no round is of this one. Of each step."""
     if _served is not None:
-        _served = dataclasses.replace(_served, round=round, step=step)
+        _served.round, _served.step = round, step
 
 
 def log_event(event: str, **fields: Any) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Partial, Shard, _StridedSha
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan
-from concertina_state.holdings import ALONE, Copies, Held, Holdings, Part, held_part, parts
+from concertina_state.holdings import ALONE, Copies, Elsewhere, Held, Holdings, Part, held_part, parts
 from concertina_state.placement import Cut, box
 from concertina_state.tensors import NAMES, Tensors, execute
 
@@ -29,18 +29,20 @@ BUCKET = 64 << 20
 class Catalogue(Holdings[Tensor]):
     def __init__(
         self,
-        tensors: Mapping[str, Tensor | Part],
+        tensors: Mapping[str, Tensor | Part | Elsewhere],
         own: Mapping[str, Tensor],
         rank: int,
         world: int,
         together: bool = True,
+        whole_cut: str = "",
     ) -> None:
         """`tensors`: by names that all ranks know, each whole tensor the same on all ranks, or a DTensor, or a Part.
+        `whole_cut`: see Holdings.
         `own`: bytes that this rank alone has, by names of its own. `together`: ranks can talk to each other by
         torch.distributed; else each saves, and reads, all that it has. Raises BadInput for what can't be saved."""
         everyone = Copies(tuple(range(world)), rank) if together else ALONE
         held = [_held(name, tensor, everyone) for name, tensor in sorted(tensors.items())]
-        super().__init__(held, own, f"{world}, {together}")
+        super().__init__(held, own, f"{world}, {together}", whole_cut)
         self.saved = Tensors(self.layout, self._saved)
 
     def still(self, tensors: Mapping[str, Tensor | Part]) -> bool:
@@ -83,7 +85,13 @@ def _buckets(parts: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(found.values())
 
 
-def _held(name: str, given: Tensor | Part, everyone: Copies) -> Held[Tensor]:
+def _held(name: str, given: Tensor | Part | Elsewhere, everyone: Copies) -> Held[Tensor]:
+    if isinstance(given, Elsewhere):
+        zeros = (0,) * len(given.shape)
+        return Held(
+            name, tuple(given.shape), Box(zeros, zeros), NAMES[given.dtype], torch.empty(zeros, dtype=given.dtype),
+            ALONE, "elsewhere",
+        )  # fmt: skip
     tensor: Tensor = given.array if isinstance(given, Part) else given
     if tensor.dtype not in NAMES:
         known = ", ".join(NAMES.values())

@@ -77,6 +77,14 @@ class Part:
     """Of the global array."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """An array of the state of which this rank has nothing: a pipeline stage's weights, on the others."""
+
+    shape: Sequence[int]
+    dtype: Any
+
+
 def held_part(name: str, part: Part, local: A, shape: Sequence[int], dtype: str) -> Held[A]:
     """`local`, `shape`, `dtype`: of the part's array. Raises BadInput."""
     offsets, own, whole = tuple(part.offsets), tuple(shape), tuple(part.shape)
@@ -91,9 +99,10 @@ def held_part(name: str, part: Part, local: A, shape: Sequence[int], dtype: str)
 
 
 class Holdings(Generic[A]):
-    def __init__(self, held: Sequence[Held[A]], own: Mapping[str, A], cut: str) -> None:
+    def __init__(self, held: Sequence[Held[A]], own: Mapping[str, A], cut: str, whole_cut: str = "") -> None:
         """`own`: bytes that this rank alone has, by names of its own. `cut`: how all of it is cut, as far as that
-        tells states of ranks apart that hold the same arrays."""
+        tells states of ranks apart that hold the same arrays. `whole_cut`: how each array is cut on all ranks; else
+        each says how, which is the same everywhere only where all ranks have some of each."""
         self.held = held
         self._parts: dict[str, tuple[Chunk, A]] = {}
         """Of those, what this rank saves."""
@@ -105,7 +114,7 @@ class Holdings(Generic[A]):
         self._saved: list[A] = [saved[chunk.name][1] for chunk in self.layout.chunks]
         """In the layout's order."""
         wholes = [(each.name, each.dtype, each.whole) for each in held]
-        self.digest = layout_digest(wholes, f"{cut}: {sorted({each.cut for each in held})}")
+        self.digest = layout_digest(wholes, f"{cut}: {whole_cut or sorted({each.cut for each in held})}")
 
     @property
     def alone(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import mmap
 import os
 import time
@@ -187,7 +188,7 @@ def publish(
             complete=complete,
             at=now,
             parts=tuple(each.part for each in sidecars),
-            parallelism={"data": id.shards},
+            parallelism=_parallelism(id.shards),
             trainer=run.trainer,
             code=code,
             continued=metadata.continued,
@@ -229,3 +230,11 @@ def _shipped(folder: ObjectPrefix, place: str, id: SnapshotId) -> list[StoredSid
 
 if __name__ == "__main__":
     main()
+
+
+def _parallelism(ranks: int) -> dict[str, int]:
+    """How many ranks each dimension had; "data": how many shares a batch was cut into."""
+    asked = json.loads(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    found = {kind: asked[kind] for kind in ("shard", "pipeline", "context", "tensor") if (asked.get(kind) or 1) > 1}
+    group = math.prod(count for kind, count in found.items() if kind != "shard")
+    return {"data": ranks // group, **found}

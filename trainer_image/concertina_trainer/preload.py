@@ -14,6 +14,7 @@ import torch._dynamo
 import torch._inductor.config
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
+import torch.distributed.pipelining
 import torch.distributed.tensor
 import torch.nn.attention.flex_attention
 import torch.utils._device

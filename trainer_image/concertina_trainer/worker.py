@@ -26,21 +26,26 @@ from concertina_state.lineage import TrainedRound, of_round
 from concertina_state.objects.prefix import StorageError
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
-from concertina_trainer.config import Balancing, CheckpointConfig, TrainerConfig, of_any_version
+from concertina_trainer.config import Balancing, CheckpointConfig, ParallelismConfig, TrainerConfig, of_any_version
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import RollBack
-from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.layouts import problems
+from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.parallel import parallel, summing
-from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.model.stages import Stages
+from concertina_trainer.parallel import group, summing, tensor
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.restore import restore
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
+from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
+from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import Run, train
 from concertina_trainer.training.report import Reporter, RoundInfo
 
@@ -65,6 +70,8 @@ def main() -> NoReturn:
         if error.reason == FailureReason.ROLLED_BACK:
             time.sleep(AFTER_THE_CULPRIT)
         code = _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
+    except FloatingPointError as error:
+        code = _fault(channel, FailureReason.LOSS_NOT_FINITE, error, 1)
     except StorageError as error:
         print(error, file=sys.stderr)
     except Exception:
@@ -85,15 +92,18 @@ def _fault(
     return code
 
 
-def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
+def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, ParallelismConfig]:
     """Of the environment. Raises BadInput."""
     try:
         config = of_any_version(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadInput(f"spec.trainer can't be used: {problems}") from error
+        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadInput(f"spec.trainer can't be used: {said}") from error
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
-    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None
+    layout = ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
+        raise BadInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
+    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None, layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,21 +116,21 @@ class Built:
     reader: Reader
     aside: Reader | None
     """Of what was set aside, where trainer.evaluation asks for it."""
-    model: Decoder
+    model: Stages
     optimizer: ShardedAdamW
     state: TrainState
 
 
 def run(channel: WorkerEnd) -> Done:
     """The whole round: join, build, restore, train."""
-    config, checkpoint = configuration()
+    config, checkpoint, parallelism = configuration()
     if config.bitwise:
-        parallel.make_deterministic()
+        group.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
     with reporter.timed("group"):
-        world = parallel.join(os.environ)
+        world = group.join(os.environ, parallelism)
     with reporter.timed("build"):
         built = build(config, checkpoint, world, start.restore.step, reporter)
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
@@ -132,7 +142,8 @@ def run(channel: WorkerEnd) -> Done:
     for doubt in config.optimizer.doubts(config.steps):
         reporter.note(doubt)
     reporter.begin(round_info(built, start.restore, restored))
-    return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
+    with tensor.loss_context(world.meshes.tensor):
+        return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
 
 
 def build(
@@ -148,9 +159,11 @@ def build(
         )
     _check_data(config, reader.digest)
     aside = validation_reader(config, begun) if config.evaluation else None
-    model = parallel.sharded_model(config.model, config.precision, world)
+    model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
-    return Built(config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, optimizer, world))
+    return Built(
+        config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config.model, optimizer, world)
+    )
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
@@ -164,13 +177,14 @@ def _check_data(config: TrainerConfig, digest: str) -> None:
 
 
 def round_info(built: Built, asked: Restore, restored: ShardMetadata) -> RoundInfo:
+    peak = peak_flops(built.world.device)
     resumed = asked.source == RestoreSource.FRESH and restored.id.step > 0  # checkpoint.resumeFrom
     return RoundInfo(
         restored.id.step,
         "Storage" if resumed else asked.source,
         built.world.times,
-        parallel.token_flops(built.config.model, built.model),
-        parallel.peak_flops(built.world),
+        token_flops(built.config.model),
+        peak and built.world.size * peak,
     )
 
 
@@ -180,19 +194,24 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
     again = config.reproduction.skipped if config.reproduction else ()
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, again), restored.trend)
     built.reader.leave_out(anomalies.skipped)
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size, fixed=config.bitwise)
-    sums = summing.sums(config.bitwise, built.model, plan, world.rank, world.times)
+    plan = plan_batch(
+        config.global_batch_size, config.micro_batch_size, world.data_size, config.bitwise, world.degrees.pipeline
+    )
+    sums = summing.sums(config.bitwise, built.model, plan, world)
+    engine = engine_of(built.model, built.optimizer, sums, config, plan, world)
     saving = begin_saving(built, start, restored, channel)
-    batches = Batches(built.reader, plan, world.rank, restored.position, world.device)
-    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.rank)
+    batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device)
+    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.data_rank)
     every = config.anomalies.corruption_check_steps
-    digests = Digests(every, built.model, built.state.saved.tensors, world.rank, world.size, restored.id.step)
+    digests = Digests(every, built.model, built.state.saved.tensors, world, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
-        evaluation = Evaluation(config.evaluation, built.aside, plan, built.model, sums, world, reporter, saving)
+        evaluation = Evaluation(
+            config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
+        )  # fmt: skip
     return Run(
-        config, world, built.model, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
-        evaluation,
+        config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model.experts),
+        anomalies, digests, saving, reporter, evaluation,
     )  # fmt: skip
 
 

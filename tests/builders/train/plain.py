@@ -3,9 +3,11 @@
 import torch
 import torch.nn.functional as F
 
+from concertina_state.format.read_plan import Box
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import learning_rate
 
 
@@ -16,7 +18,7 @@ def losses(trainer, nudged=False, wrong_at=None):
     model = Decoder(config.model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(initial_weight(name, p.shape, config.model, config.seed))
+            p.copy_(initial_value(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.model, config.seed))
             if nudged:
                 p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
     decayed = [p for p in model.parameters() if p.dim() > 1]

@@ -6,36 +6,52 @@ import sys
 
 import torch
 
-from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.parallel import parallel
-from concertina_trainer.parallel.summing import PlainSums
+from concertina_trainer.parallel import group, summing, tensor
+from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.training import loop
+from concertina_trainer.training.engine import engine_of
+from concertina_trainer.training.expert_loads import ExpertLoads
+from concertina_trainer.worker import configuration
 
 
 def main() -> int:
     before = set(sys.modules)
-    config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
-    world = parallel.join(os.environ)
-    model = parallel.sharded_model(config.model, config.precision, world)
+    config, _, parallelism = configuration()
+    world = group.join(os.environ, parallelism)
+    model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
-    TrainState(model, optimizer, world).initialise(config)
+    TrainState(model, config.model, optimizer, world).initialise(config)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
-    plan = plan_batch(config.global_batch_size, config.micro_batch_size, world.size)
+    plan = plan_batch(
+        config.global_batch_size, config.micro_batch_size, world.data_size, multiple=world.degrees.pipeline
+    )
     if shares := json.loads(os.environ["SHARES"]):
         plan = plan.shared_out(shares, config.micro_batch_size)
-    batch = microbatches(reader, plan, world.rank, position=100)
-    sums = PlainSums()
-    loop.forward_backward(model, optimizer, sums, batch, world.times)
-    squared = sums.squares(optimizer.gradients())[0]
-    torch.distributed.all_reduce(squared)
+    batch = microbatches(reader, plan, world.data_rank, position=100)
+    sums = summing.sums(False, model, plan, world)
+    with tensor.loss_context(world.meshes.tensor):
+        losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
+    reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
+    torch.distributed.all_reduce(reduced)
+    squared, loss = reduced.tolist()
+    loads = ExpertLoads(model, config.model.experts)
+    counted = loads.payload(world.device)
+    torch.distributed.all_reduce(counted)
+    loads.update(counted.tolist())
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     optimizer.update(0.0, 1.0)
     late = set(sys.modules) - before
+    stages = [None] * world.size
+    torch.distributed.all_gather_object(stages, whole)
+    for stage in stages:
+        for name, gradient in stage.items():
+            torch.testing.assert_close(gradient, whole.setdefault(name, gradient), rtol=0, atol=0)
     if world.rank == 0:
-        torch.save({"gradients": whole, "norm": squared.sqrt().item(), "late": late}, os.environ["RESULT"])
+        found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
+        found |= {"loads": counted.tolist(), "biases": dict(model.named_buffers())}
+        torch.save(found, os.environ["RESULT"])
     return 0

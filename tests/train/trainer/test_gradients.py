@@ -1,70 +1,44 @@
 """The gradient means the same in every world (AdamW hides its scale, so losses alone would not show it)."""
 
-import json
-import os
-import socket
-import tempfile
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from builders.train.gradients import whole_gradient
 from concertina.demo import text
 from concertina_data.manifest import parse
+from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.decoder import Decoder, initial_weight
-
-
-def whole_gradient(parent, trainer, world, tmp_path, shares=()):
-    listener = socket.create_server(("127.0.0.1", 0))
-    result = tmp_path / f"gradient-{world}"
-    with tempfile.TemporaryFile("w+b") as log:
-        store = parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
-        environment = {
-            "CONCERTINA_TRAINER": TrainerConfig.model_validate(trainer).model_dump_json(by_alias=True),
-            "CONCERTINA_ROUND": "1",
-            "CONCERTINA_POD_IP": "127.0.0.1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]),
-            "WORLD_SIZE": str(world),
-            "LOCAL_RANK": "0",
-            "RESULT": str(result),
-            "SHARES": json.dumps(shares),
-        }
-        listener.close()
-        ranks = [
-            parent.fork("workers.gradients:main", {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)
-        ]
-        codes = [parent.wait(pid) for pid in ranks]
-        os.kill(store, 9)
-        parent.wait(store)
-        log.seek(0)
-        assert codes == [0] * world, log.read().decode()
-    return torch.load(result)
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 
 
 def initialised(config):
     model = Decoder(config.model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(initial_weight(name, p.shape, config.model, config.seed))
+            p.copy_(initial_value(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.model, config.seed))
     return model
+
+
+def mean_gradient(config):
+    """Of one plain model, no sharding, no microbatches: the mean over all tokens of the batch; and the loss."""
+    model = initialised(config)
+    reader = Reader(config.data, config.model.sequence_length, config.seed)
+    tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}, loss.item()
 
 
 @pytest.fixture(scope="module")
 def reference(trainer):
-    """One plain model, no sharding, no microbatches: the mean over all tokens of the batch."""
-    config = TrainerConfig.model_validate(trainer)
-    model = initialised(config)
-    reader = Reader(config.data, config.model.sequence_length, config.seed)
-    tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
-    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    return {name: p.grad for name, p in model.named_parameters()}
+    return mean_gradient(TrainerConfig.model_validate(trainer))[0]
 
 
 @pytest.mark.parametrize(("world", "shares"), [(1, ()), (2, ()), (3, ()), (3, (5, 0, 2))])
@@ -76,6 +50,53 @@ def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference
     norm = torch.cat([gradient.flatten() for gradient in reference.values()]).norm().item()
     assert not found["late"], "imported after the fork: add it to preload"
     assert found["norm"] == pytest.approx(norm, rel=1e-5)
+
+
+LAYOUTS = {
+    "hsdp": (4, {"shard": 2}),
+    "copies": (2, {"shard": 1}),
+    "tensor": (2, {"tensor": 2}),
+    "fsdp x tensor": (4, {"tensor": 2}),
+    "context": (2, {"context": 2}),
+    "fsdp x context": (4, {"context": 2}),
+    "context x tensor": (4, {"context": 2, "tensor": 2}),
+    "pipeline": (2, {"pipeline": 2}),
+    "GPipe x fsdp": (4, {"pipeline": 2, "schedule": "GPipe"}),
+    "pipeline x tensor": (4, {"pipeline": 2, "tensor": 2}),
+    "pipeline x context": (4, {"pipeline": 2, "context": 2}),
+    "interleaved pipeline x copies": (4, {"pipeline": 2, "schedule": "Interleaved1F1B", "shard": 1}),
+    "zero-bubble pipeline": (2, {"pipeline": 2, "schedule": "InterleavedZeroBubble"}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, tied):
+    world, parallelism = LAYOUTS[layout]
+    model = {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2, "tieEmbeddings": tied}
+    config = TrainerConfig.model_validate({**trainer, "model": model})
+    expected, loss = mean_gradient(config)
+    found = whole_gradient(parent, {**trainer, "model": model}, world, tmp_path, parallelism=parallelism)
+    assert found["gradients"].keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-7)
+    assert found["norm"] == pytest.approx(torch.cat([g.flatten() for g in expected.values()]).norm().item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
+    assert not found["late"], "imported after the fork: add it to preload"
+
+
+@pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
+@pytest.mark.parametrize("layout", ["fsdp x tensor", "pipeline", "context"])
+def test_what_is_computed_again_is_the_same(parent, trainer, tmp_path, layout, activations):
+    world, parallelism = LAYOUTS[layout]
+    model = {**trainer["model"], "heads": 4, "kvHeads": 2}
+    found = [
+        whole_gradient(parent, {**trainer, "model": model, "memory": memory}, world, tmp_path, parallelism=parallelism)
+        for memory in ({}, {"activations": activations, "reshardAfterForward": "Always"})
+    ]
+    for name, gradient in found[0]["gradients"].items():
+        assert torch.equal(found[1]["gradients"][name], gradient)
+    assert not found[1]["late"], "imported after the fork: add it to preload"
 
 
 @pytest.fixture(scope="module")

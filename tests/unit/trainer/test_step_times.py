@@ -34,6 +34,14 @@ def test_a_collective_within_a_part_is_its_own_and_no_part_of_it(times: StepTime
     assert times.waiting == 3
 
 
+def test_a_pipeline_waits_when_it_computes_nothing(times: StepTimes) -> None:
+    with times.measured(StepPart.PIPELINE), times.measured(StepPart.FORWARD), times.measured(StepPart.ALL_GATHER):
+        pass
+    parts = {part: seconds for part, seconds in times.parts.items() if seconds}
+    assert parts == {StepPart.PIPELINE: 5 - 3, StepPart.FORWARD: 3 - 1, StepPart.ALL_GATHER: 1}
+    assert times.waiting == 2 + 1
+
+
 def test_all_of_an_evaluation_is_evaluation_and_no_waiting_that_tells_ranks_apart(times: StepTimes) -> None:
     with times.measured(StepPart.EVALUATION), times.measured(StepPart.ALL_REDUCE):
         pass

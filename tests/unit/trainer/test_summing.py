@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.parallel.summing import OrderedSums
 
@@ -16,7 +17,7 @@ NUMBERS = st.floats(width=32, allow_nan=False, min_value=-1e4, max_value=1e4)
 
 
 def sums(world, rank=0, size=16):
-    return OrderedSums(torch.nn.Module(), plan_batch(size, 2, world, fixed=True), rank, StepTimes(torch.device("cpu")))
+    return OrderedSums(Stages([]), plan_batch(size, 2, world, fixed=True), rank, StepTimes(torch.device("cpu")))
 
 
 def added(words):

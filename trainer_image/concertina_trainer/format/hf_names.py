@@ -8,42 +8,37 @@ from concertina_trainer.config import ModelConfig
 
 MODEL = "model."
 """What weights' names begin with in a checkpoint; moments have other prefixes."""
-NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"embedding\.weight", ("model.embed_tokens.weight",)),
-    (r"blocks\.(\d+)\.attention_norm\.weight", (r"model.layers.\1.input_layernorm.weight",)),
-    (r"blocks\.(\d+)\.attention\.query\.weight", (r"model.layers.\1.self_attn.q_proj.weight",)),
-    (
-        r"blocks\.(\d+)\.attention\.key_value\.weight",
-        (r"model.layers.\1.self_attn.k_proj.weight", r"model.layers.\1.self_attn.v_proj.weight"),
-    ),
-    (r"blocks\.(\d+)\.attention\.output\.weight", (r"model.layers.\1.self_attn.o_proj.weight",)),
-    (r"blocks\.(\d+)\.feed_forward_norm\.weight", (r"model.layers.\1.post_attention_layernorm.weight",)),
-    (
-        r"blocks\.(\d+)\.feed_forward\.gate_up\.weight",
-        (r"model.layers.\1.mlp.gate_proj.weight", r"model.layers.\1.mlp.up_proj.weight"),
-    ),
-    (r"blocks\.(\d+)\.feed_forward\.down\.weight", (r"model.layers.\1.mlp.down_proj.weight",)),
-    (r"norm\.weight", ("model.norm.weight",)),
-    (r"head\.weight", ("lm_head.weight",)),
+NAMES = (
+    (r"embedding\.weight", "model.embed_tokens.weight"),
+    (r"blocks\.(\d+)\.attention_norm\.weight", r"model.layers.\1.input_layernorm.weight"),
+    (r"blocks\.(\d+)\.attention\.query\.weight", r"model.layers.\1.self_attn.q_proj.weight"),
+    (r"blocks\.(\d+)\.attention\.key\.weight", r"model.layers.\1.self_attn.k_proj.weight"),
+    (r"blocks\.(\d+)\.attention\.value\.weight", r"model.layers.\1.self_attn.v_proj.weight"),
+    (r"blocks\.(\d+)\.attention\.output\.weight", r"model.layers.\1.self_attn.o_proj.weight"),
+    (r"blocks\.(\d+)\.feed_forward_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight"),
+    (r"blocks\.(\d+)\.feed_forward\.gate\.weight", r"model.layers.\1.mlp.gate_proj.weight"),
+    (r"blocks\.(\d+)\.feed_forward\.up\.weight", r"model.layers.\1.mlp.up_proj.weight"),
+    (r"blocks\.(\d+)\.feed_forward\.down\.weight", r"model.layers.\1.mlp.down_proj.weight"),
+    (r"norm\.weight", "model.norm.weight"),
+    (r"head\.weight", "lm_head.weight"),
 )
-"""Ours, and theirs: those of ours that hold two of theirs have one above the other, each half of the rows."""
+"""Ours, and theirs."""
 
 
-def theirs(name: str) -> tuple[str, ...]:
-    """Of one of our weights (without MODEL); empty where they have none of it."""
-    for pattern, names in NAMES:
+def theirs(name: str) -> str | None:
+    """Of one of our weights (without MODEL); None where they have none of it."""
+    for pattern, template in NAMES:
         if match := re.fullmatch(pattern, name):
-            return tuple(match.expand(theirs) for theirs in names)
-    return ()
+            return match.expand(template)
+    return None
 
 
-def ours(name: str) -> tuple[str, int, int] | None:
-    """Of one of their weights: our name, which of the equal parts of its rows it is, and of how many."""
-    for pattern, names in NAMES:
-        for index, template in enumerate(names):
-            if match := re.fullmatch(re.escape(template).replace(re.escape(r"\1"), r"(\d+)"), name):
-                plain = pattern.replace("\\.", ".")
-                return (plain.replace(r"(\d+)", match[1]) if match.groups() else plain), index, len(names)
+def ours(name: str) -> str | None:
+    """Of one of their weights."""
+    for pattern, template in NAMES:
+        if match := re.fullmatch(re.escape(template).replace(re.escape(r"\1"), r"(\d+)"), name):
+            plain = pattern.replace("\\.", ".")
+            return plain.replace(r"(\d+)", match[1]) if match.groups() else plain
     return None
 
 

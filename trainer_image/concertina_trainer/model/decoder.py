@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import hashlib
-import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from concertina_trainer.config import ModelConfig
-from concertina_trainer.model.attention import Mask, attend, document_mask
+from concertina_trainer.config import Activations, ModelConfig
+from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
+from concertina_trainer.model.experts import MixtureOfExperts
 
 
 class RMSNorm(nn.Module):
@@ -32,90 +36,189 @@ def rotary_table(length: int, head_dim: int, theta: float, device: torch.device)
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, theta: float) -> Tensor:
-    """Rotary positions on x [batch, heads, length, head_dim]."""
-    cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
+def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
+    """Rotary positions on x [batch, heads, length, head_dim], or this rank's part of the length."""
+    if context is None:
+        cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
+    else:
+        length = x.size(-2) * context.size
+        rows = context.queries(length, x.device)
+        cos, sin = (table[rows] for table in rotary_table(length, x.size(-1), theta, x.device))
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(x)
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, context: Context | None) -> None:
         super().__init__()
+        self.context = context
         self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
         self.head_dim = config.dim // config.heads
         self.theta = config.rope_theta
         self.query = nn.Linear(config.dim, config.dim, bias=False)
-        self.key_value = nn.Linear(config.dim, 2 * self.kv_heads * self.head_dim, bias=False)
+        self.key = nn.Linear(config.dim, self.kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(config.dim, self.kv_heads * self.head_dim, bias=False)
         self.output = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        batch, length, dim = x.shape
-        query = self.query(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
-        key, value = self.key_value(x).view(batch, length, 2, self.kv_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        gqa = self.kv_heads != self.heads
-        attended = attend(rotate(query, self.theta), rotate(key, self.theta), value, mask, gqa)
-        result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, dim))
+        batch, length, _ = x.shape
+        query, key, value = (
+            projection(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        query, key = rotate(query, self.theta, self.context), rotate(key, self.theta, self.context)
+        if self.context is not None:
+            key, value = self.context.gather(key, value)
+        attended = attend(query, key, value, mask, gqa=self.heads != self.kv_heads)
+        result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, -1))
         return result
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(config.dim, 2 * config.resolved_hidden_dim, bias=False)
-        self.down = nn.Linear(config.resolved_hidden_dim, config.dim, bias=False)
+        self.gate = nn.Linear(dim, hidden_dim, bias=False)
+        self.up = nn.Linear(dim, hidden_dim, bias=False)
+        self.down = nn.Linear(hidden_dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        result: Tensor = self.down(F.silu(gate) * up)
+        result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return result
 
 
-class Block(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
-        self.attention = Attention(config)
-        self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
-        self.feed_forward = FeedForward(config)
+def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
+    if config.experts is None or not config.routed(layer):
+        return FeedForward(config.dim, config.resolved_hidden_dim)
+    width = config.experts.shared * config.expert_dim
+    shared = FeedForward(config.dim, width) if width else None
+    return MixtureOfExperts(config.dim, config.expert_dim, config.experts, shared)
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten._grouped_mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+)
+"""What is dear to compute again."""
+
+
+def _keeping_products() -> Any:
+    def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int, context: Context | None, activations: Activations) -> None:
+        super().__init__()
+        self.activations = activations
+        self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
+        self.attention = Attention(config, context)
+        self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
+        self.feed_forward = feed_forward(config, layer)
+
+    def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
+        """`weights`: see MixtureOfExperts."""
+        result, loads = self._kept(x, mask, weights)
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            self.feed_forward.count(loads)  # once, however often it is computed
+        return result
+
+    def _kept(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.activations is Activations.keep or not torch.is_grad_enabled():
+            return self._computed(x, mask, weights)
+        keeping = noop_context_fn if self.activations is Activations.recompute else _keeping_products
+        # Nothing in a block draws random numbers.
+        result: tuple[Tensor, Tensor | None] = checkpoint(
+            self._computed, x, mask, weights, use_reentrant=False, preserve_rng_state=False, context_fn=keeping
+        )
+        return result
+
+    def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         x = x + self.attention(self.attention_norm(x), mask)
-        after: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return after
+        inner, loads = self.feed_forward_norm(x), None
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            inner, loads = self.feed_forward(inner, weights)
+        else:
+            inner = self.feed_forward(inner)
+        return x + inner, loads
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Of the layers, those of one pipeline stage."""
+
+    blocks: range
+    first: bool = True
+    """Takes tokens."""
+    last: bool = True
+    """Gives logits."""
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    """All of it, or some layers: names of weights are those of the whole."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        context: Context | None = None,
+        part: Part | None = None,
+        activations: Activations = Activations.keep,
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = RMSNorm(config.dim, config.norm_epsilon)
+        part = part or Part(range(config.layers))
+        self.part, self.context, self.tensor_degree = part, context, 1
         # Tied weights are one parameter used twice, not two that share memory: `to_empty` would untie those.
-        self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        tied = config.tie_embeddings
+        has_embedding = part.first or (part.last and tied)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
+        self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
+        self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
 
-    def forward(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `document_ids` of the same shape, a token
-        attends to its own document only (positions are relative, so they need not begin anew)."""
-        mask = None if document_ids is None else document_mask(document_ids)
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, mask)
-        x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+    def mixtures(self) -> Iterator[MixtureOfExperts]:
+        """Of its layers."""
+        feed_forwards = (block.feed_forward for block in self.blocks.values())
+        return (each for each in feed_forwards if isinstance(each, MixtureOfExperts))
 
-
-def initial_weight(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The whole initial value of one parameter, float32 on CPU: a function of seed and name, so that it is the same
-    however the model is cut. Norms are 1; matrices normal, those that write into the residual stream scaled down."""
-    if len(shape) == 1:
-        return torch.ones(shape)
-    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7]))
-    return torch.empty(shape).normal_(0.0, deviation, generator=generator)
+    def forward(
+        self,
+        x: Tensor,
+        document_ids: Tensor | None = None,
+        targets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [batch, length, vocabulary] for tokens [batch, length]; with `targets` and `weights` of that shape
+        the weighted sum of the tokens' losses instead. With `document_ids` [batch, length], a token attends to its own
+        document only (positions are relative, so they need not begin anew). Where ranks share sequences, all but
+        `document_ids`, which are of whole sequences, is this rank's part of them. A stage that is not the first takes
+        what the one before gives, [batch, length, dim], and gives the like where it is not the last. With gradients and
+        `weights`, the loads of experts are counted, and the loss that balances them has its part in the gradients."""
+        if self.part.first:
+            assert self.embedding is not None
+            length, x = x.size(1), self.embedding(x)
+        else:
+            length = x.size(1) * self.tensor_degree  # between layers each of a tensor group has some of the tokens
+        whole = length * (1 if self.context is None else self.context.size)
+        mask = causal_mask(document_ids, whole, self.context, x.device)
+        balanced = weights if torch.is_grad_enabled() else None
+        for block in self.blocks.values():
+            x = block(x, mask, balanced)
+        if self.norm is None:
+            return x
+        output = self.embedding if self.head is None else self.head
+        assert output is not None
+        logits = F.linear(self.norm(x), output.weight)
+        if targets is None or weights is None:
+            return logits
+        return (token_losses(logits, targets) * weights).sum()
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of each token, float32 [batch, length]."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return (losses.to_local() if isinstance(losses, DTensor) else losses).view_as(targets)

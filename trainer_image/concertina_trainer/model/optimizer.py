@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.errors import BadInput
 from concertina_trainer.config import OptimizerConfig
@@ -28,6 +29,27 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def first_holder(tensor: Tensor) -> bool:
+    """Whether this rank is the first of those that hold the same part."""
+    if not isinstance(tensor, DTensor):
+        return True
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(
+        at == 0 or not isinstance(each, Replicate) for at, each in zip(coordinate, tensor.placements, strict=True)
+    )
+
+
+class Parameters(Protocol):
+    """Of a model, as one rank has it."""
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+    def counts(self, name: str, parameter: Tensor) -> bool:
+        """Whether this rank is the first of those that hold the same part."""
+        ...
+
+
 class ShardedAdamW:
     """AdamW on plain local tensors: an update is elementwise, so no rank needs another's part (and DTensor's
     dispatch, slower than the arithmetic of a small model, is not paid). Its state is filled in by hand, with the right
@@ -36,9 +58,10 @@ class ShardedAdamW:
     `exact`: by one rounding an operation. torch's own kernels compute the last few elements of a tensor in other
     instructions than the rest (measured, fused on CPU: one bit of `exp_avg_sq`), so their bits depend on the cut."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, step: int, exact: bool = False) -> None:
+    def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
         self._exact = exact
         self._sharded = {name: p for name, p in model.named_parameters() if local(p.detach()).numel()}
+        self._counted = {name for name, p in self._sharded.items() if model.counts(name, p)}
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
             raise BadInput("there are more workers than the model has rows: use fewer replicas, or a larger model.")
@@ -100,6 +123,10 @@ class ShardedAdamW:
     def gradients(self) -> list[Tensor]:
         """This rank's parts."""
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
+
+    def counted_gradients(self) -> list[Tensor]:
+        """Those of them that this rank is the first to hold, so that a sum over all ranks has each once."""
+        return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 
     def drop_gradients(self) -> None:
         for parameter in self._sharded.values():

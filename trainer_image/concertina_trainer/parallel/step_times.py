@@ -28,7 +28,9 @@ class StepTimes:
         self._seconds: dict[StepPart, float] = dict.fromkeys(StepPart, 0.0)
         self._waiting = 0.0
         self._within: StepPart | None = None
-        self._pending: collections.deque[tuple[StepPart, torch.cuda.Event, torch.cuda.Event]] = collections.deque()
+        self._pending: collections.deque[tuple[StepPart, StepPart | None, torch.cuda.Event, torch.cuda.Event]] = (
+            collections.deque()
+        )
 
     @property
     def waiting(self) -> float:
@@ -55,26 +57,28 @@ class StepTimes:
             begin.record()
             yield
             end.record()
-            self._pending.append((part, begin, end))
+            self._pending.append((part, outer, begin, end))
         else:
             started = time.perf_counter()
             yield
             seconds = time.perf_counter() - started
-            self._add(part, seconds)
-            if outer is not None:
-                self._seconds[outer] -= seconds
+            self._add(part, outer, seconds)
         self._within = outer
 
     def _settle(self) -> None:
-        while self._pending and self._pending[0][2].query():
-            part, begin, end = self._pending.popleft()
-            self._add(part, begin.elapsed_time(end) / 1000)
+        while self._pending and self._pending[0][3].query():
+            part, outer, begin, end = self._pending.popleft()
+            self._add(part, outer, begin.elapsed_time(end) / 1000)
 
-    def _add(self, part: StepPart, seconds: float) -> None:
+    def _add(self, part: StepPart, outer: StepPart | None, seconds: float) -> None:
         if part in COMMUNICATION:
             self._waiting += seconds
+        if outer is StepPart.PIPELINE and part not in COMMUNICATION:
+            self._waiting -= seconds
         if not (self._cuda and part in (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER)):
             self._seconds[part] += seconds
+            if outer is not None:
+                self._seconds[outer] -= seconds
 
 
 class Allocating:

@@ -24,6 +24,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import StepPart
 from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.model.stages import Stages
+from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
@@ -55,6 +57,11 @@ class Sums(Protocol):
 
 
 class PlainSums:
+    """A rank may have nothing to add."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         """Only the last microbatch of a step reduces gradients (the others add up unreduced)."""
         assert isinstance(model, FSDPModule)
@@ -64,9 +71,13 @@ class PlainSums:
     def finish(self, gradients: Sequence[Tensor]) -> None: ...
 
     def losses(self, microbatches: Sequence[Tensor]) -> Tensor:
+        if not microbatches:
+            return torch.zeros(1, dtype=torch.float64, device=self._device)
         return torch.stack(list(microbatches)).double().sum().view(1)
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
+        if not gradients:
+            return torch.zeros(1, dtype=torch.float64, device=self._device)
         return torch.stack(torch._foreach_norm(list(gradients))).double().square().sum().view(1)
 
     def loss(self, payload: Sequence[float]) -> float:
@@ -77,9 +88,11 @@ class PlainSums:
 
 
 class OrderedSums:
-    def __init__(self, model: nn.Module, plan: BatchPlan, rank: int, times: StepTimes) -> None:
+    def __init__(self, model: Stages, plan: BatchPlan, rank: int, times: StepTimes) -> None:
         self._plan, self._rank = plan, rank
-        self._parameters = list(model.parameters())  # the sharded ones: between microbatches the model shows others
+        self._parameters = [
+            parameter for _, parameter in model.named_parameters()
+        ]  # the sharded ones: between microbatches the model shows others
         self._reducers: list[OrderedReduceScatter] = []
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -185,5 +198,5 @@ class OrderedReduceScatter(Allocating):
         self._sum = output_tensor
 
 
-def sums(ordered: bool, model: nn.Module, plan: BatchPlan, rank: int, times: StepTimes) -> Sums:
-    return OrderedSums(model, plan, rank, times) if ordered else PlainSums()
+def sums(ordered: bool, model: Stages, plan: BatchPlan, world: DistContext) -> Sums:
+    return OrderedSums(model, plan, world.rank, world.times) if ordered else PlainSums(world.device)

@@ -24,7 +24,7 @@ from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, SavedState, find
 from concertina_trainer.config import CheckpointConfig, ModelConfig, TrainerConfig
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
 

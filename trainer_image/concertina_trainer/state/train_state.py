@@ -11,13 +11,17 @@ from torch.distributed.tensor import DTensor
 from concertina_state.catalogue import Catalogue
 from concertina_state.errors import BadInput
 from concertina_state.filling import ShardReader
-from concertina_state.format.read_plan import Box, ReadPlan, reads
+from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header
-from concertina_trainer.config import TrainerConfig
+from concertina_state.holdings import Elsewhere
+from concertina_trainer.config import ModelConfig, TrainerConfig
+from concertina_trainer.format.earlier_names import of_today
 from concertina_trainer.format.hf_names import MODEL
-from concertina_trainer.model.decoder import Decoder, initial_weight
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import ShardedAdamW, local
-from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.model.stages import Stages
+from concertina_trainer.parallel.group import DistContext
 
 _INSTEAD = "restore the model's configuration, or start a new run under another checkpoint.uri"
 
@@ -25,17 +29,25 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 class TrainState:
     """Everything that a snapshot holds, as this rank has it."""
 
-    def __init__(self, model: Decoder, optimizer: ShardedAdamW, world: DistContext) -> None:
+    def __init__(self, model: Stages, config: ModelConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._optimizer = optimizer
         kinds = optimizer.moments()
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor | Elsewhere] = {}
+        with torch.device("meta"):
+            whole = Decoder(config)
+        for name, parameter in whole.named_parameters():
+            for prefix in (MODEL, *(f"optimizer.{kind}." for kind in kinds)):
+                tensors[f"{prefix}{name}"] = Elsewhere(parameter.shape, parameter.dtype)
+        for name, buffer in whole.named_buffers():
+            tensors[f"{MODEL}{name}"] = Elsewhere(buffer.shape, buffer.dtype)
+        tensors |= {f"{MODEL}{name}": buffer for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
             for kind, moments in kinds.items():
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
                 moment = moments.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
-        self._catalogue = Catalogue(tensors, {}, world.rank, world.size)
+        self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
         """By this rank."""
         self.digest = self._catalogue.digest
@@ -48,14 +60,14 @@ class TrainState:
                 held.local.zero_()
             elif held.local.numel():
                 name = held.name.removeprefix(MODEL)
-                value = initial_weight(name, torch.Size(held.whole), config.model, config.seed)
-                held.local.copy_(value[held.box.within(Box((0,) * len(held.whole), held.whole))])
+                held.local.copy_(initial_value(name, held.whole, held.box, config.model, config.seed))
         self._optimizer.set_step(0)
 
     def plan(self, held: Mapping[int, Header]) -> ReadPlan:
         """What to read of a saved state of which these are the shards' headers, whatever world they were written by.
         Raises BadInput where it is not a whole state of this model."""
         known = {each.name for each in self._catalogue.held}
+        held = {number: of_today(header) for number, header in held.items()}
         for header in held.values():
             foreign = next((name for name in header.chunks if name not in known), None)
             if foreign is not None:
@@ -72,7 +84,7 @@ class TrainState:
         not those of this model."""
         known = {each.name for each in self._catalogue.held}
         weights = [chunk for chunk in self.saved.layout.chunks if chunk.name.startswith(MODEL)]
-        held = {number: shard.header for number, shard in enumerate(shards)}
+        held = {number: of_today(shard.header) for number, shard in enumerate(shards)}
         for header in held.values():
             for name, stored in header.chunks.items():
                 if name.startswith(MODEL) and name not in known:

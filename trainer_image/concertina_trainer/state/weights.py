@@ -38,7 +38,7 @@ _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 
 class FileWeights:
-    """The tensors of one safetensors file that are the same part of one of ours."""
+    """The tensors of one safetensors file."""
 
     batch_bytes = StoredShard.batch_bytes
 
@@ -98,15 +98,12 @@ class SafetensorsFiles:
     @cached_property
     def shards(self) -> list[FileWeights]:
         """Raises BadInput for a file that can't be used, and for a tensor that our model has no place for."""
-        found = []
-        for key in self._keys:
-            parts: dict[int, dict[str, StoredChunk]] = {}
-            for index, stored in self._stored_chunks(key):
-                parts.setdefault(index, {})[stored.chunk.name] = stored
-            found += [FileWeights(self._folder, key, chunks) for chunks in parts.values()]
-        return found
+        return [
+            FileWeights(self._folder, key, {stored.chunk.name: stored for stored in self._stored_chunks(key)})
+            for key in self._keys
+        ]
 
-    def _stored_chunks(self, key: str) -> Iterator[tuple[int, StoredChunk]]:
+    def _stored_chunks(self, key: str) -> Iterator[StoredChunk]:
         where = f"{self._folder.uri}/{key}"
         try:
             header_size = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
@@ -119,12 +116,11 @@ class SafetensorsFiles:
             raise BadInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
 
 
-def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str) -> tuple[int, StoredChunk]:
-    """Which of the parts of our tensor, and where it lies."""
+def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str) -> StoredChunk:
     dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
-    found = hf_names.ours(name) or ((bare, 0, 1) if hf_names.theirs(bare) else None)
-    if found is None:
+    mine = hf_names.ours(name) or (bare if hf_names.theirs(bare) else None)
+    if mine is None:
         raise BadInput(
             f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
             "model, and can't be begun with."
@@ -133,11 +129,8 @@ def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str
         raise BadInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
         raise BadInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
-    mine, index, count = found
-    rows = shape[0]
-    whole = (rows * count, *shape[1:])
-    chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (rows * index, *(0 for _ in shape[1:])), shape, whole)
-    return index, StoredChunk(chunk, header_size + data_begin(entry))
+    chunk = Chunk(f"{hf_names.MODEL}{mine}", dtype, (0,) * len(shape), shape, shape)
+    return StoredChunk(chunk, header_size + data_begin(entry))
 
 
 def is_checkpoint(uri: str) -> bool:

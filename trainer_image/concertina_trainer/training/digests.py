@@ -25,6 +25,10 @@ from torch.distributed.fsdp import FSDPModule
 from concertina_protocol import FailureReason
 from concertina_protocol.messages.ranges import Ranges
 from concertina_trainer.errors import RollBack
+from concertina_trainer.model.experts import Experts
+from concertina_trainer.model.optimizer import local
+from concertina_trainer.model.stages import Stages
+from concertina_trainer.parallel.group import DistContext
 
 _MODULUS = 2**48 - 59
 """A prime below 2**53, so that digests travel as float64."""
@@ -39,9 +43,10 @@ def digest(tensors: Iterable[Tensor], start: int = 0) -> int:
 
 
 class Digests:
-    def __init__(self, every: int, model: nn.Module, still: Sequence[Tensor], rank: int, size: int, step: int) -> None:
+    def __init__(self, every: int, model: Stages, still: Sequence[Tensor], world: DistContext, step: int) -> None:
         """`still`: this rank's state; `step`: from which it goes on, and which is taken to be good."""
-        self._every, self._still, self._rank, self._size = every, still, rank, size
+        self._every, self._still, self._rank, self._size = every, still, world.rank, world.size
+        self._alike = world.alike
         self._agreed = step
         self._gathered = 0
         self._resting: int | None = None
@@ -49,7 +54,9 @@ class Digests:
         self._own: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         if every:
             for module in model.modules():
-                if isinstance(module, FSDPModule):
+                # Experts that are dealt out are gathered by few ranks, each its own: only that they lie still is seen.
+                dealt_out = world.meshes.expert is not None and isinstance(module, Experts)
+                if isinstance(module, FSDPModule) and not dealt_out:
                     self._own[module] = _own_parameters(module)
                     module.register_forward_pre_hook(self._see)
 
@@ -64,7 +71,7 @@ class Digests:
         """FSDP's own hook runs first: the weights are whole here."""
         if module in self._unseen:
             self._unseen.remove(module)
-            tensors = (getattr(owner, name).detach() for owner, name in self._own[module])
+            tensors = (local(getattr(owner, name).detach()) for owner, name in self._own[module])
             self._gathered = digest(tensors, self._gathered)
 
     def rest(self, step: int) -> None:
@@ -86,12 +93,13 @@ class Digests:
             return
         gathered, changed = payload[: self._size], payload[self._size :]
         bad = {rank: "its memory changed while nothing wrote to it" for rank in range(self._size) if changed[rank]}
-        counts = collections.Counter(gathered).most_common()
-        if len(counts) > 1:
-            sure = counts[0][1] > self._size - counts[0][1]
-            odd = [rank for rank in range(self._size) if not sure or gathered[rank] != counts[0][0]]
-            verdict = "has other weights than most" if sure else "is one of those that have different weights"
-            bad |= dict.fromkeys(odd, verdict)
+        for ranks in self._alike:
+            counts = collections.Counter(gathered[rank] for rank in ranks).most_common()
+            if len(counts) > 1:
+                sure = counts[0][1] > len(ranks) - counts[0][1]
+                odd = [rank for rank in ranks if not sure or gathered[rank] != counts[0][0]]
+                verdict = "has other weights than most" if sure else "is one of those that have different weights"
+                bad |= dict.fromkeys(odd, verdict)
         if not bad:
             self._agreed = step
             return

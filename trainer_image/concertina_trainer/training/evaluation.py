@@ -10,7 +10,6 @@ that ended before it could makes up for it. So no drain has to wait: all ranks l
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,11 +22,12 @@ from concertina_state.errors import BadInput
 from concertina_state.saving import Saving
 from concertina_trainer.config import DataConfig, EvaluationConfig, TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
-from concertina_trainer.data.read.batches import Microbatch, microbatches
+from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader
-from concertina_trainer.model.decoder import Decoder, token_losses
-from concertina_trainer.parallel.parallel import DistContext
+from concertina_trainer.model.stages import Stages
+from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
+from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.report import Reporter
 
 SEED = 0
@@ -36,11 +36,12 @@ SEED = 0
 
 class Evaluation:
     def __init__(
-        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Decoder, sums: Sums, world: DistContext,
-        reporter: Reporter, saving: Saving,
+        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Stages, engine: Engine, sums: Sums,
+        world: DistContext, reporter: Reporter, saving: Saving,
     ) -> None:  # fmt: skip
         self._every, self._reader, self._plan = config.every_steps, reader, plan
-        self._model, self._sums, self._world, self._reporter, self._saving = model, sums, world, reporter, saving
+        self._model, self._engine, self._sums = model, engine, sums
+        self._world, self._reporter, self._saving = world, reporter, saving
         self._count = min(config.sequences, reader.epoch_size)
         self._done = 0
         """The last step that was evaluated in this round."""
@@ -74,13 +75,13 @@ class Evaluation:
         tokens: list[int] = []
         for begin in range(0, self._count, self._plan.global_size):
             end = min(self._count, begin + self._plan.global_size)
-            batch = microbatches(self._reader, self._plan, self._world.rank, begin, end)
+            batch = microbatches(self._reader, self._plan, self._world.data_rank, begin, end)
             count = int(self._reader.predicted(begin, end).sum())
             # The host waits for the device once a batch, as it does once a step, and only here: this batch was read
             # while the device computed the one before.
             if sums and sums[-1][-1].item():
                 break
-            losses = self._sums.losses(self._microbatch_losses(batch))
+            losses = self._sums.losses(self._engine.losses(batch))
             payload = torch.cat([losses, losses.new_tensor([self._saving.local_flags().drain])])
             dist.all_reduce(payload)
             sums.append(payload)
@@ -89,14 +90,6 @@ class Evaluation:
             if isinstance(module, FSDPModule):
                 module.reshard()  # no backward comes that would
         return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
-
-    def _microbatch_losses(self, batch: Sequence[Microbatch]) -> list[Tensor]:
-        found = []
-        for microbatch in (each.to(self._world.device) for each in batch):
-            tokens = microbatch.tokens
-            losses = token_losses(self._model(tokens[:, :-1], microbatch.document_ids), tokens[:, 1:])
-            found.append((losses * microbatch.weights).sum())
-        return found
 
 
 def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import torch
-from torch import Tensor
-
 from concertina_protocol import StepPart
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.worker_channel import Done, Outcome
 from concertina_state.saving import Saving, StepFlags
 from concertina_trainer.config import TrainerConfig
-from concertina_trainer.data.read.batches import Batches, Microbatch
-from concertina_trainer.model.decoder import Decoder, token_losses
+from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
-from concertina_trainer.parallel.parallel import DistContext
-from concertina_trainer.parallel.step_times import StepTimes
+from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
+from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.evaluation import Evaluation
+from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.report import Reporter, StepInfo
 
 
@@ -31,11 +28,12 @@ from concertina_trainer.training.report import Reporter, StepInfo
 class Run:
     config: TrainerConfig
     world: DistContext
-    model: Decoder
+    engine: Engine
     optimizer: ShardedAdamW
     sums: Sums
     batches: Batches
     balance: Balance
+    loads: ExpertLoads
     anomalies: Anomalies
     digests: Digests
     saving: Saving
@@ -69,13 +67,14 @@ def train(run: Run, step: int, position: int) -> Done:
 
         reporter.enter(WorkerPhase.COMPUTING, step)
         run.digests.begin(step)
-        losses = forward_backward(run.model, optimizer, run.sums, microbatches, run.world.times)
+        losses = run.engine.forward_backward(microbatches)
 
         # All ranks come to the same result, before the weights are touched.
         reporter.enter(WorkerPhase.REDUCING, step)
         result = agree(
-            run.world, run.sums, losses, optimizer.gradients(), saving.local_flags(),
+            run.world, run.sums, losses, optimizer.counted_gradients(), saving.local_flags(),
             run.digests.payload(step, run.world.device), run.balance.payload(run.world.device),
+            run.loads.payload(run.world.device),
         )  # fmt: skip
         run.digests.check(step, result.digests, anomalies.skipped)
         if why := anomalies.skips(step, position, result):
@@ -87,6 +86,7 @@ def train(run: Run, step: int, position: int) -> Done:
         rate = learning_rate(step, config.steps, config.optimizer)
         with run.world.times.measured(StepPart.OPTIMIZER):
             optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.gradient_clip))
+            run.loads.update(result.loads)
         step, position = step + 1, position + config.global_batch_size
 
         decision = saving.decide(step, result.flags)
@@ -94,7 +94,7 @@ def train(run: Run, step: int, position: int) -> Done:
             StepInfo(
                 step, position, result.loss, math.sqrt(max(0.0, result.squared_norm)), rate, saving.snapshot_step,
                 saving.seconds, run.batches.stalled_seconds, anomalies.skipped, run.balance.reported,
-                saving.reported_interval,
+                saving.reported_interval, run.loads.busiest(result.loads),
             )
         )  # fmt: skip
         saving.traces.after(step)
@@ -107,23 +107,6 @@ def train(run: Run, step: int, position: int) -> Done:
         if decision.outcome is not None:
             return Done(decision.outcome, step)
         run.digests.rest(step)
-
-
-def forward_backward(
-    model: Decoder, optimizer: ShardedAdamW, sums: Sums, microbatches: list[Microbatch], times: StepTimes
-) -> list[Tensor]:
-    """Gradients of the global mean, reduced; returns what each microbatch adds to the loss."""
-    added = []
-    for i, microbatch in enumerate(microbatches):
-        sums.begin(model, i, len(microbatches))
-        with times.measured(StepPart.FORWARD):
-            losses = token_losses(model(microbatch.tokens[:, :-1], microbatch.document_ids), microbatch.tokens[:, 1:])
-            loss = (losses * microbatch.weights).sum()
-        with times.measured(StepPart.BACKWARD):
-            torch.autograd.backward(loss)
-        added.append(loss.detach())
-    sums.finish(optimizer.gradients())
-    return added
 
 
 def clip_scale(squared_norm: float, limit: float) -> float:

@@ -236,7 +236,7 @@ def test_weights_that_do_not_fit_are_refused(folder, parent, trainer, before, tm
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"layers": 1}, "blocks.1.attention.key_value.weight, which the model has no place for"),
+        ({"layers": 1}, "blocks.1.attention.key.weight, which the model has no place for"),
         ({"layers": 3}, "is not wholly in the saved state"),
         ({"hiddenDim": 64}, "down.weight was saved as F32 [32, 96] and is F32 [32, 64] now"),
     ],

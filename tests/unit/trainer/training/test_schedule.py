@@ -6,7 +6,7 @@ import pytest
 
 from concertina_trainer.config import OptimizerConfig
 from concertina_trainer.model.optimizer import learning_rate
-from concertina_trainer.parallel.parallel import interface_of
+from concertina_trainer.parallel.group import interface_of
 from concertina_trainer.training.loop import clip_scale
 
 CONFIG = OptimizerConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=4)

@@ -63,9 +63,10 @@ class BatchPlan:
         return 1 - self.global_size / (self.world * self.microbatches * self.rows)
 
 
-def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = False) -> BatchPlan:
-    """The fewest microbatches of at most `micro_size` rows, and then the fewest rows."""
+def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = False, multiple: int = 1) -> BatchPlan:
+    """The fewest microbatches of at most `micro_size` rows, and then the fewest rows. `multiple`: of which their number
+    is one, as a pipeline's stages need it; not with `fixed`."""
     share = global_size if fixed else math.ceil(global_size / world)
-    count = math.ceil(share / micro_size)
+    count = math.ceil(math.ceil(share / micro_size) / multiple) * multiple
     microbatches = math.ceil(count / world) if fixed else count
     return BatchPlan(global_size, world, microbatches, math.ceil(share / count), fixed)

@@ -1,0 +1,59 @@
+"""A run that is killed and goes on in another layout each time has the losses of one worker that nothing happens to."""
+
+import json
+
+import pytest
+
+from builders.train import node
+
+REASSOCIATION = 2e-4
+"""As in test_resume: the same float32 numbers are added in another order."""
+STEPS = 12
+LAYOUTS = {
+    "fsdp": (3, {}),
+    "hsdp": (4, {"shard": 2}),
+    "tensor": (2, {"tensor": 2}),
+    "fsdp x tensor": (4, {"tensor": 2}),
+    "hsdp x tensor": (4, {"tensor": 2, "shard": 1}),
+    "context": (4, {"context": 2}),
+    "context x tensor": (4, {"context": 2, "tensor": 2}),
+    "pipeline": (2, {"pipeline": 2}),
+    "pipeline x fsdp": (4, {"pipeline": 2}),
+    "pipeline x tensor": (4, {"pipeline": 2, "tensor": 2}),
+    "interleaved x copies": (4, {"pipeline": 2, "schedule": "Interleaved1F1B", "shard": 1}),
+}
+CHAINS = [
+    ["pipeline", "pipeline x tensor", "fsdp", "interleaved x copies"],
+    ["fsdp", "fsdp x tensor", "context x tensor", "hsdp"],
+    ["context", "tensor", "fsdp", "hsdp x tensor"],
+]
+
+
+@pytest.fixture(scope="module")
+def wide(trainer):
+    """With as many heads as tensor parallelism needs."""
+    return {**trainer, "steps": STEPS, "model": {**trainer["model"], "layers": 4, "heads": 4, "kvHeads": 2}}
+
+
+@pytest.fixture(scope="module")
+def reference(folder_of_module, parent, wide):
+    return node.Job(folder_of_module, parent, wide).run(world=1).losses
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=" > ".join)
+def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference, chain):
+    job, losses, restore = node.Job(folder, parent, wide), {}, node.FRESH
+    for i, name in enumerate(chain):
+        world, parallelism = LAYOUTS[name]
+        job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
+        last = i == len(chain) - 1
+        script = node.Script() if last else node.Script(kill=(3 * (i + 1), tuple(range(world))))
+        outcome = job.run(world, restore, script)
+        assert outcome.losses, outcome.output
+        losses |= outcome.losses
+        if last:
+            assert set(outcome.codes.values()) == {0}, outcome.output
+        else:
+            restore = job.newest()
+    assert list(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(reference, rel=REASSOCIATION)

@@ -1,0 +1,71 @@
+"""Initial weights: each element a function of the seed, the weight's name and its place there alone. A rank computes
+what it holds, and every layout begins with the same bits.
+
+Random bits come from Philox, which gives the n-th block without those before it (Salmon et al. 2011, Parallel Random
+Numbers: As Easy as 1, 2, 3); a normal number is the quantile of a uniform one, so each needs 32 bits exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concertina_state.format.read_plan import Box
+from concertina_trainer.config import ModelConfig
+
+RESIDUAL = (
+    "attention.output.weight", "feed_forward.down.weight", "feed_forward.experts.down",
+    "feed_forward.shared.down.weight",
+)  # fmt: skip
+"""What writes into the residual stream."""
+PER_BLOCK = 8
+"""Normal numbers of one of Philox's blocks of 256 bits."""
+AT_ONCE = 1 << 20
+"""Elements that are computed together: each takes 20 bytes meanwhile."""
+
+
+def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
+    """float32 on CPU, of the box's shape. Norms are 1, biases of routers 0; matrices normal, those that write into the
+    residual stream scaled down."""
+    value = torch.empty(box.shape)
+    if len(whole) == 1:
+        return value.fill_(0.0 if name.endswith("router.bias") else 1.0)
+    residual = name.endswith(RESIDUAL)
+    deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
+    flat, at = value.view(-1), 0
+    for begin, end in _runs(whole, box):
+        for first in range(begin, end, AT_ONCE):
+            last = min(end, first + AT_ONCE)
+            flat[at : at + last - first] = _normal(key, first, last)
+            at += last - first
+    return value.mul_(deviation)
+
+
+def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
+    """The box's elements as stretches of the whole tensor's, row-major."""
+    inner = len(whole)  # dimensions from here on are whole
+    while inner and box.shape[inner - 1] == whole[inner - 1]:
+        inner -= 1
+    cut = max(0, inner - 1)  # the last one that is not is a stretch still
+    strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
+    length = math.prod(box.shape[cut:])
+    for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offsets[:cut], box.shape, strict=False))):
+        begin = sum(i * stride for i, stride in zip(index, strides, strict=False)) + box.offsets[cut] * strides[cut]
+        yield begin, begin + length
+
+
+def _normal(key: int, begin: int, end: int) -> Tensor:
+    """Elements [begin, end) of an endless row of standard normal numbers, float64."""
+    first = begin // PER_BLOCK
+    blocks = -(-end // PER_BLOCK) - first
+    bits = np.random.Philox(key=key, counter=first).random_raw(blocks * PER_BLOCK // 2).astype("<u8", copy=False)
+    uniform = torch.from_numpy(bits.view("<u4").astype(np.float64)).add_(0.5).div_(2**32)
+    skipped = begin - first * PER_BLOCK
+    normal: Tensor = torch.special.ndtri(uniform[skipped : skipped + end - begin])
+    return normal

@@ -1,0 +1,67 @@
+"""The parts of the model that one rank computes: all of it, or some pipeline stages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from concertina_trainer.config import ModelConfig
+from concertina_trainer.model.attention import Context
+from concertina_trainer.model.decoder import Decoder, Part
+from concertina_trainer.model.experts import MixtureOfExperts
+from concertina_trainer.model.optimizer import first_holder
+
+
+class Stages:
+    def __init__(self, parts: Sequence[Decoder]) -> None:
+        self.parts = parts
+
+    @property
+    def context(self) -> Context | None:
+        return self.parts[0].context
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each once, by its name in the whole model."""
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self.parts:
+            yield from part.named_buffers()
+
+    def mixtures(self) -> Iterator[MixtureOfExperts]:
+        for part in self.parts:
+            yield from part.mixtures()
+
+    def modules(self) -> Iterator[nn.Module]:
+        for part in self.parts:
+            yield from part.modules()
+
+    def counts(self, name: str, parameter: Tensor) -> bool:
+        """Whether this rank is the first of those that hold the same part. Of tied embeddings the last stage has a
+        copy."""
+        repeated = name.startswith("embedding.") and not any(part.part.first for part in self.parts)
+        return first_holder(parameter) and not repeated
+
+
+def divided(config: ModelConfig, stages: int) -> list[Part]:
+    """The layers in as many contiguous parts, of which the dearest is as cheap as can be. The output layer costs as
+    much as so many blocks, so the last part has fewer; each has one at least."""
+    head = config.vocab_size * config.dim / config.block_weights
+    others = stages - 1
+
+    def dearest(last: int) -> float:
+        return max(last + head, math.ceil((config.layers - last) / others) if others else 0)
+
+    last = config.layers if not others else min(range(1, config.layers - others + 1), key=dearest)
+    even, more = divmod(config.layers - last, max(1, others))
+    # What does not divide goes to the later ones: the first stage has the most activations waiting.
+    sizes = [even + (i >= others - more) for i in range(others)] + [last]
+    ends = list(itertools.accumulate(sizes))
+    return [
+        Part(range(end - size, end), first=i == 0, last=i == others)
+        for i, (end, size) in enumerate(zip(ends, sizes, strict=True))
+    ]

@@ -1,0 +1,124 @@
+"""The process group of a round, and this rank's place in it."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from concertina_trainer.config import ParallelismConfig, PipelineSchedule
+from concertina_trainer.parallel.mesh import Degrees, Meshes
+from concertina_trainer.parallel.step_times import StepTimes
+
+GROUP_TIMEOUT = datetime.timedelta(minutes=10)
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class DistContext:
+    """This rank's place in the process group of a round."""
+
+    rank: int
+    size: int
+    device: torch.device
+    degrees: Degrees
+    meshes: Meshes
+    times: StepTimes
+    schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
+
+    @staticmethod
+    def of(rank: int, size: int, device: torch.device, parallelism: ParallelismConfig) -> DistContext:
+        """In the process group that has been joined. Raises BadInput where the world is no whole number of blocks."""
+        degrees = Degrees.of(parallelism, size)
+        meshes = Meshes.of(degrees, device.type, parallelism.expert)
+        return DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of each batch it computes, of `data_size`; the ranks of one group compute the same."""
+        return self.rank // self.degrees.group
+
+    @property
+    def data_size(self) -> int:
+        return self.size // self.degrees.group
+
+    @property
+    def cut(self) -> str:
+        """What decides which parts of the state each rank has."""
+        expert = self.meshes.expert.size() if self.meshes.expert else 1
+        return f"{self.degrees}, stages of a rank {self.schedule.stages}, expert {expert}"
+
+    @property
+    def alike(self) -> list[list[int]]:
+        """Groups of ranks that compute with the same weights, though on other tokens: those that the same tensor and
+        pipeline ranks are."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for rank in range(self.size):
+            place = self.degrees.place(rank)
+            found.setdefault((place.pipeline, place.tensor), []).append(rank)
+        return list(found.values())
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this IP address; "" where none has. Names of nodes may not resolve."""
+    if address.startswith("127."):
+        return "lo"
+    if ":" in address:
+        packed = socket.inet_pton(socket.AF_INET6, address).hex()
+        with open("/proc/net/if_inet6") as table:
+            return next((line.split()[5] for line in table if line.startswith(packed)), "")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            if socket.inet_ntoa(reply[20:24]) == address:
+                return name
+    return ""
+
+
+def join(environment: Mapping[str, str], parallelism: ParallelismConfig) -> DistContext:
+    """Join the round's process group: the store is served by the lead's agent, under a prefix for this round. Raises
+    BadInput where the world is no whole number of blocks."""
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(environment["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    store = TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        is_master=False,
+        timeout=GROUP_TIMEOUT,
+        wait_for_workers=False,
+    )
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore(f"round-{environment['CONCERTINA_ROUND']}", store),
+        rank=rank,
+        world_size=size,
+        timeout=GROUP_TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
+    return DistContext.of(rank, size, device, parallelism)
+
+
+def make_deterministic() -> None:
+    """Kernels that give the same bits each time, or an error that names the operation. Before CUDA is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # a property, of the module
+    torch.backends.cudnn.benchmark = False

@@ -1,0 +1,99 @@
+"""Which ranks share what: the dimensions of parallelism, and their device meshes.
+
+Ranks lie in the order of `Degrees`' fields, the last one innermost: those of a tensor group are neighbours, since they
+talk the most, and those of a block are too, so that a world grows and shrinks at its end (decision "The order of
+ranks")."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from concertina_state.errors import BadInput
+from concertina_trainer.config import ParallelismConfig
+
+
+class Degrees(NamedTuple):
+    """How many ranks each dimension has; or a rank's place in each."""
+
+    replicate: int = 1
+    """Copies of weights and optimizer state."""
+    shard: int = 1
+    pipeline: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @staticmethod
+    def of(parallelism: ParallelismConfig, world: int) -> Degrees:
+        """Raises BadInput."""
+        if world % parallelism.block:
+            raise BadInput(
+                f"{world} workers are no whole number of blocks of {parallelism.block}, which spec.parallelism asks "
+                f"for: use {max(1, world // parallelism.block) * parallelism.block} workers."
+            )
+        data = world // parallelism.group
+        shard = parallelism.shard or data
+        if shard % parallelism.expert:
+            raise BadInput(
+                f"spec.parallelism.expert, {parallelism.expert}, does not divide shard, {shard}: experts are dealt out "
+                "to ranks that shard one copy. Make shard a multiple of it."
+            )
+        return Degrees(data // shard, shard, parallelism.pipeline, parallelism.context, parallelism.tensor)
+
+    @property
+    def group(self) -> int:
+        """Ranks that compute the same sequences."""
+        return self.pipeline * self.context * self.tensor
+
+    def place(self, rank: int) -> Degrees:
+        found = []
+        for degree in reversed(self):
+            rank, at = divmod(rank, degree)
+            found.append(at)
+        return Degrees(*reversed(found))
+
+
+@dataclass(frozen=True)
+class Meshes:
+    fsdp: DeviceMesh
+    """Over which weights are cut, by one dimension or, with copies, by two; ranks of a context group too have other
+    parts each."""
+    pipeline: DeviceMesh | None = None
+    context: DeviceMesh | None = None
+    tensor: DeviceMesh | None = None
+    expert: DeviceMesh | None = None
+    """Over which experts are dealt out."""
+    expert_fsdp: DeviceMesh | None = None
+    """Over which weights of experts are cut then, instead of `fsdp`."""
+
+    @staticmethod
+    def of(degrees: Degrees, device: str, expert: int = 1) -> Meshes:
+        """Of the process group of all ranks; `expert`: of the ranks that shard one copy so many neighbours have
+        different experts."""
+        world = init_device_mesh(device, (math.prod(degrees),), mesh_dim_names=("data",))
+        if expert > 1:
+            return _with_experts(world, degrees, expert)
+        if degrees.replicate == degrees.group == 1:
+            return Meshes(world)
+        view = world._unflatten(0, tuple(degrees), Degrees._fields)
+        fsdp = view["shard"]
+        if degrees.context > 1:
+            fsdp = view["shard", "context"]._flatten("fsdp")
+        if degrees.replicate > 1:
+            fsdp = DeviceMesh._concatenate([view["replicate"], fsdp])
+        return Meshes(fsdp, *(view[name] if getattr(degrees, name) > 1 else None for name in Degrees._fields[2:]))
+
+
+def _with_experts(world: DeviceMesh, degrees: Degrees, expert: int) -> Meshes:
+    """Of data parallelism alone (`expert.check`)."""
+    copies, shard = degrees.replicate, degrees.shard
+    dense = world if copies == 1 else world._unflatten(0, (copies, shard), ("replicate", "shard"))
+    names = ("replicate", "expert_shard", "expert")
+    view = world._unflatten(0, (copies, shard // expert, expert), names)
+    fsdp = view["expert_shard"]
+    if copies > 1:
+        fsdp = DeviceMesh._concatenate([view["replicate"], fsdp])
+    return Meshes(dense, expert=view["expert"], expert_fsdp=fsdp)

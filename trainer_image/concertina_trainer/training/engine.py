@@ -1,0 +1,111 @@
+"""Forward and backward of a rank's microbatches, in whatever layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from concertina_protocol import StepPart
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.data.read.batch import BatchPlan
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.model.attention import Context
+from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.stages import Stages
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.pipeline import Schedule, schedule, sum_tied
+from concertina_trainer.parallel.summing import Sums
+
+
+class Engine(Protocol):
+    def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Gradients of the global mean, reduced. What each microbatch adds to the loss, on the ranks that count it; of
+        others nothing."""
+        ...
+
+    def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """The same, without gradients."""
+        ...
+
+
+class WholeModel:
+    """Each rank computes all layers."""
+
+    def __init__(self, model: Stages, optimizer: ShardedAdamW, sums: Sums, world: DistContext) -> None:
+        [self._model] = model.parts
+        self._optimizer, self._sums, self._world = optimizer, sums, world
+        self._counts = world.degrees.place(world.rank).tensor == 0
+        """Ranks of a tensor group come to the same loss."""
+
+    def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        added, times = [], self._world.times
+        for i, microbatch in enumerate(microbatches):
+            self._sums.begin(self._model, i, len(microbatches))
+            with times.measured(StepPart.FORWARD):
+                loss = self._loss(microbatch)
+            with times.measured(StepPart.BACKWARD):
+                torch.autograd.backward(loss)
+            added.append(loss.detach())
+        self._sums.finish(self._optimizer.gradients())
+        return added if self._counts else []
+
+    def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        found = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]
+        return found if self._counts else []
+
+    def _loss(self, microbatch: Microbatch) -> Tensor:
+        tokens, targets, weights = own_part(microbatch, self._model.context)
+        loss: Tensor = self._model(tokens, microbatch.document_ids, targets, weights)
+        return loss
+
+
+class Pipelined:
+    """Each rank computes some layers of every microbatch."""
+
+    def __init__(self, model: Stages, tied: bool, schedule: Schedule, world: DistContext) -> None:
+        self._model, self._tied, self._schedule, self._world = model, tied, schedule, world
+        self._first, self._last = (any(getattr(part.part, end) for part in model.parts) for end in ("first", "last"))
+        self._counts = self._last and world.degrees.place(world.rank).tensor == 0
+
+    def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        with self._world.times.measured(StepPart.PIPELINE):
+            losses = self._run(self._schedule.step, microbatches, return_outputs=False)
+            if self._tied:
+                sum_tied(self._model, self._world)
+        return losses
+
+    def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        return self._run(self._schedule.eval, [each.to(self._world.device) for each in microbatches])
+
+    def _run(self, run: Callable[..., Any], microbatches: Sequence[Microbatch], **how: Any) -> list[Tensor]:
+        losses: list[Tensor] = []
+        arguments: list[tuple[Tensor, ...]] = []
+        keywords: list[dict[str, Tensor]] = []
+        for microbatch in microbatches:
+            tokens, targets, weights = own_part(microbatch, self._model.context)
+            arguments.append((tokens,) if self._first else ())
+            # All stages of a rank get the same.
+            ids = {} if microbatch.document_ids is None else {"document_ids": microbatch.document_ids}
+            keywords.append(ids | ({"targets": targets, "weights": weights} if self._last else {}))
+        targets_of = [None] * len(microbatches) if self._last else None
+        run(arg_mbs=arguments, kwarg_mbs=keywords, target_mbs=targets_of, losses=losses, **how)
+        return [loss.detach() for loss in losses] if self._counts else []
+
+
+def own_part(microbatch: Microbatch, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, targets and weights that this rank computes."""
+    tokens, targets, weights = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
+    if context is None:
+        return tokens, targets, weights
+    return context.take(tokens), context.take(targets), context.take(weights)
+
+
+def engine_of(
+    model: Stages, optimizer: ShardedAdamW, sums: Sums, config: TrainerConfig, plan: BatchPlan, world: DistContext
+) -> Engine:
+    if world.meshes.pipeline is None:
+        return WholeModel(model, optimizer, sums, world)
+    return Pipelined(model, config.model.tie_embeddings, schedule(model, config, plan, world), world)
