@@ -82,8 +82,7 @@ def run(text: str, known: Iterable[str]) -> None:
     if why:
         server.send({"error": why})
         os._exit(0)
-    learned = read(told.modules)
-    wanted = _wanted(told, learned)
+    wanted = _wanted(told, read(told.modules))
     _preload(told, wanted, server)
     gc.collect()
     gc.freeze()
@@ -99,7 +98,7 @@ def run(text: str, known: Iterable[str]) -> None:
         signal.signal(number, handler)
     _be_oneself(wanted)
     if forked.request.get("record"):
-        sys.meta_path.insert(0, Recorder(told.modules, {each.name for each in learned}))
+        sys.meta_path.insert(0, Recorder(told.modules))
 
 
 def _be_oneself(wanted: Iterable[Imported]) -> None:

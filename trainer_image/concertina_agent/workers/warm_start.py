@@ -17,7 +17,7 @@ import concertina_protocol as p
 from concertina_agent.files.size import size_of
 from concertina_agent.settings import Settings
 from concertina_agent.workers.environment import VARYING, worker_defaults
-from concertina_agent.workers.learned import read
+from concertina_agent.workers.learned import lines_to_tell
 from concertina_agent.workers.memory import container_memory
 from concertina_agent.workers.processes import Reaper
 from concertina_agent.workers.python_command import PythonCommand, Runs, Unsuited, parse
@@ -121,7 +121,7 @@ class WarmStart:
         """What the parent has imported; None while that is nothing."""
         if self._parent is None or self._parent.size == 0:
             return None
-        modules = "\n".join(each.line for each in read(str(self._learned)))
+        modules = lines_to_tell(str(self._learned))
         return p.Learned(modules, self._left_out) if len(modules) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
