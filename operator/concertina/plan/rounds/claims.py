@@ -193,7 +193,7 @@ def tally(ctx: JobContext, made: Claim) -> Collecting | Ready | Void:
     seconds_left = _patience(ctx)
     going = {} if made.from_storage else {name: ctx.agent(name).prepare_of(made) for name in departing(ctx)}
     extra = {name: call.reply for name, call in going.items() if call and isinstance(call.reply, Prepared)}
-    stay = {name: reply for name, reply in extra.items() if not ctx.replicas.leaves(name)}
+    stay = {name: reply for name, reply in extra.items() if name not in ctx.replicas.notices}
     mutual = quorum.connected({**replies, **stay}, ctx.round.members) if seconds_left is None else ()
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
