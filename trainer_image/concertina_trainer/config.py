@@ -72,6 +72,64 @@ class Determinism(enum.StrEnum):
 MOST_FIXED_MICROBATCHES = 16
 
 
+class RouterScores(enum.StrEnum):
+    softmax = "softmax"
+    sigmoid = "sigmoid"
+
+
+class ExpertsConfig(_Section):
+    """A mixture of experts in the place of a layer's feed-forward: a router sends each token through some of them, and
+    none is dropped."""
+
+    count: int = Field(ge=2, le=1024, description="Experts of a layer that the router chooses from.")
+    active_per_token: int = Field(default=2, ge=1, le=64, description="How many of them compute each token.")
+    hidden_dim: int | None = Field(
+        default=None,
+        ge=8,
+        le=1048576,
+        multiple_of=8,
+        description="Width of an expert. Absent: that of model.hiddenDim.",
+    )
+    shared: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Experts beside those, which compute every token: one feed-forward layer as wide as all of them.",
+    )
+    first_dense: int = Field(
+        default=0, ge=0, le=511, description="So many of the first layers have a plain feed-forward instead."
+    )
+    scores: RouterScores = Field(
+        default=RouterScores.softmax,
+        description="What the router makes of its logits. A token's experts are weighed by theirs, which are made to "
+        "add up to 1.",
+    )
+    balance_loss: float = Field(
+        default=0.01,
+        ge=0.0,
+        le=10.0,
+        description="Factor of the loss that pulls the router towards the same load on all experts, in each sequence. "
+        "The loss that is shown is without it. 0 is none.",
+    )
+    bias_rate: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="By how much a step raises the score by which an expert with less than the mean load is chosen, "
+        "and lowers that of one with more (balancing without a loss). 0 leaves these biases as they are. Absent: there "
+        "are none.",
+    )
+
+    RULES = (
+        Rule(
+            "activePerToken",
+            "self.activePerToken <= self.count",
+            lambda experts: experts.active_per_token <= experts.count,
+            "activePerToken must not be above count",
+        ),
+    )
+
+
 class ModelConfig(_Section):
     """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
@@ -105,6 +163,9 @@ class ModelConfig(_Section):
         description="Added to the mean square in RMSNorm. A property of the model: take it from its config.json "
         "(rms_norm_eps).",
     )
+    experts: ExpertsConfig | None = Field(
+        default=None, description="A mixture of experts in each layer (docs/experts.md). Absent: the model is dense."
+    )
 
     @property
     def resolved_kv_heads(self) -> int:
@@ -115,14 +176,38 @@ class ModelConfig(_Section):
         return self.hidden_dim or math.ceil(self.dim * 8 / 3 / 32) * 32
 
     @property
+    def expert_dim(self) -> int:
+        """Width of an expert, in a model that has some."""
+        return (self.experts and self.experts.hidden_dim) or self.resolved_hidden_dim
+
+    def routed(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, has experts."""
+        return self.experts is not None and layer >= self.experts.first_dense
+
+    @property
     def weights(self) -> int:
         """How many parameters the model has."""
+        return self._weights(self.experts.count if self.experts else 0)
+
+    @property
+    def active_weights(self) -> int:
+        """How many of them a token is multiplied by."""
+        return self._weights(self.experts.active_per_token if self.experts else 0)
+
+    def _weights(self, experts: int) -> int:
+        """With so many of the experts that a router chooses from."""
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
-        return embeddings + self.layers * self.block_weights + self.dim
+        dense = min(self.layers, self.experts.first_dense) if self.experts else self.layers
+        blocks = dense * self.block_weights
+        if self.experts:
+            feed_forward = 3 * self.dim * self.expert_dim * (experts + self.experts.shared)
+            routed = self.block_weights - 3 * self.dim * self.resolved_hidden_dim + feed_forward
+            blocks += (self.layers - dense) * (routed + self.experts.count * self.dim)
+        return embeddings + blocks + self.dim
 
     @property
     def block_weights(self) -> int:
-        """Parameters of one decoder block."""
+        """Parameters of one decoder block, a dense one."""
         head = self.dim // self.heads
         attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
         return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
@@ -139,6 +224,18 @@ class ModelConfig(_Section):
             "!has(self.kvHeads) || self.heads % self.kvHeads == 0",
             lambda model: model.heads % model.resolved_kv_heads == 0,
             "heads must be a multiple of kvHeads",
+        ),
+        Rule(
+            "experts.firstDense",
+            "!has(self.experts) || self.experts.firstDense < self.layers",
+            lambda model: model.experts is None or model.experts.first_dense < model.layers,
+            "experts.firstDense must be below layers: else no layer has experts",
+        ),
+        Rule(
+            "hiddenDim",
+            "!has(self.experts) || has(self.experts.hiddenDim) || !has(self.hiddenDim) || self.hiddenDim % 8 == 0",
+            lambda model: model.experts is None or model.expert_dim % 8 == 0,
+            "the width of an expert must be a multiple of 8: set experts.hiddenDim, or another hiddenDim",
         ),
     )
 
@@ -309,6 +406,11 @@ class Resharding(enum.StrEnum):
     auto = "Auto"
     always = "Always"
     never = "Never"
+
+
+RESHARD_ABOVE = 100_000_000
+"""Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
+gathering them again is."""
 
 
 class MemoryConfig(_Section):
@@ -505,6 +607,13 @@ class TrainerConfig(_Section):
             "determinism bitwise has microbatches of one shape: choose another data.documents",
         ),
         Rule(
+            "determinism",
+            "self.determinism != 'bitwise' || !has(self.model.experts)",
+            lambda trainer: not trainer.bitwise or trainer.model.experts is None,
+            "determinism bitwise knows no experts, whose products are of other shapes in another world: set "
+            "determinism to order, or remove model.experts",
+        ),
+        Rule(
             "data.balance",
             "self.data.balance != 'speed' || self.determinism != 'bitwise'",
             lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
@@ -528,6 +637,8 @@ class TrainerConfig(_Section):
         if self.bitwise:
             without.remove("micro_batch_size")
         kept = self.model_dump(mode="json", exclude=without)
+        if self.model.experts is None:  # as before there were any
+            del kept["model"]["experts"]
         # As numbers, however they are said: a run from before there was another way to say them goes on as the same.
         optimizer = kept["optimizer"]
         del optimizer["min_learning_rate_factor"]
@@ -592,6 +703,13 @@ class ParallelismConfig(BaseModel):
         description="Groups of workers that hold one copy of weights and optimizer state between them; there are as "
         "many copies as fit (HSDP; 1 is plain data parallelism). Absent: one copy over all (FSDP).",
     )
+    expert: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Workers that the experts of a layer are dealt out to (expert parallelism), among those that shard "
+        "one copy: it divides shard and trainer.model.experts.count.",
+    )
 
     @property
     def group(self) -> int:
@@ -601,7 +719,7 @@ class ParallelismConfig(BaseModel):
     @property
     def block(self) -> int:
         """Ranks that only work together: a world is a whole number of blocks."""
-        return self.group * (self.shard or 1)
+        return self.group * (self.shard or self.expert)
 
 
 class CheckpointConfig(BaseModel):

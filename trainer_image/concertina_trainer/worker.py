@@ -19,7 +19,7 @@ from concertina_protocol import FailureReason, Restore, RestoreSource, Rollback,
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
-from concertina_state.errors import BadInput, RestoreFailed
+from concertina_state.errors import BadInput, DataChanged, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.lineage import TrainedRound, of_round
@@ -31,6 +31,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.errors import RollBack
+from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.stages import Stages
@@ -44,6 +45,7 @@ from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.evaluation import Evaluation, validation_reader
+from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import Run, train
 from concertina_trainer.training.report import Reporter, RoundInfo
 
@@ -68,6 +70,8 @@ def main() -> NoReturn:
         if error.reason == FailureReason.ROLLED_BACK:
             time.sleep(AFTER_THE_CULPRIT)
         code = _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
+    except FloatingPointError as error:
+        code = _fault(channel, FailureReason.LOSS_NOT_FINITE, error, 1)
     except StorageError as error:
         print(error, file=sys.stderr)
     except Exception:
@@ -88,20 +92,18 @@ def _fault(
     return code
 
 
-def configuration() -> tuple[TrainerConfig, CheckpointConfig | None]:
+def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, ParallelismConfig]:
     """Of the environment. Raises BadInput."""
     try:
         config = of_any_version(json.loads(os.environ["CONCERTINA_TRAINER"]))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadInput(f"spec.trainer can't be used: {problems}") from error
+        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadInput(f"spec.trainer can't be used: {said}") from error
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
-    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None
-
-
-def parallelism() -> ParallelismConfig:
-    """Of the environment."""
-    return ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    layout = ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
+        raise BadInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
+    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None, layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +123,14 @@ class Built:
 
 def run(channel: WorkerEnd) -> Done:
     """The whole round: join, build, restore, train."""
-    config, checkpoint = configuration()
+    config, checkpoint, parallelism = configuration()
     if config.bitwise:
         group.make_deterministic()
     start = channel.receive(Start)
     reporter = Reporter(config, int(os.environ["RANK"]), channel)
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
     with reporter.timed("group"):
-        world = group.join(os.environ, parallelism())
+        world = group.join(os.environ, parallelism)
     with reporter.timed("build"):
         built = build(config, checkpoint, world, start.restore.step, reporter)
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
@@ -165,10 +167,10 @@ def build(
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Raises BadInput where a run that trains a checkpoint again has got other data."""
+    """Raises DataChanged where a run that trains a checkpoint again has got other data."""
     wanted = config.reproduction and config.reproduction.data_digest
     if wanted and wanted != digest:
-        raise BadInput(
+        raise DataChanged(
             f"the data have digest {digest}, and the checkpoint to train again was trained on {wanted}: give "
             "trainer.data the same data, or take trainer.reproduction away to train on these."
         )
@@ -208,8 +210,8 @@ def assemble(built: Built, start: Start, restored: ShardMetadata, reporter: Repo
             config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
         )  # fmt: skip
     return Run(
-        config, world, engine, built.optimizer, sums, batches, balance, anomalies, digests, saving, reporter,
-        evaluation,
+        config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model.experts),
+        anomalies, digests, saving, reporter, evaluation,
     )  # fmt: skip
 
 

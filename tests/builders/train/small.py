@@ -1,6 +1,11 @@
-"""A checkpoint of one norm's weights, shipped and published as an agent's uploader does it, without a worker."""
+"""A checkpoint, of one norm's weights where nothing else is said, shipped and published as an agent's uploader does it,
+without a worker."""
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from builders.train.published import run_of_environment
 from concertina_protocol import Durable, SnapshotId
@@ -11,11 +16,16 @@ from concertina_state.uploader import Destination, answer
 DIM = 16
 
 
-def publish(uri: str, folder: Path, data: str = "data") -> Durable:
+NORM = {"norm.weight": np.zeros(DIM, np.float32)}
+
+
+def publish(uri: str, folder: Path, data: str = "data", weights: Mapping[str, NDArray[np.float32]] = NORM) -> Durable:
     """Step 1 of round 1; `data`: the digest of the run's data."""
     id = SnapshotId(1, 1, "layout", 1)
-    layout = Layout([Chunk("model.norm.weight", "F32", (0,), (DIM,), (DIM,))])
-    (folder / "shard").write_bytes(layout.header(ShardMetadata(id, 0, 1, "config", data)) + bytes(4 * DIM))
+    named = {f"model.{name}": value for name, value in weights.items()}
+    layout = Layout([Chunk(name, "F32", (0,) * value.ndim, value.shape, value.shape) for name, value in named.items()])
+    content = b"".join(named[chunk.name].tobytes() for chunk in layout.chunks)
+    (folder / "shard").write_bytes(layout.header(ShardMetadata(id, 0, 1, "config", data)) + content)
     config = Destination(uri=uri)
     shipped = answer(Ship(id, 0, str(folder / "shard")), config, "u1")
     published = answer(Publish(id), config, "u1", run_of_environment())

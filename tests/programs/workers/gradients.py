@@ -6,7 +6,6 @@ import sys
 
 import torch
 
-from concertina_trainer.config import TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.reader import Reader
@@ -15,13 +14,14 @@ from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.engine import engine_of
-from concertina_trainer.worker import parallelism
+from concertina_trainer.training.expert_loads import ExpertLoads
+from concertina_trainer.worker import configuration
 
 
 def main() -> int:
     before = set(sys.modules)
-    config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
-    world = group.join(os.environ, parallelism())
+    config, _, parallelism = configuration()
+    world = group.join(os.environ, parallelism)
     model = parallelized(config.model, config.precision, config.memory, world)
     optimizer = ShardedAdamW(model, config.optimizer, 0)
     TrainState(model, config.model, optimizer, world).initialise(config)
@@ -38,6 +38,10 @@ def main() -> int:
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)
     squared, loss = reduced.tolist()
+    loads = ExpertLoads(model, config.model.experts)
+    counted = loads.payload(world.device)
+    torch.distributed.all_reduce(counted)
+    loads.update(counted.tolist())
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     optimizer.update(0.0, 1.0)
     late = set(sys.modules) - before
@@ -47,5 +51,7 @@ def main() -> int:
         for name, gradient in stage.items():
             torch.testing.assert_close(gradient, whole.setdefault(name, gradient), rtol=0, atol=0)
     if world.rank == 0:
-        torch.save({"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}, os.environ["RESULT"])
+        found = {"gradients": whole, "norm": squared**0.5, "loss": loss, "late": late}
+        found |= {"loads": counted.tolist(), "biases": dict(model.named_buffers())}
+        torch.save(found, os.environ["RESULT"])
     return 0

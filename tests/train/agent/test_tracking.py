@@ -12,19 +12,11 @@ import urllib.request
 
 import mlflow
 import pytest
-from tensorboard.backend.event_processing import event_accumulator
 
 from builders.train.replicas import newest_complete, running, trained
+from builders.train.tensorboard import scalars
 from concertina_protocol.tracking.records import StepDone
 from concertina_protocol.tracking.spool import SpoolReader
-
-
-def scalars(folder):
-    """Every point that TensorBoard shows, by tag: (step, value)."""
-    found = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    found.Reload()
-    texts = {tag: found.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in found.Tags()["tensors"]}
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}, texts
 
 
 def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, trainer, tmp_path):
@@ -53,6 +45,8 @@ def test_one_run_through_rounds_and_a_new_lead_has_each_step_once(folder, traine
             await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
             for one in (job[0], job[1]):
                 assert await asyncio.to_thread(one.process.wait, 60) == 0
+            *_, last = (event for event in job[1].events() if event["event"] == "agent_exits")
+            assert (last["job"], last["round"], last["step"]) == ("test/job", 3, steps)
 
     asyncio.run(body())
     (run,) = (tmp_path / "runs" / "test").iterdir()

@@ -1,15 +1,11 @@
 """The gradient means the same in every world (AdamW hides its scale, so losses alone would not show it)."""
 
-import json
-import os
-import socket
-import tempfile
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from builders.train.gradients import whole_gradient
 from concertina.demo import text
 from concertina_data.manifest import parse
 from concertina_state.format.read_plan import Box
@@ -20,35 +16,6 @@ from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
-
-
-def whole_gradient(parent, trainer, world, tmp_path, shares=(), parallelism=None):
-    listener = socket.create_server(("127.0.0.1", 0))
-    result = tmp_path / f"gradient-{world}"
-    with tempfile.TemporaryFile("w+b") as log:
-        store = parent.fork("concertina_trainer.store:serve", {}, log.fileno(), listener.fileno())
-        environment = {
-            "CONCERTINA_TRAINER": TrainerConfig.model_validate(trainer).model_dump_json(by_alias=True),
-            "CONCERTINA_PARALLELISM": json.dumps(parallelism or {}),
-            "CONCERTINA_ROUND": "1",
-            "CONCERTINA_POD_IP": "127.0.0.1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]),
-            "WORLD_SIZE": str(world),
-            "LOCAL_RANK": "0",
-            "RESULT": str(result),
-            "SHARES": json.dumps(shares),
-        }
-        listener.close()
-        ranks = [
-            parent.fork("workers.gradients:main", {**environment, "RANK": str(r)}, log.fileno()) for r in range(world)
-        ]
-        codes = [parent.wait(pid) for pid in ranks]
-        os.kill(store, 9)
-        parent.wait(store)
-        log.seek(0)
-        assert codes == [0] * world, log.read().decode()
-    return torch.load(result)
 
 
 def initialised(config):

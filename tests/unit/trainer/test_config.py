@@ -41,6 +41,11 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"precision": "float8"}, "precision"),
         ({"determinism": "bitwise", "globalBatchSize": 33, "microBatchSize": 2}, "at most 16 microbatches"),
         ({"anomalies": {"nonFinite": "Ignore"}}, "nonFinite"),
+        ({"model": {"experts": {}}}, "experts.count"),
+        ({"model": {"experts": {"count": 4, "activePerToken": 5}}}, "must not be above count"),
+        ({"model": {"layers": 2, "experts": {"count": 4, "firstDense": 2}}}, "must be below layers"),
+        ({"model": {"hiddenDim": 100, "experts": {"count": 4}}}, "multiple of 8"),
+        ({"model": {"experts": {"count": 4}}, "determinism": "bitwise"}, "knows no experts"),
     ],
 )
 def test_a_mistake_is_named(change, said):

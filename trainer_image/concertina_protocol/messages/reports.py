@@ -94,12 +94,15 @@ class StepPart(OpenEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
     PIPELINE = "pipeline"
     EVALUATION = "evaluation"
     COMPILE = "compile"
 
 
-COMMUNICATION = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.PIPELINE)
+COMMUNICATION = (
+    StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.ALL_TO_ALL, StepPart.PIPELINE,
+)  # fmt: skip
 """Exposed: training waits for it; in a pipeline for the other stages."""
 MOST_METRICS = 32
 """That a worker may tell of itself by names of its own."""

@@ -8,6 +8,7 @@ no byte ranges, reads a replicated box once for each replica, and needs torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,8 +112,15 @@ class ReadPlan:
                 "shard. It was written by another model."
             )
 
-    def of(self, wanted: Chunk) -> list[ReadItem]:
-        return [item for item in self.items if item.target == wanted]
+    def of(self, wanted: Chunk) -> Sequence[ReadItem]:
+        return self._by_target.get(wanted, ())
+
+    @functools.cached_property
+    def _by_target(self) -> Mapping[Chunk, Sequence[ReadItem]]:
+        found: dict[Chunk, list[ReadItem]] = {}
+        for item in self.items:
+            found.setdefault(item.target, []).append(item)
+        return found
 
     def batches(self, shard: int, most: int) -> Iterator[list[ReadItem]]:
         """Of one shard, in the file's order: what lies between two multiples of `most` bytes of the file together."""

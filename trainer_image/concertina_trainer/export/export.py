@@ -18,9 +18,9 @@ from concertina_state.errors import BadInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config import TrainerConfig, of_any_version
+from concertina_trainer.config import ExpertsConfig, TrainerConfig, of_any_version
 from concertina_trainer.export.tokenizer_files import exported
-from concertina_trainer.format import hf_names
+from concertina_trainer.format import hf_experts, hf_names
 from concertina_trainer.format.earlier_names import of_today
 
 FILE_BYTES = 5 * 10**9
@@ -35,6 +35,8 @@ class Tensor:
 
     name: str
     ours: Chunk
+    shape: tuple[int, ...]
+    """Of an expert without the dimension of experts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ def export(
             "another folder, or delete them first."
         )
     with lease(checkpoint.folder):
-        tensors = _tensors(checkpoint)
+        tensors = _tensors(checkpoint, trainer.model.experts)
         held = {number: of_today(part.header) for number, part in enumerate(checkpoint.shards)}
         plan = reads(held, [tensor.ours for tensor in tensors])
         plan.require(checkpoint.uri)
@@ -67,6 +69,7 @@ def export(
     tokenizer = exported(trainer, checkpoint.manifest.data, data)
     config = {
         **hf_names.config_json(trainer.model),
+        **(hf_experts.config_fields(trainer.model, trainer.model.experts) if trainer.model.experts else {}),
         "torch_dtype": TORCH_NAMES[tensors[0].ours.dtype],
         **tokenizer.config,
     }
@@ -82,7 +85,7 @@ def export(
 
 def size(checkpoint: StoredCheckpoint) -> int:
     """Bytes that an export writes, about."""
-    return sum(tensor.ours.size for tensor in _tensors(checkpoint))
+    return sum(tensor.ours.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model.experts))
 
 
 def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
@@ -95,7 +98,7 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
         raise BadInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
 
 
-def _tensors(checkpoint: StoredCheckpoint) -> list[Tensor]:
+def _tensors(checkpoint: StoredCheckpoint, experts: ExpertsConfig | None) -> list[Tensor]:
     """In order of our names."""
     wholes = {
         name: stored.chunk
@@ -105,11 +108,16 @@ def _tensors(checkpoint: StoredCheckpoint) -> list[Tensor]:
     }
     found = []
     for name, chunk in sorted(wholes.items()):
-        theirs = hf_names.theirs(name.removeprefix(hf_names.MODEL))
+        bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
+        theirs = hf_names.theirs(bare) or (hf_experts.theirs(bare, experts) if experts else None)
         if theirs is None:
             raise BadInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
-        whole = Chunk(name, chunk.dtype, (0,) * len(chunk.global_shape), chunk.global_shape, chunk.global_shape)
-        found.append(Tensor(theirs, whole))
+        if hf_experts.EXPERT not in theirs:
+            found.append(Tensor(theirs, Chunk(name, chunk.dtype, (0,) * len(shape), shape, shape), shape))
+            continue
+        for number in range(shape[0]):
+            one = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
+            found.append(Tensor(theirs.replace(hf_experts.EXPERT, str(number)), one, shape[1:]))
     return found
 
 
@@ -132,7 +140,7 @@ def _content(
     end = 0
     for tensor in tensors:
         offsets = [end, end + tensor.ours.size]
-        entries[tensor.name] = {"dtype": tensor.ours.dtype, "shape": tensor.ours.shape, "data_offsets": offsets}
+        entries[tensor.name] = {"dtype": tensor.ours.dtype, "shape": tensor.shape, "data_offsets": offsets}
         end += tensor.ours.size
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)

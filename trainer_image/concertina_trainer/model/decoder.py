@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from concertina_trainer.config import Activations, ModelConfig
 from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
+from concertina_trainer.model.experts import MixtureOfExperts
 
 
 class RMSNorm(nn.Module):
@@ -73,19 +75,28 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.dim, config.resolved_hidden_dim, bias=False)
-        self.up = nn.Linear(config.dim, config.resolved_hidden_dim, bias=False)
-        self.down = nn.Linear(config.resolved_hidden_dim, config.dim, bias=False)
+        self.gate = nn.Linear(dim, hidden_dim, bias=False)
+        self.up = nn.Linear(dim, hidden_dim, bias=False)
+        self.down = nn.Linear(hidden_dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return result
 
 
+def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
+    if config.experts is None or not config.routed(layer):
+        return FeedForward(config.dim, config.resolved_hidden_dim)
+    width = config.experts.shared * config.expert_dim
+    shared = FeedForward(config.dim, width) if width else None
+    return MixtureOfExperts(config.dim, config.expert_dim, config.experts, shared)
+
+
 PRODUCTS = (
     torch.ops.aten.mm.default,
+    torch.ops.aten._grouped_mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -102,28 +113,39 @@ def _keeping_products() -> Any:
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, context: Context | None, activations: Activations) -> None:
+    def __init__(self, config: ModelConfig, layer: int, context: Context | None, activations: Activations) -> None:
         super().__init__()
         self.activations = activations
         self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.attention = Attention(config, context)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = feed_forward(config, layer)
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
+        """`weights`: see MixtureOfExperts."""
+        result, loads = self._kept(x, mask, weights)
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            self.feed_forward.count(loads)  # once, however often it is computed
+        return result
+
+    def _kept(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.activations is Activations.keep or not torch.is_grad_enabled():
-            return self._computed(x, mask)
+            return self._computed(x, mask, weights)
         keeping = noop_context_fn if self.activations is Activations.recompute else _keeping_products
         # Nothing in a block draws random numbers.
-        result: Tensor = checkpoint(
-            self._computed, x, mask, use_reentrant=False, preserve_rng_state=False, context_fn=keeping
+        result: tuple[Tensor, Tensor | None] = checkpoint(
+            self._computed, x, mask, weights, use_reentrant=False, preserve_rng_state=False, context_fn=keeping
         )
         return result
 
-    def _computed(self, x: Tensor, mask: Mask | None) -> Tensor:
+    def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         x = x + self.attention(self.attention_norm(x), mask)
-        after: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return after
+        inner, loads = self.feed_forward_norm(x), None
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            inner, loads = self.feed_forward(inner, weights)
+        else:
+            inner = self.feed_forward(inner)
+        return x + inner, loads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +176,14 @@ class Decoder(nn.Module):
         tied = config.tie_embeddings
         has_embedding = part.first or (part.last and tied)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
-        self.blocks = nn.ModuleDict({str(i): Block(config, context, activations) for i in part.blocks})
+        self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
         self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
+
+    def mixtures(self) -> Iterator[MixtureOfExperts]:
+        """Of its layers."""
+        feed_forwards = (block.feed_forward for block in self.blocks.values())
+        return (each for each in feed_forwards if isinstance(each, MixtureOfExperts))
 
     def forward(
         self,
@@ -169,7 +196,8 @@ class Decoder(nn.Module):
         the weighted sum of the tokens' losses instead. With `document_ids` [batch, length], a token attends to its own
         document only (positions are relative, so they need not begin anew). Where ranks share sequences, all but
         `document_ids`, which are of whole sequences, is this rank's part of them. A stage that is not the first takes
-        what the one before gives, [batch, length, dim], and gives the like where it is not the last."""
+        what the one before gives, [batch, length, dim], and gives the like where it is not the last. With gradients and
+        `weights`, the loads of experts are counted, and the loss that balances them has its part in the gradients."""
         if self.part.first:
             assert self.embedding is not None
             length, x = x.size(1), self.embedding(x)
@@ -177,8 +205,9 @@ class Decoder(nn.Module):
             length = x.size(1) * self.tensor_degree  # between layers each of a tensor group has some of the tokens
         whole = length * (1 if self.context is None else self.context.size)
         mask = causal_mask(document_ids, whole, self.context, x.device)
+        balanced = weights if torch.is_grad_enabled() else None
         for block in self.blocks.values():
-            x = block(x, mask)
+            x = block(x, mask, balanced)
         if self.norm is None:
             return x
         output = self.embedding if self.head is None else self.head

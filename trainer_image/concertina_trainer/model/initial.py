@@ -18,6 +18,11 @@ from torch import Tensor
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config import ModelConfig
 
+RESIDUAL = (
+    "attention.output.weight", "feed_forward.down.weight", "feed_forward.experts.down",
+    "feed_forward.shared.down.weight",
+)  # fmt: skip
+"""What writes into the residual stream."""
 PER_BLOCK = 8
 """Normal numbers of one of Philox's blocks of 256 bits."""
 AT_ONCE = 1 << 20
@@ -25,12 +30,12 @@ AT_ONCE = 1 << 20
 
 
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
-    """float32 on CPU, of the box's shape. Norms are 1; matrices normal, those that write into the residual stream
-    scaled down."""
+    """float32 on CPU, of the box's shape. Norms are 1, biases of routers 0; matrices normal, those that write into the
+    residual stream scaled down."""
     value = torch.empty(box.shape)
     if len(whole) == 1:
-        return value.fill_(1.0)
-    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+        return value.fill_(0.0 if name.endswith("router.bias") else 1.0)
+    residual = name.endswith(RESIDUAL)
     deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
     flat, at = value.view(-1), 0

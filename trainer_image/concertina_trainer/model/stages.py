@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from concertina_trainer.config import ModelConfig
 from concertina_trainer.model.attention import Context
 from concertina_trainer.model.decoder import Decoder, Part
+from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.optimizer import first_holder
 
 
@@ -26,6 +27,14 @@ class Stages:
         """Each once, by its name in the whole model."""
         for part in self.parts:
             yield from part.named_parameters()
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self.parts:
+            yield from part.named_buffers()
+
+    def mixtures(self) -> Iterator[MixtureOfExperts]:
+        for part in self.parts:
+            yield from part.mixtures()
 
     def modules(self) -> Iterator[nn.Module]:
         for part in self.parts:

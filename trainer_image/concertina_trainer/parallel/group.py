@@ -38,7 +38,7 @@ class DistContext:
     def of(rank: int, size: int, device: torch.device, parallelism: ParallelismConfig) -> DistContext:
         """In the process group that has been joined. Raises BadInput where the world is no whole number of blocks."""
         degrees = Degrees.of(parallelism, size)
-        meshes = Meshes.of(degrees, device.type)
+        meshes = Meshes.of(degrees, device.type, parallelism.expert)
         return DistContext(rank, size, device, degrees, meshes, StepTimes(device), parallelism.schedule)
 
     @property
@@ -49,6 +49,12 @@ class DistContext:
     @property
     def data_size(self) -> int:
         return self.size // self.degrees.group
+
+    @property
+    def cut(self) -> str:
+        """What decides which parts of the state each rank has."""
+        expert = self.meshes.expert.size() if self.meshes.expert else 1
+        return f"{self.degrees}, stages of a rank {self.schedule.stages}, expert {expert}"
 
     @property
     def alike(self) -> list[list[int]]:

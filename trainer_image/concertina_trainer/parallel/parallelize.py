@@ -7,15 +7,16 @@ import torch
 from concertina_trainer.config import MemoryConfig, ModelConfig, Precision
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.stages import Stages, divided
-from concertina_trainer.parallel import tensor
+from concertina_trainer.parallel import expert, tensor
 from concertina_trainer.parallel.context import ContextParallel
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.shard import reshards, shard
 
 
 def parallelized(config: ModelConfig, precision: Precision, memory: MemoryConfig, world: DistContext) -> Stages:
-    """What this rank has of it, its memory allocated and not yet filled."""
+    """What this rank has of it, its memory allocated and not yet filled. Raises BadInput."""
     meshes, degrees = world.meshes, world.degrees
+    expert.check(config, degrees, meshes.expert.size() if meshes.expert else 1)
     context = ContextParallel(meshes.context) if meshes.context else None
     stages = divided(config, degrees.pipeline * world.schedule.stages if degrees.pipeline > 1 else 1)
     reshard = reshards(memory.reshard_after_forward, config.weights, world)
@@ -25,6 +26,8 @@ def parallelized(config: ModelConfig, precision: Precision, memory: MemoryConfig
             model = Decoder(config, context, part, memory.activations)
         if meshes.tensor:
             tensor.cut(model, meshes.tensor)
+        if meshes.expert:
+            expert.cut(model, meshes.expert, world.times)
         shard(model, precision, reshard, world)
         model.to_empty(device=world.device)
         parts.append(model)

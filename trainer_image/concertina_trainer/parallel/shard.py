@@ -3,18 +3,19 @@ ranks that hold a copy (HSDP)."""
 
 from __future__ import annotations
 
+import functools
+
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from concertina_state.errors import BadInput
-from concertina_trainer.config import PipelineSchedule, Precision, Resharding
+from concertina_trainer.config import RESHARD_ABOVE, PipelineSchedule, Precision, Resharding
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.optimizer import local
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
-
-RESHARD_ABOVE = 100_000_000
-"""Parameters from which on a block's weights are freed between forward and backward: below, memory is no matter and
-gathering them again is."""
 
 
 def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContext) -> None:
@@ -27,6 +28,12 @@ def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContex
         param_dtype=compute_dtype(precision, world.device), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     mesh = world.meshes.fsdp
+    for moe in model.mixtures():  # by themselves: there may be more ranks than experts, and other ranks with others
+        cut = world.meshes.expert_fsdp or mesh
+        fully_shard(
+            moe.experts, mesh=cut, mp_policy=policy, reshard_after_forward=reshard,
+            shard_placement_fn=functools.partial(_expert_cut, ranks=cut.size(cut.ndim - 1)),
+        )  # fmt: skip
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -35,6 +42,12 @@ def shard(model: Decoder, precision: Precision, reshard: bool, world: DistContex
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             measure(module, world.times)
+
+
+def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
+    """By experts, or within each of them where that leaves ranks without any."""
+    experts, rows = len(local(weights)), weights.size(1)
+    return Shard(1) if experts < ranks and rows % ranks == 0 else Shard(0)
 
 
 def reshards(how: Resharding, weights: int, world: DistContext) -> bool:

@@ -38,13 +38,16 @@ class TrainState:
         for name, parameter in whole.named_parameters():
             for prefix in (MODEL, *(f"optimizer.{kind}." for kind in kinds)):
                 tensors[f"{prefix}{name}"] = Elsewhere(parameter.shape, parameter.dtype)
+        for name, buffer in whole.named_buffers():
+            tensors[f"{MODEL}{name}"] = Elsewhere(buffer.shape, buffer.dtype)
+        tensors |= {f"{MODEL}{name}": buffer for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
             for kind, moments in kinds.items():
                 # A rank without a part of the parameter has no moments: its nothing of the parameter stands for them.
                 moment = moments.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
-        self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=str(world.degrees))
+        self._catalogue = Catalogue(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
         """By this rank."""
         self.digest = self._catalogue.digest

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from concertina_protocol import FailureReason
 from concertina_protocol.messages.ranges import Ranges
 from concertina_trainer.errors import RollBack
+from concertina_trainer.model.experts import Experts
 from concertina_trainer.model.optimizer import local
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
@@ -53,7 +54,9 @@ class Digests:
         self._own: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         if every:
             for module in model.modules():
-                if isinstance(module, FSDPModule):
+                # Experts that are dealt out are gathered by few ranks, each its own: only that they lie still is seen.
+                dealt_out = world.meshes.expert is not None and isinstance(module, Experts)
+                if isinstance(module, FSDPModule) and not dealt_out:
                     self._own[module] = _own_parameters(module)
                     module.register_forward_pre_hook(self._see)
 

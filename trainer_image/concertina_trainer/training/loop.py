@@ -20,6 +20,7 @@ from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.evaluation import Evaluation
+from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.report import Reporter, StepInfo
 
 
@@ -32,6 +33,7 @@ class Run:
     sums: Sums
     batches: Batches
     balance: Balance
+    loads: ExpertLoads
     anomalies: Anomalies
     digests: Digests
     saving: Saving
@@ -72,6 +74,7 @@ def train(run: Run, step: int, position: int) -> Done:
         result = agree(
             run.world, run.sums, losses, optimizer.counted_gradients(), saving.local_flags(),
             run.digests.payload(step, run.world.device), run.balance.payload(run.world.device),
+            run.loads.payload(run.world.device),
         )  # fmt: skip
         run.digests.check(step, result.digests, anomalies.skipped)
         if why := anomalies.skips(step, position, result):
@@ -83,6 +86,7 @@ def train(run: Run, step: int, position: int) -> Done:
         rate = learning_rate(step, config.steps, config.optimizer)
         with run.world.times.measured(StepPart.OPTIMIZER):
             optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.gradient_clip))
+            run.loads.update(result.loads)
         step, position = step + 1, position + config.global_batch_size
 
         decision = saving.decide(step, result.flags)
@@ -90,7 +94,7 @@ def train(run: Run, step: int, position: int) -> Done:
             StepInfo(
                 step, position, result.loss, math.sqrt(max(0.0, result.squared_norm)), rate, saving.snapshot_step,
                 saving.seconds, run.batches.stalled_seconds, anomalies.skipped, run.balance.reported,
-                saving.reported_interval,
+                saving.reported_interval, run.loads.busiest(result.loads),
             )
         )  # fmt: skip
         saving.traces.after(step)

@@ -57,6 +57,8 @@ class StepInfo:
     """Sequences of a step by rank, where that follows their speed."""
     interval: CheckpointInterval | None
     """With durable storage."""
+    busiest_expert: float | None = None
+    """Its tokens over the mean of its layer's experts, in the layer where that is the most."""
 
 
 class Reporter:
@@ -145,7 +147,7 @@ class Reporter:
                 shares=info.shares,
                 tokens=info.position * self._config.model.sequence_length,
                 seconds={part: round(s - self._before[part], 4) for part, s in self._round.times.parts.items()},
-                metrics={"gradient_norm": info.gradient_norm, "learning_rate": info.rate},
+                metrics=_metrics(info),
             )
         )
         # Each step: drills and the demo time steps by these lines.
@@ -192,6 +194,11 @@ class Reporter:
         """One line when a round is at work: where its state came from and where the time of its start went."""
         number, source = int(os.environ["CONCERTINA_ROUND"]), RestoreSource(about.restored_from)
         self.note(str(RoundStarted(number, step, source, about.restored_step, self._timeline, at)))
+
+
+def _metrics(info: StepInfo) -> dict[str, float]:
+    told = {"gradient_norm": info.gradient_norm, "learning_rate": info.rate}
+    return told if info.busiest_expert is None else {**told, "busiest_expert": info.busiest_expert}
 
 
 def _seconds_since_process_start() -> float:

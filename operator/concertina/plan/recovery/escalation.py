@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from concertina.api.restarts import Restart, RungUse
 from concertina.api.spec import JobSpec
-from concertina.api.status import Restart, RungUse
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.reasons import Reason
@@ -136,7 +136,7 @@ def answer(ctx: JobContext, failed: Restart, lost: bool, told: str) -> Answer:
     failing = Failing(ctx, failed, lost)
     rung, why = next((rung, why) for rung in reversed(ACTIONS) if (why := rung.called_for(failing)))
     if (rung.name != WHOLE_RESTART or failing.tried(WHOLE_RESTART)) and repeats.is_bug(ctx, failed):
-        return Answer("", "SameFailure", repeats.sentence(ctx, failed, told))
+        return Answer("", repeats.reason(failed), repeats.sentence(ctx, failed, told))
     left = _left(rung, ctx.spec, ctx.recent)
     if failed.counted and left == 0:
         return Answer("", "RestartsExhausted", _spent(ctx, rung, why, told))

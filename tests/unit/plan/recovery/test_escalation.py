@@ -12,7 +12,8 @@ from hypothesis import strategies as some
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.status import CheckpointMark, Restart, Restarts, rfc3339
+from concertina.api.restarts import Restart, Restarts
+from concertina.api.status import CheckpointMark, rfc3339
 from concertina.plan.actions import Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import NodeView, Observed
@@ -269,6 +270,20 @@ def test_the_same_failure_three_times_at_one_step_stops_the_job() -> None:
     assert "bug in the script, not bad luck" in failed.message
     assert not jobs.sends(made, protocol.Prepare)
     assert len(made.status.restarts.recent) == 3
+
+
+@pytest.mark.parametrize(
+    ("rollback", "ends"), [(None, True), (protocol.Rollback(30, ((0, 64),)), False)], ids=["stopped", "rolled back"]
+)
+def test_a_loss_that_is_none_ends_the_job_under_its_own_name(rollback: protocol.Rollback | None, ends: bool) -> None:
+    """Unless the next round has other samples."""
+    said = {"reason": "LossNotFinite", "error": "Rank # (exit code #): the loss is nan"}
+    before = entry(node="", **said).model_copy(update={"replica": ""})
+    seen = look_at((before, before)).observed
+    message = "Rank 1 (exit code 1): the loss is nan"
+    made = failing(seen, T0 + 11, reason="LossNotFinite", message=message, rollback=rollback)
+    failed = made.status.condition("Failed")
+    assert (failed is not None and (failed.status, failed.reason) == ("True", "LossNotFinite")) == ends
 
 
 SAME = "Rank # exited with code 1: E"

@@ -1,0 +1,66 @@
+"""A mixture of experts as papers write it down: every expert computes every token, and balance is counted sequence by
+sequence. No sorting, no grouped products, no ranks."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from concertina_trainer.config import RouterScores
+from concertina_trainer.model.experts import MixtureOfExperts
+
+
+class Written(torch.nn.Module):
+    """In the place of a MixtureOfExperts, with its parameters. After a forward: `loss`, the auxiliary one; `loads`."""
+
+    def __init__(self, moe, config):
+        super().__init__()
+        self.moe, self.config = moe, config
+
+    def forward(self, x, weights):
+        config, experts, router = self.config, self.moe.experts, self.moe.router
+        logits = x @ router.weight.T
+        scores = logits.softmax(-1) if config.scores is RouterScores.softmax else logits.sigmoid()
+        wanted = scores if router.bias is None else scores + router.bias
+        chosen = torch.zeros_like(scores, dtype=torch.bool)
+        for _ in range(config.active_per_token):
+            best = wanted.masked_fill(chosen, -1e9).argmax(-1, keepdim=True)
+            chosen = chosen | torch.zeros_like(chosen).scatter(-1, best, True)
+        picked = scores * chosen
+        shares = picked / picked.sum(-1, keepdim=True)
+        result = torch.zeros_like(x)
+        for i in range(config.count):
+            inner = F.silu(x @ experts.gate[i].T) * (x @ experts.up[i].T)
+            result = result + shares[..., i : i + 1] * (inner @ experts.down[i].T)
+        self.loads, self.loss = torch.zeros(config.count), 0.0
+        for row, counted in enumerate(weights > 0):
+            if counted.any():
+                mine, tokens = chosen[row][counted], int(counted.sum())
+                fractions = mine.to(x.dtype).mean(0) * config.count / config.active_per_token
+                chances = scores[row][counted] / scores[row][counted].sum(-1, keepdim=True)
+                per_token = (fractions * chances.mean(0)).sum() * weights[row][counted][0]
+                self.loss = self.loss + config.balance_loss * tokens * per_token
+                self.loads += mine.sum(0)
+        return result if self.moe.shared is None else result + self.moe.shared(x)
+
+
+def write_out(model, config):
+    """The decoder with its layers written out; they are returned."""
+    written = []
+    for block in model.blocks.values():
+        if isinstance(block.feed_forward, MixtureOfExperts):
+            written.append(Written(block.feed_forward, config.experts))
+            block.feed_forward = written[-1]
+            block.forward = functools.partial(_forward, block)
+    return written
+
+
+def _forward(block, x, mask, weights):
+    x = x + block.attention(block.attention_norm(x), mask)
+    return x + block.feed_forward(block.feed_forward_norm(x), weights)
+
+
+def names(model):
+    """Parameters and buffers by the names that they have in a decoder that is not written out."""
+    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name.replace("feed_forward.moe.", "feed_forward."): value for name, value in found.items()}

@@ -1,0 +1,52 @@
+"""Experts as a Hugging Face model, which transformers computes as we do; or a sentence why there is none."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from builders.train import small
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import BadInput
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.config import TrainerConfig
+from concertina_trainer.export.export import export
+from concertina_trainer.model.decoder import Decoder
+
+KINDS = {
+    "mixtral": {"count": 4, "hiddenDim": 24},
+    "glm4_moe": {"count": 5, "hiddenDim": 16, "scores": "sigmoid", "shared": 2, "biasRate": 0.1, "firstDense": 1},
+}
+
+
+def published(trainer, experts, tmp_path, monkeypatch):
+    """A checkpoint of a model with random weights, and the model."""
+    changed = {**trainer, "model": {**trainer["model"], "experts": experts}}
+    monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(changed))
+    model = Decoder(TrainerConfig.model_validate(changed).model)
+    generator = torch.Generator().manual_seed(3)
+    weights = {}
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+            weights[name] = value.detach().numpy()
+    durable = small.publish(f"file://{tmp_path}/run", tmp_path, weights=weights)
+    return StoredCheckpoint(durable.uri), model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_computes_the_same(trainer, tmp_path, monkeypatch, kind):
+    checkpoint, model = published(trainer, KINDS[kind], tmp_path, monkeypatch)
+    export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    assert loaded.config.model_type == kind
+    tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_what_no_model_computes_is_refused(trainer, tmp_path, monkeypatch):
+    checkpoint, _ = published(trainer, {"count": 4, "hiddenDim": 24, "shared": 1}, tmp_path, monkeypatch)
+    with pytest.raises(BadInput, match=r"Mixtral .* and GLM 4 MoE"):
+        export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)

@@ -1,0 +1,96 @@
+"""Expert parallelism (GShard, arXiv 2006.16668): the experts of a layer are dealt out to the ranks of a group, each of
+which has tokens of its own. All-to-all takes the tokens to their experts, and the results back.
+
+The group is carved out of those that shard one copy, so nothing else of the model knows of it. What the ranks that have
+the same experts hold of them is cut further by FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from concertina_protocol import StepPart
+from concertina_state.errors import BadInput
+from concertina_trainer.config import ModelConfig
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.experts import Experts
+from concertina_trainer.parallel.mesh import Degrees
+from concertina_trainer.parallel.step_times import StepTimes
+
+
+def check(model: ModelConfig, degrees: Degrees, expert: int) -> None:
+    """Raises BadInput for what is not built."""
+    if model.experts is None:
+        if expert > 1:
+            raise BadInput(
+                "spec.parallelism.expert is above 1, and the model has no experts: set trainer.model.experts."
+            )
+        return
+    if degrees.group > 1:
+        raise BadInput(
+            "a model with experts takes no tensor, context or pipeline parallelism so far: set these to 1 in "
+            "spec.parallelism, and use expert."
+        )
+    if model.experts.count % expert:
+        fitting = [degree for degree in range(1, expert) if model.experts.count % degree == 0]
+        raise BadInput(
+            f"{model.experts.count} experts are not dealt out evenly to spec.parallelism.expert, {expert} workers: use "
+            f"{fitting[-1]}."
+        )
+
+
+def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:
+    """Before FSDP cuts what is left."""
+    for moe in model.mixtures():
+        for name, parameter in list(moe.experts.named_parameters()):
+            sharded = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+            moe.experts.register_parameter(name, nn.Parameter(sharded))
+        moe.dispatch = AllToAll(mesh, times)
+
+
+class AllToAll:
+    """Tokens to the ranks of their experts, and back."""
+
+    def __init__(self, mesh: DeviceMesh, times: StepTimes) -> None:
+        self._group, self._size, self._times = mesh.get_group(), mesh.size(), times
+
+    def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+        """See Dispatch. The host waits for the device once, to know how many rows come."""
+        received = torch.empty_like(counts)
+        with self._times.measured(StepPart.ALL_TO_ALL):
+            dist.all_to_all_single(received, counts, group=self._group)
+        by_rank = received.view(self._size, -1)  # of each rank that sends, by expert of mine
+        sent, taken = torch.stack([counts.view(self._size, -1).sum(1), by_rank.sum(1)]).tolist()
+        arrived = _Exchange.apply(rows, taken, sent, self)
+        # They come by rank, and within a rank by expert.
+        numbers = torch.arange(by_rank.size(1), device=rows.device).repeat(self._size)
+        order = numbers.repeat_interleave(received, output_size=len(arrived)).argsort(stable=True)
+        results = experts(arrived.index_select(0, order), by_rank.sum(0))
+        back: Tensor = _Exchange.apply(results.index_select(0, order.argsort()), sent, taken, self)
+        return back
+
+    def exchange(self, rows: Tensor, taken: Sequence[int], sent: Sequence[int]) -> Tensor:
+        """Rows [sum(sent), dim]: sent[r] of them to rank r of the group. Those that come, taken[r] from rank r."""
+        found = rows.new_empty(sum(taken), *rows.shape[1:])
+        with self._times.measured(StepPart.ALL_TO_ALL):
+            dist.all_to_all_single(found, rows.contiguous(), list(taken), list(sent), group=self._group)
+        return found
+
+
+class _Exchange(torch.autograd.Function):
+    """`AllToAll.exchange`; gradients go the other way. torch's own (all_to_all_single_autograd) can't be timed."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, taken: list[int], sent: list[int], way: AllToAll) -> Tensor:
+        ctx.taken, ctx.sent, ctx.way = taken, sent, way
+        return way.exchange(rows, taken, sent)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.way.exchange(gradients[0], ctx.sent, ctx.taken), None, None, None
